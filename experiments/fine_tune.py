@@ -83,8 +83,7 @@ def fine_tune(config: FineTuneConfig, run: Run) -> None:
     card = _card(config, len(examples), training.commands)
     metrics = read_metrics(run.folder)
     export_model(run.folder / "model", model, params, folder, card, metrics)
-    run.fingerprint = fingerprint(run.folder / "model")
-    tuned = lj.load(run.folder / "model")
+    tuned = run.of(lj.load(run.folder / "model"))
     run.finish([_exact_match(tuned, asked, config)] if asked else [])
 
 

@@ -7,7 +7,7 @@ states. A step is one layer of the shape, scaled to its depth, and the head.
 
 import string
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import llada_jax as lj
-from experiments.bench.hot_paths import forward_of
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of, best_times
 from llada_jax.config import ModelConfig, SamplerConfig
@@ -26,15 +25,16 @@ from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
 from llada_jax.constraint.canvas import Grammar, Placed
 from llada_jax.constraint.compiled import automaton_of, read_automaton, write_automaton
 from llada_jax.constraint.patterns import Constraint
-from llada_jax.model.forward import cache_for
+from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.head import score_rows
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.params import init_params
 from llada_jax.model.score_rules import ScoreRules
+from llada_jax.rows import make_rows
 from llada_jax.sampler.canvas import new_canvas
 from llada_jax.sampler.constrained import class_scores, constrained
 from llada_jax.sampler.record import spread
-from llada_jax.types import Asked, HeadOut
+from llada_jax.types import Asked, HeadOut, RowsOut
 
 PROMPT, ROWS, GEN_LENGTH = 64, 32, 128
 """Rows of a forward are a block; behind it the canvas goes on to its end."""
@@ -50,8 +50,7 @@ def time_constraints(
     one = shape.replace(n_layers=1, tied_embeddings=True, **special)
     params = init_params(one, jax.random.key(seed), jnp.bfloat16)
     model = lj.Model(one, params, None)
-    positions = jnp.arange(PROMPT, PROMPT + ROWS, dtype=jnp.int32)
-    layer = forward_of(model, positions, PROMPT + GEN_LENGTH)
+    layer = _forward_of(model)
     hidden = layer().hidden
     score = jax.jit(partial(score_rows, rules=ScoreRules()))
     plain = best_times({"layer": layer, "head": partial(score, params, hidden, None)}, repeats)
@@ -67,6 +66,18 @@ def time_constraints(
         yield ResultRow(f"{name}/build", seconds, "s")
         yield ResultRow(f"{name}/load", _load_seconds(automaton), "s")
         yield from _of_a_step(name, model, automaton, hidden, score, step, repeats)
+
+
+def _forward_of(model: lj.Model) -> Callable[[], RowsOut]:
+    """Returns a forward of the rows behind the prompt, all of which see the whole canvas."""
+    positions, length = (
+        jnp.arange(PROMPT, PROMPT + ROWS, dtype=jnp.int32)[None],
+        PROMPT + GEN_LENGTH,
+    )
+    every, cached = jnp.ones_like(positions, bool), jnp.ones((1, length), bool)
+    rows = make_rows(jnp.ones_like(positions), positions, every, cached)
+    cache = cache_for(model.params, model.config, 1, length)
+    return partial(jax.jit(forward_rows, static_argnums=1), model.params, model.config, rows, cache)
 
 
 def spellings(vocab: int, seed: int) -> dict[int, bytes]:

@@ -9,18 +9,18 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
 
 import jax
 
 import llada_jax as lj
-from experiments.bench.hot_paths import HotPathsConfig
 from experiments.harness.own_process import in_own_process
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of
 from llada_jax.build.denoisers import denoiser_for, score_rules
-from llada_jax.config import ModelConfig
+from llada_jax.config import ModelConfig, require_counts
 from llada_jax.model.params import init_params
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.run import checked_run
@@ -35,18 +35,36 @@ NOTHING_KEPT = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 """No program of an earlier run is taken."""
 
 
-def time_start(model: str, shape: ModelConfig, decoded: HotPathsConfig) -> Iterator[ResultRow]:
+@dataclass(frozen=True, kw_only=True)
+class StartBenchConfig:
+    """What the loop is compiled for. The comments are in conf/bench.yaml."""
+
+    prompt_length: int = 64
+    gen_length: int = 128
+    block_length: int = 32
+
+    def __post_init__(self) -> None:
+        require_counts(self, "prompt_length")
+        _ = lj.SamplerConfig(**self.lengths)  # which checks them
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        return {"gen_length": self.gen_length, "block_length": self.block_length}
+
+
+def time_start(
+    model: str, shape: ModelConfig, config: StartBenchConfig, repeats: int
+) -> Iterator[ResultRow]:
     """Yields lines and seconds of programs, and CPU-seconds of processes."""
-    lengths = {"gen_length": decoded.gen_length, "block_length": decoded.block_length}
-    prompt = [0] * decoded.prompt_length
+    prompt = [0] * config.prompt_length
     for name, window in WINDOWS.items():
-        sampler = with_ids(lj.SamplerConfig(**lengths, **window), shape)
+        sampler = with_ids(lj.SamplerConfig(**config.lengths, **window), shape)
         told = name, shape, sampler, prompt
         yield from in_own_process(_compiled_loop, *told, environment=NOTHING_KEPT)
     with TemporaryDirectory() as cache:
         environment = {**os.environ, "XDG_CACHE_HOME": cache}
         environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-        yield from _generate(model, decoded.repeats, environment)
+        yield from _generate(model, repeats, environment)
 
 
 def _compiled_loop(

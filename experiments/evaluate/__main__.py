@@ -2,24 +2,20 @@
 
     python -m experiments.evaluate task=word_problems task.seed=7 task.items=100 sampler=llada
     python -m experiments.evaluate -m task=yes_no,choices sampler=llada,threshold backend=xla,litert
-    python -m experiments.evaluate sampler=threshold baseline=outputs/evaluate/llada
-    python -m experiments.evaluate rescore=outputs/evaluate/llada 'phones=[SM8750]'
+    python -m experiments.evaluate sampler=threshold 'phones=[SM8750]'
     python -m experiments.evaluate suite=decoding task.items=100
-    python -m experiments.evaluate suite=decoding chosen=outputs/thresholds/a_run
-    python -m experiments.evaluate rescore=outputs/evaluate/of_a_suite
     python -m experiments.evaluate worker.rank=0 worker.count=3 hydra.run.dir=outputs/evaluate/of_3
 
 The run folder gets, besides what every run writes, `generations/`: every answer with its item, all
-settings, commit and versions, and the traces, from which `rescore` judges again, in a folder of its
-own, without decoding. A suite puts many such runs into one folder and prints one table; with
-`chosen` it also decodes with what a run of `experiments.thresholds` chose. The same command on the
-same folder (`hydra.run.dir`) goes on where an interrupted run stopped, and a sweep (`-m`) on the
-same `hydra.sweep.dir`; a job of it that is refused ends the sweep before the jobs behind it. At its
-end a sweep has `report.md` in its folder: a table of its jobs, and their picture. Workers share a
-folder, also that of a sweep or a suite, and the same command without `worker` judges what they
-decoded (docs/scale.md).
-`metrics.jsonl` has a line for each item; `python -m experiments.report` makes a page with tables
-and pictures from many runs.
+settings, commit and versions, and the traces. A suite puts many such runs into one folder and
+prints one table. The same command on the same folder (`hydra.run.dir`) goes on where an interrupted
+run stopped, and judges again what is decoded already, also for other `phones`; so does a sweep
+(`-m`) on the same `hydra.sweep.dir`. A job of a sweep that is refused ends it before the jobs
+behind it. At its end a sweep has `report.md` in its folder: a table of its jobs, and their picture.
+Workers share a folder, also that of a sweep or a suite, and the same command without `worker`
+judges what they decoded (docs/scale.md).
+`metrics.jsonl` has a line for each item; `python -m experiments.report` judges again without the
+model, and makes a page with tables, differences to a baseline, and pictures from many runs.
 """
 
 from collections.abc import Sequence
@@ -27,56 +23,44 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
-from experiments.evaluate.config import CELLS, EvaluateConfig
-from experiments.evaluate.result_rows import comparison_rows, decoder_rows
-from experiments.evaluate.suite import SuiteResult, evaluate_suite, rescore_suite
+from experiments.evaluate.config import CELLS, EvaluateConfig, SuiteConfig
+from experiments.evaluate.result_rows import decoder_rows
+from experiments.evaluate.suite import SuiteResult, evaluate_suite
 from experiments.harness.run import Run, entry_point
 from experiments.harness.workers import filled
 from llada_jax.config import require
-from llada_jax.evaluation.graded import GENERATIONS, Evaluation, require_same_items
+from llada_jax.evaluation.graded import GENERATIONS, Evaluation
 
 
 def evaluate(config: EvaluateConfig, run: Run) -> None:
-    """Decodes what is not decoded yet, or reads what another run decoded; judges and compares."""
+    """Decodes what is not decoded yet, and judges."""
     require_no_other_answers(config, run.folder)
-    if config.rescore:
-        require_for_rescore(HydraConfig.get().overrides.task)
-    if config.is_suite:
-        if (result := _suite_result(config, run)) is not None:
+    if config.suite is not None:
+        if (result := _suite_result(config, config.suite, run)) is not None:
             run.finish(*result)
         return
-    baseline = Evaluation.load(config.baseline) if config.baseline else None
-    found = Evaluation.load(config.rescore) if config.rescore else _decoded(config, run, baseline)
+    found = _decoded(config, run)
     if found is None:
         return
     run.fingerprint = found.settings.get("fingerprint")
     rows = decoder_rows(found.name, [found], config.phones)
-    rows += comparison_rows(baseline, found) if baseline else []
-    if config.rescore:
-        run.begin()
     for index, item, _, _, length, nfe in found.generations:
         line = {"right": found.right[index], "target": item.target, "length": length, "nfe": nfe}
         run.record({"index": index, **line})
     run.finish(rows)
 
 
-def _suite_result(config: EvaluateConfig, run: Run) -> SuiteResult | None:
-    if config.suite is None:
-        result = rescore_suite(Path(config.rescore or ""), config.phones, run)
-        run.begin()
-        return result
+def _suite_result(config: EvaluateConfig, suite: SuiteConfig, run: Run) -> SuiteResult | None:
     changes = HydraConfig.get().overrides.task
     require_for_suite(changes)
     asked = any(name_of(change) == "task.difficulty" for change in changes)
-    return evaluate_suite(config.suite, config, run, config.task.difficulty if asked else None)
+    return evaluate_suite(suite, config, run, config.task.difficulty if asked else None)
 
 
-def _decoded(config: EvaluateConfig, run: Run, baseline: Evaluation | None) -> Evaluation | None:
+def _decoded(config: EvaluateConfig, run: Run) -> Evaluation | None:
     """Returns the graded answers; of a worker, which judges nothing, None."""
     model, items = config.load(), config.task.asked
     trial = config.trial(model, items, config.sampler, sampler_name())
-    if baseline:
-        require_same_items(baseline, items.settings, items.count)
     store = trial.store(run.folder)
     run.begin()
     if config.worker.is_alone:
@@ -87,22 +71,12 @@ def _decoded(config: EvaluateConfig, run: Run, baseline: Evaluation | None) -> E
 def require_no_other_answers(config: EvaluateConfig, folder: Path) -> None:
     """Raises ValueError for the folder of a run that decoded, unless this one can go on with it:
     its settings and results, which say what its answers are of, would be replaced."""
-    goes_on_with = CELLS if config.is_suite else GENERATIONS
-    for name in (GENERATIONS, CELLS):
-        require(
-            not (folder / name).exists() or (name == goes_on_with and not config.rescore),
-            f"{folder} has the {name} of another run, whose settings and results this one would "
-            "replace; allowed: another folder (hydra.run.dir)",
-        )
-
-
-def require_for_rescore(changes: Sequence[str]) -> None:
-    """Raises ValueError where the command line sets what the run that is judged again has set."""
-    for change in changes:
-        require(
-            name_of(change) in ("rescore", "baseline", "phones"),
-            f"{change} with rescore, which reads what was decoded; allowed: baseline, phones",
-        )
+    other = CELLS if config.suite is None else GENERATIONS
+    require(
+        not (folder / other).exists(),
+        f"{folder} has the {other} of another run, whose settings and results this one would "
+        "replace; allowed: another folder (hydra.run.dir)",
+    )
 
 
 def require_for_suite(changes: Sequence[str]) -> None:

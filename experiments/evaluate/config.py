@@ -1,14 +1,12 @@
 """What a run of `experiments.evaluate` decodes, as its settings say it."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 
 import llada_jax as lj
 from experiments.harness.tiled import check_tiles
 from llada_jax.config import ONE_DEVICE, MeshConfig, SamplerConfig, require, require_counts
-from llada_jax.evaluation.graded import GENERATIONS
 from llada_jax.evaluation.harness import PLACES, Trial, lengthened
 from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.tasks import load_task, task_names
@@ -88,53 +86,20 @@ class EvaluateConfig:
     seed: int = 0
     batch_size: int = 50
     places: int = PLACES
-    baseline: str | None = None
-    rescore: str | None = None
     phones: tuple[str, ...] = ()
     suite: SuiteConfig | None = None
-    chosen: str | None = None
     worker: Worker = ALONE
 
     def __post_init__(self) -> None:
         require_counts(self, "batch_size", "places")
-        require(
-            self.baseline is None or (Path(self.baseline) / GENERATIONS).is_dir(),
-            f"baseline is {self.baseline!r}, which has no {GENERATIONS}; allowed: the folder of a "
-            "run of experiments.evaluate; of a suite, that of one of its cells",
-        )
-        require(
-            self.rescore is None or (Path(self.rescore) / GENERATIONS).is_dir() or self.is_suite,
-            f"rescore is {self.rescore!r}, which has no {GENERATIONS} and no {CELLS}; allowed: the "
-            "folder of a run of experiments.evaluate",
-        )
-        if not self.is_suite:
+        if self.suite is None:
             check_tiles(self.tiles, self.backend, self.sampler)
         for soc in self.phones:
             _ = load_profile(soc)
-        require(
-            self.suite is None or self.rescore is None,
-            f"suite is given with rescore={self.rescore!r}; allowed: rescore alone, which finds "
-            "the suite in that folder",
-        )
-        require(
-            self.baseline is None or not self.is_suite,
-            "a suite has a baseline of its own; allowed: no baseline",
-        )
-        require(
-            self.chosen is None or self.suite is not None,
-            f"chosen is {self.chosen!r} without a suite; allowed: suite=decoding chosen=<folder>",
-        )
 
     def load(self) -> lj.Model:
         """Loads the model, onto the mesh where one is asked for."""
         return lj.load(self.model, self.dtype, mesh=mesh_for(self.mesh))
-
-    @property
-    def is_suite(self) -> bool:
-        """Tells whether many decoders are decoded, or judged again."""
-        return self.suite is not None or (
-            self.rescore is not None and (Path(self.rescore) / CELLS).is_dir()
-        )
 
     def trial(
         self, model: lj.Model, items: TaskItems, sampler: SamplerConfig, sampler_name: str

@@ -1,28 +1,22 @@
 """Many decoders on many tasks, in one table: `python -m experiments.evaluate suite=decoding`.
 
-The run folder gets `cells/<decoder>-<task>/generations`, from which the table can be made again.
-With `chosen`, a decoder that was swept by `experiments.thresholds` is followed by itself with what
-was chosen for it, as `<decoder>@chosen`.
+The run folder gets `cells/<decoder>-<task>/generations`: runs that `experiments.report` compares.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
-from experiments.evaluate.chosen_samplers import CHOSEN, ChosenSamplers
-from experiments.evaluate.config import CELLS, DecoderConfig, EvaluateConfig, SuiteConfig
+from experiments.evaluate.config import CELLS, EvaluateConfig, SuiteConfig
 from experiments.evaluate.result_rows import decoder_rows, difference_rows
 from experiments.evaluate.score_table import suite_tables
 from experiments.harness.results import ResultRow
-from experiments.harness.run import CONFIG, Run, read_config, stored_settings
+from experiments.harness.run import Run
 from experiments.harness.tiled import check_tiles
 from experiments.harness.workers import filled
-from llada_jax.config import require
 from llada_jax.evaluation.graded import Evaluation
-from llada_jax.evaluation.harness import fingerprint, lengthened
+from llada_jax.evaluation.harness import lengthened
 from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.metrics import paired
 from llada_jax.evaluation.tasks import load_task
@@ -40,11 +34,9 @@ def evaluate_suite(
       config: everything else; its task and its sampler give way to the suite's.
       difficulty: of every task; None: the default of each.
 
-    Raises ValueError where a task has no such difficulty, a decoder reads no tiles, a cell's folder
-    is of other settings or damaged, and what was chosen is for another model or other items.
+    Raises ValueError where a task has no such difficulty, a decoder reads no tiles, and a cell's
+    folder is of other settings or damaged.
     """
-    chosen = ChosenSamplers.load(Path(config.chosen)) if config.chosen else None
-    suite = suite if chosen is None else _with_chosen(suite, chosen)
     count, seed = config.task.items, config.task.seed
     asked = {
         name: TaskItems(task=load_task(name), count=count, seed=seed, difficulty=difficulty)
@@ -53,8 +45,6 @@ def evaluate_suite(
     for decoder in suite.decoders:
         check_tiles(config.tiles, config.backend, decoder.sampler)
     model = run.of(config.load())
-    if chosen is not None:
-        chosen.require_for(fingerprint(model), seed, count)
     trials = {
         (decoder.name, name): config.trial(
             model, items, lengthened(decoder.sampler, items.task), decoder.name
@@ -66,60 +56,11 @@ def evaluate_suite(
     run.begin()
     if not config.worker.is_alone:
         return filled(config.worker, [(trials[key], stores[key]) for key in trials])
-    if chosen is not None:
-        run.write(CHOSEN, chosen.as_json())
     found = {
         key: trials[key].run(stores[key])
         for key in tqdm(trials, desc=suite.name, unit="decoder on a task")
     }
     return _result(suite, found, config.phones)
-
-
-def rescore_suite(folder: Path, socs: Sequence[str], run: Run) -> SuiteResult:
-    """Returns the result of a suite that another run decoded, judged anew. Raises ValueError or
-    FileNotFoundError where it did not finish, is of another version, or is damaged."""
-    path = folder / CONFIG
-    require(path.is_file(), f"{folder} has no {CONFIG}; allowed: the run of a suite that began")
-    stored = stored_settings(path)
-    try:
-        suite = read_config(SuiteConfig, stored["suite"])
-        items = int(stored.task["items"])
-    except (ValueError, TypeError, KeyError, OmegaConfBaseException) as error:
-        raise ValueError(f"{path}: {error}; allowed: a suite of this version") from error
-    if stored.get("chosen"):
-        suite = _with_chosen(suite, ChosenSamplers.load(folder))
-    found = {
-        (decoder.name, task): Evaluation.load(_folder(folder, decoder.name, task), items)
-        for decoder in suite.decoders
-        for task in suite.tasks
-    }
-    for key, part in found.items():
-        have = len(part.right)
-        require(
-            have == items,
-            f"{_folder(folder, *key)} has {have} of {items} items; allowed: a suite that finished",
-        )
-        run.fingerprint = part.settings.get("fingerprint")  # of all of them
-    return _result(suite, found, socs)
-
-
-def _with_chosen(suite: SuiteConfig, chosen: ChosenSamplers) -> SuiteConfig:
-    """Returns the suite with each decoder also with what was chosen in the sweep of its name.
-    Raises ValueError where no sweep has the name of a decoder."""
-    names = [decoder.name for decoder in suite.decoders]
-    require(
-        any(name in chosen.samplers for name in names),
-        f"{CHOSEN} has {', '.join(chosen.samplers) or 'nothing'}; allowed: sweeps of "
-        f"{', '.join(names)}",
-    )
-
-    def decoders() -> Iterator[DecoderConfig]:
-        for decoder in suite.decoders:
-            yield decoder
-            if sampler := chosen.samplers.get(decoder.name):
-                yield DecoderConfig(name=f"{decoder.name}@chosen", sampler=sampler)
-
-    return replace(suite, decoders=tuple(decoders()))
 
 
 def _folder(run: Path, decoder: str, task: str) -> Path:

@@ -26,11 +26,6 @@ class Estimate(NamedTuple):
         half = float(stdtrit(self.n - 1, 0.975)) * self.error  # Student's 97.5 % quantile
         return self.value - half, self.value + half
 
-    @property
-    def is_told_from_zero(self) -> bool:
-        """Tells whether 0 lies outside of the interval."""
-        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
-
     def __str__(self) -> str:
         """Writes it with half of the interval."""
         if self.interval is None:

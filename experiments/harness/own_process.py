@@ -11,9 +11,6 @@ from unittest.mock import patch
 T = TypeVar("T")
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
-FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-"""glibc keeps what was freed for later use, unless it was larger than this many bytes. So freed
-arrays leave the process, whose memory can be measured."""
 
 
 def in_own_process(

@@ -17,15 +17,9 @@ def best_of(work: Callable[[], Result], repeats: int = 1) -> tuple[Result, float
     return timed[-1][0], min(seconds for _, seconds in timed)
 
 
-def best_times(
-    candidates: Mapping[str, Callable[[], Any]], repeats: int, calls: int = 1
-) -> dict[str, float]:
+def best_times(candidates: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
     """Returns the seconds of each candidate: best of `repeats` rounds in which all take turns,
     after a first call that compiles.
-
-    Args:
-      calls: in each turn. The first one pays for what the candidate before left behind: in caches,
-        and memory that the system is still taking back.
 
     Raises FloatingPointError where a candidate gives NaN or infinity.
     """
@@ -34,7 +28,7 @@ def best_times(
     best = dict.fromkeys(candidates, float("inf"))
     for _ in range(repeats):
         for name, call in candidates.items():
-            best[name] = min(best[name], *(_timed(call)[1] for _ in range(calls)))
+            best[name] = min(best[name], _timed(call)[1])
     return best
 
 

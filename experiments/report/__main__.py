@@ -1,10 +1,11 @@
 """One Markdown page with tables and pictures from any set of runs.
 
     python -m experiments.report 'runs=[outputs/evaluate/sweep/*]' baseline=llada
-    python -m experiments.report 'runs=[outputs/evaluate/of_a_suite/cells]' baseline=llada
+    python -m experiments.report 'runs=[outputs/evaluate/of_a_suite/cells]' 'phones=[SM8750]'
     python -m experiments.report 'runs=[outputs/small,outputs/reliability/a]' hydra.run.dir=docs/x
 
-Runs of `experiments.evaluate` are compared with each other: for each task a table, paired
+Runs of `experiments.evaluate` are judged again, and compared with each other: for each task a table
+(with `phones`, what a question would take there, modelled, from the stored traces), paired
 differences against the baseline of the same model on the same items, and, where a sampler was run
 with several settings, its accuracy-parallelism curve. Of any other run the results are shown, those
 of several runs of one verb side by side, and of a training the loss. A suite shows its table; its
@@ -38,6 +39,7 @@ from experiments.report.runs import (
     training_metrics,
 )
 from llada_jax.config import require
+from llada_jax.phone.profile import load_profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +49,12 @@ class ReportConfig:
     title: str
     runs: tuple[str, ...]
     baseline: str | None
+    phones: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.runs) > 0, "runs is empty; allowed: folders of runs, or patterns of them")
+        for soc in self.phones:
+            _ = load_profile(soc)
 
     @property
     def folders(self) -> list[Path]:
@@ -66,7 +71,7 @@ class ReportConfig:
 def report(config: ReportConfig, run: Run) -> None:
     """Reads and compares all runs, then writes the page."""
     folders = config.folders
-    decoders = [DecoderRun(folder) for folder in folders if is_evaluation(folder)]
+    decoders = [DecoderRun(each, config.phones) for each in folders if is_evaluation(each)]
     others = {folder: stored_results(folder) for folder in folders if not is_evaluation(folder)}
     samplers = {decoder.sampler for decoder in decoders}
     require(

@@ -20,12 +20,13 @@ _SURROUNDINGS = ("backend", "tiles", "seed")  # those too, where the baseline wa
 class DecoderRun:
     """One run of `experiments.evaluate`, with the numbers that the tables show."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, phones: Sequence[str] = ()) -> None:
+        self.folder, self.phones = folder, phones
         self.found = Evaluation.load(folder)
         self.settings = self.found.settings
         self.sampler: str = self.settings["sampler_name"]
-        self.rows = {row.name: row for row in decoder_rows(self.found.name, [self.found])}
+        rows = decoder_rows(self.found.name, [self.found], phones)
+        self.rows = {row.name: row for row in rows}
 
     @property
     def task(self) -> str:
@@ -37,13 +38,16 @@ class DecoderRun:
     @property
     def cells(self) -> dict[str, str]:
         """Returns its line of a table."""
-        match, speed = self.rows[f"{self.found.name}/exact_match"], list(self.rows.values())[-1]
+        name, rows = self.found.name, self.rows
+        match = rows[f"{name}/exact_match"]
+        speed = next(row for row in rows.values() if "/tokens_per_second" in row.name)
         compiling = "" if speed.name.endswith("second") else " (compiling)"
         return {
             "items": str(match.items),
             "questions": str(match.n),
-            **score_cells(self.rows, self.found.name),
+            **score_cells(rows, name),
             "tokens/s": f"{speed.value:.0f}{compiling}",
+            **{soc: f"{rows[f'{name}/phone/{soc}'].value:.2f} s" for soc in self.phones},
         }
 
     @property

@@ -96,7 +96,14 @@ def evaluate(
         batch_size=batch_size,
         places=places,
     )
-    return trial.compared(folder, baseline, progress)
+    if not isinstance(baseline, Evaluation | None):
+        baseline = Evaluation.load(Path(baseline))
+    if baseline is not None:
+        require_same_items(baseline, trial.items.settings, items)
+    found = trial.run(
+        GenerationMemory(trial.settings) if folder is None else trial.store(Path(folder)), progress
+    )
+    return found if baseline is None else found.compared_with(baseline)
 
 
 def lengthened(sampler: SamplerConfig, task: Task) -> SamplerConfig:
@@ -223,21 +230,6 @@ class Trial:
             told = found.seconds, compiled > compiled_before, environment()
             compiled_before = compiled
             yield GenerationBatch(generations, *told), found.trace
-
-    def compared(
-        self,
-        folder: str | os.PathLike[str] | None,
-        baseline: Evaluation | str | os.PathLike[str] | None,
-        progress: bool,
-    ) -> Evaluation:
-        """Runs in a folder, or in memory; with a baseline, finds the difference to it."""
-        if not isinstance(baseline, Evaluation | None):
-            baseline = Evaluation.load(Path(baseline))
-        if baseline is not None:
-            require_same_items(baseline, self.items.settings, self.items.count)
-        store = GenerationMemory(self.settings) if folder is None else self.store(Path(folder))
-        found = self.run(store, progress)
-        return found if baseline is None else found.compared_with(baseline)
 
 
 @cache

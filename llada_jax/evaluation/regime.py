@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llada_jax.evaluation.trajectory import Trajectory
+from llada_jax.evaluation.trajectory import Trajectory, mean_by_place
 from llada_jax.sampler.event import Event
 
 
@@ -87,9 +87,6 @@ def _mean(values: np.ndarray) -> float:
 
 def _slope(place: np.ndarray, taken: np.ndarray) -> float:
     """Fits a line through the mean forward of each place, as Figure 8 does."""
-    count = np.bincount(place)
-    known = np.flatnonzero(count)
-    if len(known) < 2:
-        return float("nan")
-    means = np.bincount(place, weights=taken)[known] / count[known]
-    return float(np.polyfit(known, means, 1)[0])
+    means = mean_by_place(place, taken)
+    known = np.flatnonzero(np.isfinite(means))
+    return float(np.polyfit(known, means[known], 1)[0]) if len(known) > 1 else float("nan")

@@ -88,10 +88,7 @@ class Trajectory:
     def commit_frontier(self) -> Float[np.ndarray, " C"]:
         """Returns the mean forward of its block, from 1, that first commits each position of a
         block (Figure 8); 0 for a draft taken over. NaN where no answer has the position."""
-        place, taken = self.first_commits()
-        count = np.bincount(place, minlength=self.block_length)
-        total = np.bincount(place, weights=taken, minlength=self.block_length)
-        return np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
+        return mean_by_place(*self.first_commits(), self.block_length)
 
     def first_commits(self) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
         """Returns of each token of an answer its place in its block, and the forward of the block,
@@ -144,3 +141,12 @@ class Trajectory:
         decided = self.block_length - self.open_decisions
         share = np.where(self.forwards, decided, 0).sum(axis=0) / self.forwards.sum(axis=0)
         return share / self.block_length
+
+
+def mean_by_place(
+    place: Int[np.ndarray, " N"], values: Int[np.ndarray, " N"], places: int = 0
+) -> Float[np.ndarray, " C"]:
+    """Returns the mean of the values at each place, of `places` at the least; NaN for none."""
+    count = np.bincount(place, minlength=places)
+    total = np.bincount(place, weights=values, minlength=places)
+    return np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)

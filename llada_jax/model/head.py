@@ -6,6 +6,7 @@ key-value cache of the same rows. So the vocabulary passes in chunks through a r
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import jax
@@ -14,12 +15,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import QuantArray, Weight, linear
-from llada_jax.model.running_scores import (
-    RunningScores,
-    absorb_chunk,
-    finish_scores,
-    start_scores,
-)
+from llada_jax.model.running_scores import absorb_chunk, finish_scores, start_scores
 from llada_jax.model.score_rules import VOCAB_CHUNK, ScoreRules, VocabId
 from llada_jax.types import Scores
 
@@ -58,10 +54,7 @@ def score_rows(
     Confidence, entropy (nats) and margin (probability of the best minus the second best) are of
     the distribution without noise, in `rules.confidence_dtype`. The lowest id wins ties.
     """
-
-    def absorb(seen: RunningScores, logits: Array, start: VocabId) -> RunningScores:
-        return absorb_chunk(seen, logits, start, noise_keys, rules)
-
+    absorb = partial(absorb_chunk, noise_keys=noise_keys, rules=rules)
     running = start_scores(hidden.shape[:2], jnp.dtype(rules.confidence_dtype))
     return finish_scores(over_vocabulary(params, hidden, rules, absorb, running))
 

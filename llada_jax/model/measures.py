@@ -4,6 +4,7 @@ Each part is a running statistic of the logits of one chunk after another, as th
 `head` is. What is not asked is None, and no operation of the program.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -72,9 +73,7 @@ def measure_rows(
     what is `added`, without what `rules` forbid or discount.
     """
 
-    def absorb(seen: RunningHead, logits: Array, start: VocabId) -> RunningHead:
-        return absorb_head(seen, logits, start, noise_keys, asked, rules)
-
+    absorb = partial(absorb_head, noise_keys=noise_keys, asked=asked, rules=rules)
     rows, running = start_head(hidden, asked, rules)
     return finish_head(over_vocabulary(params, rows, rules, absorb, running))
 

@@ -25,7 +25,7 @@ from llada_jax.model.measures import (
 )
 from llada_jax.model.params import ModelParams
 from llada_jax.model.running_scores import RunningScores
-from llada_jax.model.score_rules import ScoreRules, VocabId
+from llada_jax.model.score_rules import ScoreRules
 from llada_jax.on_mesh import MODEL
 from llada_jax.types import Asked, HeadOut, Scores
 
@@ -55,9 +55,7 @@ def measure_own_ids(
     size, own = vocab // parts, parts // devices
     weight, rules = head_weight(params), replace(rules, anywhere=vocab)
     rows, nothing = start_head(hidden, asked, rules)
-
-    def absorb(seen: RunningHead, logits: Array, start: VocabId) -> RunningHead:
-        return absorb_head(seen, logits, start, noise_keys, asked, rules)
+    absorb = partial(absorb_head, noise_keys=noise_keys, asked=asked, rules=rules)
 
     def of_part(index: Int[Array, ""]) -> RunningHead:
         first = (jax.lax.axis_index(MODEL) * own + index) * size

@@ -7,8 +7,8 @@ which lowers them to whatever the machine has (AVX-512, AVX2, NEON) when a kerne
 nobody needs a C compiler, and ctypes, which calls it, releases the GIL.
 
 Loops of numba's kept the sums in memory, and `jax.ffi` takes a library that was compiled before,
-for each kind of machine. XLA decodes weights into memory; `python -m experiments.bench
-suite=revision` times it beside this kernel (`int4_in_graph`).
+for each kind of machine. XLA decodes weights into memory, which takes ten times as long
+(docs/verified_claims.md).
 """
 
 import ctypes

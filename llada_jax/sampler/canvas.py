@@ -25,13 +25,6 @@ PAD, PROMPT, MASKED, VISIBLE, STABLE = range(5)
 """State of a position. A committed token is visible while it may still change, then stable."""
 
 
-class Hypothesis(NamedTuple):
-    """Another version of the canvas, and its rows beside the next forward."""
-
-    tokens: Int[Array, "B L"]
-    rows: Bool[Array, "B L"]  # none where there is no other version
-
-
 class History(NamedTuple):
     """What became of each position, for rules that ask."""
 
@@ -56,7 +49,6 @@ class Canvas(NamedTuple):
     settled: Int[Array, " B"]  # positions before it have keys and values in the cache
     nfe: Int[Array, " B"]
     latest: Scores | None  # the last scores of each position, [B, L], for rules that need drafts
-    hypothesis: Hypothesis | None
     rule_state: Any  # what a user's own rule remembers; None for others
     history: History | None  # None for rules that do not ask
     text: Placed | None  # where a constraint's text lies; None without one
@@ -106,12 +98,10 @@ def new_canvas(
     in_block = (np.arange(length) - origin[:, None]) // config.block_length == block[:, None]
     masked = state == MASKED
     counters = ("block_step", "steady_steps", "accepted", "settled", "nfe")
-    hypothesis = history = latest = None
+    history = latest = None
     if "drafts" in getattr(config.rule, "needs", ()):
         none = [np.zeros(tokens.shape, config.parity.confidence_dtype) for _ in range(3)]
         latest = Scores(np.full_like(tokens, -1), *none)  # pyright: ignore
-    if config.rule.branches:
-        hypothesis = Hypothesis(tokens.copy(), np.zeros(tokens.shape, bool))  # pyright: ignore
     if config.rule.keeps_history:
         history = History(np.full_like(tokens, -1), np.zeros_like(tokens))  # pyright: ignore
     fields: dict[str, Any] = dict(
@@ -125,7 +115,6 @@ def new_canvas(
         block=block.astype(np.int32),
         block_masks=(masked & in_block).sum(axis=1, dtype=np.int32),
         latest=latest,
-        hypothesis=hypothesis,
         history=history,
         done=~masked.any(axis=1),
         fault=np.full(batch, -1, np.int32),

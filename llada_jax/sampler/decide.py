@@ -40,7 +40,7 @@ def decide(
         revised = held(grammar, before, revised, said.classes, said.here.token >= 0)
     edited = ((revised.tokens != before.tokens) & rescored).any(axis=1)
     canvas = decided = stop_rows(setup, advance(setup, revised, edited, ~before.done))
-    canvas = next_for_own_rule(setup, canvas, canvas.block != before.block)
+    canvas = next_for_own_rule(canvas, canvas.block != before.block)
     if setup.window.drafts and not setup.needs("drafts"):
         moved = (canvas.block != before.block) & ~canvas.done
         if setup.may_differ:

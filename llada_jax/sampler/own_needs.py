@@ -16,7 +16,7 @@ from llada_jax.sampler.canvas import (
 )
 from llada_jax.sampler.commit import block_positions
 from llada_jax.sampler.record import StepScores
-from llada_jax.sampler.rules.own import Ask, Drafts, OwnRule, Seen, Tried
+from llada_jax.sampler.rules.own import Ask, Drafts, OwnRule, Seen
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.standing import asked_of_standing
 from llada_jax.sampler.step_plan import Query, StepPlan
@@ -85,9 +85,6 @@ def seen_of(
     positions = block_positions(setup, canvas)
     alive = ~canvas.done[:, None] & (positions < canvas.end[:, None])
     said, tokens = candidates.scores, take(canvas.tokens, positions)
-    tried = scores.ahead and Tried(
-        take(scores.ahead.token, positions), take(scores.ahead.confidence, positions)
-    )
     return Seen(
         position=positions,
         token=tokens,
@@ -103,7 +100,6 @@ def seen_of(
         margin=said.margin if setup.needs("margin") else None,
         hidden=scores.hidden if setup.needs("hidden") else None,
         drafts=_drafts(setup, canvas) if setup.needs("drafts") else None,
-        tried=tried,
         **_measured(setup, canvas, scores),
     )
 

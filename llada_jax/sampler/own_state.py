@@ -1,4 +1,4 @@
-"""What is kept in the canvas for a user's own rule, and what it says of the next step."""
+"""What is kept in the canvas for a user's own rule."""
 
 from functools import partial
 from typing import NamedTuple
@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from llada_jax.config import require
-from llada_jax.sampler.canvas import MASKED, Canvas, Hypothesis, commit, in_span, take
-from llada_jax.sampler.commit import block_positions
+from llada_jax.sampler.canvas import Canvas
 from llada_jax.sampler.record import StepScores
 from llada_jax.sampler.rules.own import Sizes, State
 from llada_jax.sampler.setup import Setup
@@ -68,9 +67,8 @@ def remembered(
     return memory._replace(state=state, previous=previous)
 
 
-def next_for_own_rule(setup: Setup, canvas: Canvas, moved: Bool[Array, " B"]) -> Canvas:
-    """Returns the canvas whose rule forgets what it knew of a block, where rows have another, and
-    says what its branch is."""
+def next_for_own_rule(canvas: Canvas, moved: Bool[Array, " B"]) -> Canvas:
+    """Returns the canvas whose rule forgets what it knew of a block, where rows have another."""
     memory: RuleState | None = canvas.rule_state
     if memory is None:
         return canvas
@@ -78,23 +76,7 @@ def next_for_own_rule(setup: Setup, canvas: Canvas, moved: Bool[Array, " B"]) ->
     state, previous = memory.state._replace(block=block), memory.previous
     if previous is not None:
         previous = previous._replace(known=previous.known & ~moved[:, None])
-    canvas = canvas._replace(rule_state=memory._replace(state=state, previous=previous))
-    return canvas._replace(hypothesis=_branch(setup, canvas)) if setup.rule.branches else canvas
-
-
-def _branch(setup: Setup, canvas: Canvas) -> Hypothesis:
-    """Returns the other version of the block, where the rule has one that differs in masks."""
-    rule, positions = setup.own_rule, block_positions(setup, canvas)
-    assert rule is not None
-    tokens = take(canvas.tokens, positions)
-    version = rule.branch(tokens, canvas.rule_state.state)
-    rule.require("branch", version, jnp.integer, *tokens.shape)
-    open_ = (take(canvas.state, positions) == MASKED) & (positions < canvas.end[:, None])
-    differs = open_ & (version >= 0) & (version != setup.mask_id) & ~canvas.done[:, None]
-    nothing, mask_id = jnp.zeros(version.shape), setup.mask_id
-    then = commit(canvas, positions, version, nothing, differs, jnp.int8(MASKED), mask_id)
-    rows = in_span(canvas, positions[:, 0], jnp.minimum(positions[:, -1] + 1, canvas.end))
-    return Hypothesis(then.tokens, rows & differs.any(axis=1, keepdims=True))
+    return canvas._replace(rule_state=memory._replace(state=state, previous=previous))
 
 
 def choose(where: Bool[Array, "*leading"], one: Array, other: Array) -> Array:

@@ -30,7 +30,6 @@ class StepCounts(NamedTuple):
     live_rows: Int[Array, " B"]
     shadow_rows: Int[Array, " B"]
     draft_rows: Int[Array, " B"]
-    branch_rows: Int[Array, " B"]
     refreshed: Int[Array, " B"]  # tokens
     head_rows: Int[Array, " B"]
     cache_length: Int[Array, " B"]  # cached positions that the rows read
@@ -40,7 +39,6 @@ class StepScores(NamedTuple):
     """The scores of a step by position, [B, L]; token -1 where there is none."""
 
     here: Scores
-    ahead: Scores | None = None  # in the branch
     measured: Measured | None = None  # of the block, where the rule asks for it
     hidden: Float[Array, "B C D"] | None = None  # so are the states
     standing: Float[Array, "B L"] | None = None  # probability of the token that stands there
@@ -48,11 +46,9 @@ class StepScores(NamedTuple):
 
     @property
     def faults(self) -> Bool[Array, "B L"]:
-        """Marks positions whose confidence is no finite number, here or ahead. Entropy and margin
-        do not count: a backend may leave them NaN where no rule asks for them."""
-        asked = [each for each in (self.here, self.ahead) if each is not None]
-        at = [(each.token >= 0) & ~jnp.isfinite(each.confidence) for each in asked]
-        return jnp.stack(at).any(axis=0)
+        """Marks positions whose confidence is no finite number. Entropy and margin do not count: a
+        backend may leave them NaN where no rule asks for them."""
+        return (self.here.token >= 0) & ~jnp.isfinite(self.here.confidence)
 
 
 class StepRecord(NamedTuple):

@@ -15,8 +15,8 @@ from llada_jax.sampler.states import event_states
 if TYPE_CHECKING:
     from llada_jax.sampler.trace import Trace
 
-_COUNTS = ("live_rows", "shadow_rows", "draft_rows", "branch_rows", "refreshed", "head_rows",
-           "cache_length", "block")  # fmt: skip
+_COUNTS = ("live_rows", "shadow_rows", "draft_rows", "refreshed", "head_rows", "cache_length",
+           "block")  # fmt: skip
 _TOLD = ("gen_length", "block_length", "accept", "window", "cache", "threshold", "factor",
          "entropy_bound", "theta_visible", "theta_stable", "temperature")  # fmt: skip
 
@@ -79,8 +79,7 @@ def _windows(
     """Returns where the window of each forward began and ended: its rows are those that do not
     stand beside it, and it begins where a cache of finished tokens ends, or else with the block, of
     which block 0 begins at `first`."""
-    beside = trace.shadow_rows + trace.branch_rows
-    beside = beside + trace.refreshed * (sampler.refresh == "rows")
+    beside = trace.shadow_rows + trace.refreshed * (sampler.refresh == "rows")
     start = cached = trace.cache_length[:, row]
     if sampler.cache != "blockwise":
         block = np.maximum(first + trace.block[:, row] * sampler.block_length, 0)

@@ -182,16 +182,12 @@ def checked_run(
 def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refresher | None) -> None:
     """Raises ValueError where the model, the backend or the loop cannot do what is asked."""
     config = setup.config
-    extra = {
-        "branch": setup.rule.branches,
-        "shadow": setup.shadows,
-        "refresh": config.refreshes,
-    }
+    extra = {"shadow": setup.shadows, "refresh": config.refreshes}
     kind = next((kind for kind, runs in extra.items() if runs), None)
     require(
         not setup.shift or kind is None,
         f"the model's outputs are shifted, and {kind} rows need outputs at their own positions; "
-        "allowed: no branch, and revision with rescore 'token' and refresh 'none'",
+        "allowed: revision with rescore 'token' and refresh 'none'",
     )
     block, own = setup.model.block_length, config.block_length
     whole = block is None or block % own == 0
@@ -199,7 +195,7 @@ def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refres
     require(
         block in (None, own) or not (setup.window.drafts or kind or setup.rule.revises),
         f"block_length is {own}, a part of the model's block ({block}); allowed: that, or a rule "
-        "that never changes a token, without drafts and branches",
+        "that never changes a token, without drafts",
     )
     require(
         not (setup.shift and block and setup.window.drafts),

@@ -93,7 +93,6 @@ class Setup:
         return (
             self.shadows * window.most_rows(config, length)
             + refreshed_by_rows * 2 * self.rule.refresh_rows
-            + self.rule.branches * config.block_length
         )
 
     def most_asked(self, length: int) -> int:
@@ -105,7 +104,7 @@ class Setup:
             asked = length  # of these windows, later blocks are a part
         asked += self.rule.revises * most_rows
         asked += config.refreshes * self.rule.refresh_rows
-        return min(asked, length) + self.rule.branches * config.block_length
+        return min(asked, length)
 
     def head_sizes(self, length: int) -> tuple[int, ...]:
         """Returns how many positions a forward's head may score, ascending; the last holds all."""

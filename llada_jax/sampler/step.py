@@ -14,7 +14,7 @@ from llada_jax.rows import write_rows
 from llada_jax.sampler.canvas import Canvas, block_start, in_span, put, take
 from llada_jax.sampler.commit import step_keys
 from llada_jax.sampler.constrained import class_scores, measured_for_rule, with_classes
-from llada_jax.sampler.extra_rows import BRANCH, PROBE, SHADOW
+from llada_jax.sampler.extra_rows import PROBE, SHADOW
 from llada_jax.sampler.guidance import guide
 from llada_jax.sampler.own_needs import asked_of, to_block
 from llada_jax.sampler.record import StepCounts, StepScores, spread
@@ -53,10 +53,10 @@ def absorb(
         nfe=canvas.nfe + alive,
     )
     hidden = take(guide(setup, out.hidden), plan.query.row)
-    keys, length = None, canvas.tokens.shape[1]
+    keys = None
     if config.temperature > 0:
-        step = canvas.nfe[:, None] + plan.query.at // length  # the branch is the next step
-        keys = step_keys(canvas, plan.query.at % length, step)
+        at = plan.query.at % canvas.tokens.shape[1]
+        keys = step_keys(canvas, at, canvas.nfe[:, None])
     asked = with_classes(setup, asked_of(setup, canvas, plan.query))
     start = block_start(canvas, config.block_length)
     return canvas, Denoised(hidden, keys, counts, plan.query.at, asked, start)
@@ -93,9 +93,6 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
     finite = jnp.isfinite(denoised.hidden[:, :n_heads]).all(axis=-1)
     confidence = jnp.where(finite, head.scores.confidence, jnp.nan)
     said = head.scores._replace(confidence=confidence)
-    ahead = None
-    if setup.rule.branches:
-        ahead = spread(jnp.where(at < length, length, at - length), said, length)
     kept = setup.needs("hidden", "divergence")
     hidden = denoised.hidden[:, :n_heads] if kept else None
     standing = put(at, standing_probability(head), length) if setup.doubts else None
@@ -103,7 +100,6 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
     block = partial(to_block, at=at, start=denoised.block_start, length=setup.config.block_length)
     return StepScores(
         spread(at, said, length),
-        ahead,
         None if setup.doubts else jax.tree.map(block, measured_for_rule(setup, head)),
         jax.tree.map(block, hidden),
         standing,
@@ -121,8 +117,7 @@ def _counts(canvas: Canvas, plan: StepPlan, rows: Rows) -> StepCounts:
         live_rows=total(rows.live[:batch]),
         shadow_rows=total(plan.extra.at(SHADOW) | plan.extra.at(PROBE)),
         draft_rows=total(plan.draft & in_span(canvas, *plan.span)),
-        branch_rows=total(plan.extra.at(BRANCH)),
         refreshed=total(plan.refreshed),
-        head_rows=total(plan.query.at < 2 * canvas.tokens.shape[1]),
+        head_rows=total(plan.query.at < canvas.tokens.shape[1]),
         cache_length=total(rows.sees_cache[:batch].any(axis=1)),
     )

@@ -18,7 +18,6 @@ from llada_jax.sampler.canvas import (
     take,
 )
 from llada_jax.sampler.extra_rows import (
-    BRANCH,
     PROBE,
     REFRESH,
     SHADOW,
@@ -33,7 +32,7 @@ from llada_jax.sampler.windows.window import Span, block_stop
 class Query(NamedTuple):
     """What a step asks the model: which positions are scored, by which of its rows."""
 
-    at: Int[Array, "B Q"]  # position; plus L in the branch; 2 L where nothing is asked
+    at: Int[Array, "B Q"]  # position; L where nothing is asked
     row: Int[Array, "B Q"]
     rescored: Bool[Array, "B L"]  # visible tokens among them
 
@@ -67,7 +66,6 @@ def plan_step(setup: Setup, canvas: Canvas) -> StepPlan:
         shadow=measured & in_span(canvas, *span) if setup.shadows else None,
         refresh=refreshed if by_rows else None,
         probe=refreshed if by_rows and rule.rescore == "shadow" else None,
-        branch=None if canvas.hypothesis is None else canvas.hypothesis.rows,
         like=canvas.tokens,
     )
     later = blocks_of(canvas, config.block_length) > canvas.block[:, None]
@@ -115,14 +113,10 @@ def _query(
         rescored = (measured & in_span(canvas, *span)) | extra.at(REFRESH)
     else:
         rescored = jnp.zeros(measured.shape, bool)
-    expected = extra.at(BRANCH)
-    if canvas.hypothesis is not None:
-        expected &= canvas.hypothesis.tokens == setup.mask_id
     asked = _open_positions(setup, canvas, span) | rescored
-    flags = jnp.concatenate([asked, expected], axis=1)
-    at = packed(flags, setup.most_asked(canvas.tokens.shape[1]))
-    rows = take(jnp.concatenate([row, slots[:, BRANCH]], axis=1), at)
-    return Query(at, jnp.maximum(rows, 0), rescored)
+    at = packed(asked, setup.most_asked(canvas.tokens.shape[1]))
+    last = slots[:, -1, -1, None]  # of all rows: what is not asked is of no padding
+    return Query(at, jnp.maximum(jnp.minimum(take(row, at), last), 0), rescored)
 
 
 def _open_positions(setup: Setup, canvas: Canvas, span: Span) -> Bool[Array, "B L"]:

@@ -4,9 +4,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from llada_jax.rows import make_rows
-from llada_jax.sampler.canvas import Canvas, block_start, take
+from llada_jax.sampler.canvas import Canvas, take
 from llada_jax.sampler.extra_rows import (
-    BRANCH,
     NOTHING,
     PROBE,
     REFRESH,
@@ -48,8 +47,8 @@ def _rows_alone(setup: Setup, canvas: Canvas, plan: StepPlan, n_rows: int) -> Ro
 def rows_beside(setup: Setup, canvas: Canvas, extra: ExtraRows, span: Span, n_rows: int) -> Rows:
     """Returns the rows of a span, and extra rows behind them, padded to `n_rows`.
 
-    A branch sees the window's rows before it, which will be cached by then. Refreshed tokens see
-    no position of a later order either where the model's attention is causal between blocks.
+    Refreshed tokens see no position of a later order either where the model's attention is causal
+    between blocks.
     """
     index = jnp.arange(n_rows, dtype=jnp.int32)[None, :]
     batch, length = canvas.tokens.shape
@@ -60,8 +59,6 @@ def rows_beside(setup: Setup, canvas: Canvas, extra: ExtraRows, span: Span, n_ro
     positions = jnp.where(of_window, span.start[:, None] + index, entry % length)
     shadow = (kind == SHADOW) | (kind == PROBE)
     tokens = jnp.where(shadow, jnp.int32(setup.mask_id), take(canvas.tokens, positions))
-    if canvas.hypothesis is not None:
-        tokens = jnp.where(kind == BRANCH, take(canvas.hypothesis.tokens, positions), tokens)
     return Rows(
         tokens=tokens,
         positions=positions,
@@ -92,13 +89,8 @@ def _sees_rows(
     setup: Setup, canvas: Canvas, kind: Int[Array, "B R"], positions: Int[Array, "B R"]
 ) -> Bool[Array, "B R R"]:
     mine, other = kind[:, :, None], kind[:, None, :]
-    there = positions[:, None, :]
-    elsewhere = there != positions[:, :, None]
-    before_branch = there < block_start(canvas, setup.config.block_length)[:, None, None]
-    sees = (other == WINDOW) & (
-        (mine == WINDOW) | ((mine == SHADOW) & elsewhere) | ((mine == BRANCH) & before_branch)
-    )
-    sees |= (other == BRANCH) & (mine == BRANCH)
+    elsewhere = positions[:, None, :] != positions[:, :, None]
+    sees = (other == WINDOW) & ((mine == WINDOW) | ((mine == SHADOW) & elsewhere))
     order = _order(setup, canvas, positions)
     if order is not None:
         sees &= order[:, None, :] <= order[:, :, None]

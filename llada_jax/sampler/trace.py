@@ -15,7 +15,7 @@ from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.replay import replay
 from llada_jax.view.page import Page, page_of, phone_timeline
 
-FORMAT = 3
+FORMAT = 4
 
 
 _BITS = {kind: getattr(record, kind.name) for kind in Event if hasattr(record, kind.name)}
@@ -32,11 +32,10 @@ class Trace:
     rows: Int[np.ndarray, " S"]
     """Rows that the forward ran for each batch row: its bucket."""
     live_rows: Int[np.ndarray, "S B"]
-    """Rows that were no padding; the next three are among them."""
+    """Rows that were no padding; the next two are among them."""
     shadow_rows: Int[np.ndarray, "S B"]
     draft_rows: Int[np.ndarray, "S B"]
     """Masked positions beyond the current block."""
-    branch_rows: Int[np.ndarray, "S B"]
     refreshed: Int[np.ndarray, "S B"]
     """Tokens outside the window that were refreshed: by rows of this forward, or of a worker's own
     (`settings["sampler"]["refresh"]`). Each by two rows, of which the shadow is scored; with

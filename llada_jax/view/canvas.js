@@ -53,12 +53,12 @@ class CanvasView {
   drawBar(now) {
     this.bar.replaceChildren();
     if (!now) return;
-    const { start, stop, rows, shadow_rows, branch_rows, draft_rows, live_rows } = now;
-    const beside = live_rows - (stop - start) - shadow_rows - branch_rows;
+    const { start, stop, rows, shadow_rows, draft_rows, live_rows } = now;
+    const beside = live_rows - (stop - start) - shadow_rows;
     const segments = [
       ["window", stop - start - draft_rows, ""], ["drafts", draft_rows, "drafts"],
       ["shadows", shadow_rows, "shadows"], ["refreshes", beside, "refreshes"],
-      ["branch", branch_rows, "branch"], ["padding", rows - live_rows, "padding"],
+      ["padding", rows - live_rows, "padding"],
     ];
     for (const [name, count, className] of segments) {
       if (count <= 0) continue;

@@ -18,10 +18,11 @@ from llada_jax.model.quantize import QuantArray, dequantize
 from llada_jax.model.score_rules import ScoreRules
 from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
-from llada_jax.revision.tiles import Tiles, unpack_q4_0
+from llada_jax.revision.tiles import Tiles
 from llada_jax.rows import make_rows
 from llada_jax.types import KVCache
 from tests.drawn_params import drawn_params
+from tests.revision.unpacked import unpack_q4_0
 from tests.sampler.test_worker import Held
 
 pytest.importorskip("llvmlite")

@@ -24,7 +24,6 @@ def drawn_trace(forwards: int, block_length: int) -> Trace:
         live_rows=zeros + length,
         shadow_rows=zeros,
         draft_rows=zeros,
-        branch_rows=zeros,
         refreshed=zeros,
         head_rows=zeros + forwards,
         cache_length=zeros,

@@ -5,8 +5,8 @@ import numpy as np
 from llada_jax.sampler.generate import Result
 from llada_jax.sampler.trace import Trace
 
-COUNTS = ("live_rows", "shadow_rows", "draft_rows", "branch_rows", "refreshed", "head_rows",
-          "cache_length", "block")  # fmt: skip
+COUNTS = ("live_rows", "shadow_rows", "draft_rows", "refreshed", "head_rows", "cache_length",
+          "block")  # fmt: skip
 EVENTS = ("step", "position", "token", "confidence", "kind")
 
 

@@ -58,7 +58,7 @@ def test_other_archives_and_formats_are_refused(trace, tmp_path, monkeypatch):
     monkeypatch.setattr("llada_jax.sampler.trace.FORMAT", 99)
     trace.save(tmp_path / "new.npz")
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="has trace format 99; allowed: 3"):
+    with pytest.raises(ValueError, match="has trace format 99; allowed: 4"):
         lj.Trace.load(tmp_path / "new.npz")
 
 

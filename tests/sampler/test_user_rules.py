@@ -27,7 +27,6 @@ from llada_jax.testing import (
 from tests.sampler.user_rules.credit import CreditDecoding
 from tests.sampler.user_rules.klass import KLASS
 from tests.sampler.user_rules.local_leap import LocalLeap
-from tests.sampler.user_rules.lopa import LoPA
 from tests.sampler.user_rules.prophet import Prophet
 from tests.sampler.user_rules.rcr import RCR
 from tests.sampler.user_rules.saber import Saber
@@ -39,7 +38,6 @@ RULES = {
     "credit": CreditDecoding(threshold=0.3),
     "prophet": Prophet(early=0.6, middle=0.4, late=0.2),
     "local_leap": LocalLeap(anchor=0.3, near=0.2, radius=2),
-    "lopa": LoPA(threshold=0.24),
     "rcr": RCR(),
     "saber": Saber(),
 }
@@ -67,7 +65,6 @@ NEUTRAL = {
     ),
     "credit": (CreditDecoding(threshold=0.24, alpha=0.0), THRESHOLD),
     "local_leap": (LocalLeap(anchor=0.24, near=0.1, radius=0), THRESHOLD),
-    "lopa": (LoPA(threshold=0.24, tries=0), THRESHOLD),
     "prophet": (Prophet(early=99.0, middle=99.0, late=99.0), {}),
 }
 
@@ -202,7 +199,7 @@ def run_without_measures(name, loop):
     return run(toy, jnp.int32(1), TOY, PROMPTS, config, loop=loop)
 
 
-@pytest.mark.parametrize("name", mostly_slow(["rcr", "local_leap", "lopa"], quick=("local_leap",)))
+@pytest.mark.parametrize("name", mostly_slow(["rcr", "local_leap"], quick=("local_leap",)))
 @pytest.mark.parametrize("loop", ["host", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_rules_that_declare_nothing_run_without_measures(name, loop):
     assert not (run_without_measures(name, loop).tokens == MASK).any()
@@ -313,31 +310,12 @@ def test_a_sure_prophet_fills_what_a_window_shows():
     assert (decode(rule=SURE, **window).nfe < 3).all()
 
 
-def test_a_branch_wins_and_loses():
-    shown = []
-
-    @lj.rule
-    class Watched(LoPA):
-        def decide(self, seen, state):
-            jax.debug.callback(lambda t: shown.append(t), seen.tried.predicted, ordered=True)
-            return super().decide(seen, state)
-
-    result = decode(rule=Watched(threshold=0.24))
-    branches = result.trace.branch_rows
-    assert (branches > 0).any() and (branches[0] == 0).all()
-    alone = decode(threshold=0.24)
-    assert (result.tokens != alone.tokens).any()
-    with pytest.raises(ValueError, match="rule LoPA has a branch; allowed: with cache 'blockwise'"):
-        lj.SamplerConfig(rule=LoPA(), cache="none")
-
-
 def test_the_trace_says_which_rule_ran():
     settings = decode(rule=RULES["klass"]).trace.settings
     path = "tests.sampler.user_rules.klass:KLASS"
     assert settings["sampler"]["accept"] == path
     again = lj.SamplerConfig.from_dict(settings["sampler"])
     assert again.rule == RULES["klass"] and again.accept == path
-    assert again.rule.label(again) == "KLASS 0.2 1"
     every = {**lj.SamplerConfig().as_dict(), "accept": path, "divergence": 0.5}  # as Hydra gives it
     assert lj.SamplerConfig.from_dict(every).rule == KLASS(divergence=0.5)
     with pytest.raises(ValueError, match="accept is 'nowhere:X': No module named"):

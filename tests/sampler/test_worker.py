@@ -162,7 +162,7 @@ def test_where_no_worker_can_run(options, message):
 def test_models_with_shifted_outputs_have_no_rows_of_their_own(settings, rows, refresh):
     shifted = CONFIG.replace(shift_logits=True)
     config = STAGED.replace(refresh=refresh, **settings)
-    message = f"{rows} rows need .* allowed: no branch, and revision with rescore 'token' and ref"
+    message = f"{rows} rows need .* allowed: revision with rescore 'token' and ref"
     with pytest.raises(ValueError, match=message), Worker() as worker:
         toy_decode(PROMPTS, config, shifted, loop="host", worker=worker)
 

@@ -4,22 +4,9 @@ from llada_jax.config.policies import register
 from llada_jax.sampler.rules.entropy_bound import EntropyBound
 from llada_jax.sampler.rules.factor import Factor
 from llada_jax.sampler.rules.quota import Quota
-from llada_jax.sampler.rules.rule import RevisingRule, Rule
 from llada_jax.sampler.rules.staged import Staged
 from llada_jax.sampler.rules.threshold import Threshold
 from llada_jax.sampler.rules.token_edit import TokenEdit
 from llada_jax.sampler.rules.wino import Wino
-
-__all__ = [
-    "EntropyBound",
-    "Factor",
-    "Quota",
-    "RevisingRule",
-    "Rule",
-    "Staged",
-    "Threshold",
-    "TokenEdit",
-    "Wino",
-]
 
 register("rule", (Quota, Threshold, Factor, EntropyBound, Staged, Wino, TokenEdit))

@@ -42,13 +42,6 @@ class Drafts(NamedTuple):
     confidence: Float[Array, "B L"]
 
 
-class Tried(NamedTuple):
-    """What the model says of the block's other version: of masks; -1 where nothing was scored."""
-
-    predicted: Int[Array, "B C"]
-    confidence: Float[Array, "B C"]
-
-
 @dataclass(frozen=True)
 class Seen:
     """What a rule is shown of the current block after a forward, one entry for each position.
@@ -78,7 +71,6 @@ class Seen:
         score in this block (nats); the largest number where there was none.
       hidden: The model's last state, of which the head makes the logits.
       drafts: What is known of later blocks.
-      tried: What the model says of the block as `branch` had it; None unless the rule has one.
     """
 
     position: Int[Array, "B C"]
@@ -101,7 +93,6 @@ class Seen:
     divergence: Any = None
     hidden: Any = None
     drafts: Drafts | None = None
-    tried: Tried | None = None
 
 
 class Ask(NamedTuple):
@@ -186,11 +177,6 @@ class OwnRule(Rule):
         """Returns the tokens of which the rule needs logits."""
         return Ask()
 
-    def branch(self, tokens: Int[Array, "B C"], state: State) -> Int[Array, "B C"]:
-        """Returns another version of the block, of what stands there after a decision. Where it
-        differs, the next forward has rows of it beside the block's own: `seen.tried`."""
-        return tokens
-
     def require(self, part: str, value: Any, kind: Any, *shape: int | None) -> None:
         """Raises ValueError unless an array has a dtype of this kind and this shape; None stands
         for any length."""
@@ -216,15 +202,11 @@ class OwnRule(Rule):
         return frozenset(self.needs) & frozenset(get_args(HeadNeed))
 
     def check(self, config: SamplerConfig) -> None:
-        name, window = type(self).__name__, config.window
+        name = type(self).__name__
         unknown = set(self.needs) - set(get_args(Need))
         require(
             not unknown,
             f"rule {name} needs {sorted(unknown)}; allowed: {', '.join(get_args(Need))}",
-        )
-        require(
-            not self.branches or (window.leaves_tokens and not window.drafts),
-            f"rule {name} has a branch; allowed: with cache 'blockwise', without multi_block",
         )
         if self.revises:
             require_for_revision(config, f"rule {name} revises")
@@ -250,7 +232,6 @@ def rule(cls: type[T]) -> type[T]:
         "source": vars(cls).get("source", cls.__module__),
         "source_hash": _source_hash(cls),
         "spread": bool(needs & {"entropy", "margin"}),
-        "branches": getattr(cls, "branch", OwnRule.branch) is not OwnRule.branch,
         "no_drafts": "" if "drafts" in needs else OwnRule.no_drafts,
     }
     made: Any = cls

@@ -1,8 +1,8 @@
 """What every rule is: numbers, and the functions that read them, in one value."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -70,8 +70,6 @@ class Rule:
     """Whether a step commits its best candidate, however unsure it is, so that decoding ends."""
     spread: ClassVar[bool] = False
     """Whether the rule reads entropies."""
-    branches: ClassVar[bool] = False
-    """Whether the rule has another version of the block run beside it."""
     no_drafts: ClassVar[str] = ""
     """Why the rule cannot say which drafts are to be taken over; empty where it can."""
     rescore: Rescore | NoRescore = "shadow"
@@ -93,16 +91,6 @@ class Rule:
 
     def check(self, config: SamplerConfig) -> None:
         """Raises ValueError where the rule cannot work with the rest of the settings."""
-
-    def label(self, config: SamplerConfig) -> str:
-        """Returns the rule and its numbers as tables have them: `threshold 0.9`."""
-        values = (getattr(self, each.name) for each in fields(cast(Any, self)))
-        numbers = (f"{value:g}" for value in values if isinstance(value, float))
-        return " ".join([self.chosen_by["accept"].rpartition(":")[2], *numbers])
-
-    def at_once(self) -> "Rule | None":
-        """Returns the rule that commits for good what this one commits at first; None: none."""
-        return None
 
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
         """Returns the transfer mask: which candidates are committed."""

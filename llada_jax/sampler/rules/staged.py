@@ -23,10 +23,8 @@ from llada_jax.sampler.rules.rule import (
     Rescore,
     Rescored,
     RevisingRule,
-    Rule,
     require_probabilities,
 )
-from llada_jax.sampler.rules.threshold import Threshold
 
 OnDoubt = Literal["keep", "replace", "remask"]
 OnChange = Literal["keep", "reopen"]
@@ -90,9 +88,6 @@ class Staged(RevisingRule):
             self.refresh != "worker" or config.window.leaves_tokens,
             f"cache is {config.cache!r} and refresh is 'worker'; allowed: 'blockwise'",
         )
-
-    def at_once(self) -> Rule:
-        return Threshold(threshold=self.theta_visible)
 
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
         return candidates.reach(self.theta_visible)

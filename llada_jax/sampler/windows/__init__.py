@@ -6,16 +6,5 @@ from llada_jax.sampler.windows.dual import DualCache
 from llada_jax.sampler.windows.multi_block import MultiBlock
 from llada_jax.sampler.windows.prefix import PrefixCache
 from llada_jax.sampler.windows.whole_canvas import WholeCanvas
-from llada_jax.sampler.windows.window import Span, Window
-
-__all__ = [
-    "Blockwise",
-    "DualCache",
-    "MultiBlock",
-    "PrefixCache",
-    "Span",
-    "WholeCanvas",
-    "Window",
-]
 
 register("window", (WholeCanvas, PrefixCache, DualCache, Blockwise, MultiBlock))

@@ -184,54 +184,26 @@ def test_the_folder_of_another_experiment_is_refused_and_kept(finished, tmp_path
     assert contents(tmp_path / "run") == before
 
 
-def test_what_a_rescore_does_not_read_is_refused(finished, tmp_path):
-    for change in ("model=tiny", "task=yes_no", "task.items=3", "sampler.threshold=0.3", "seed=1"):
-        with pytest.raises(SystemExit, match=rf"{change} with rescore.*allowed: baseline, phones"):
-            run(tmp_path / "run", f"rescore={finished}", change)
-    assert not any((tmp_path / "run").iterdir())
-
-
-@pytest.mark.parametrize("place", ["run", "other"])
-def test_a_rescore_replaces_nothing_of_a_run(finished, place, tmp_path):
-    for name in ("run", "other"):
-        shutil.copytree(finished, tmp_path / name)
-    with pytest.raises(SystemExit, match=rf"/{place} has the generations of another run.*allowed"):
-        run(tmp_path / place, f"rescore={tmp_path / 'run'}")
-    assert contents(tmp_path / place) == contents(finished)
-
-
 def test_a_run_has_the_files_that_it_says_and_no_others(finished):
     files = {path.name for path in finished.iterdir()}
     assert files == {"config.yaml", "env.json", "metrics.jsonl", "results.json", "generations"}
 
 
-def test_a_run_is_judged_again_without_a_model(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(lj, "load", None)
-    rows = run(tmp_path / "again", f"rescore={finished}")
-    again, first = rows["threshold/exact_match"], results(finished)
-    assert again == first["word_problems/threshold/exact_match"]
-
-
-def test_a_decoder_is_compared_on_the_same_items(finished, tmp_path):
-    rows = run(tmp_path / "other", *CELL, "sampler.threshold=0.3", f"baseline={finished}")
-    name = "threshold@threshold:0.3"
-    before = results(finished)["word_problems/threshold/exact_match"]["value"]
-    difference = rows[f"{name}/against/threshold/difference"]
-    assert difference["value"] == pytest.approx(rows[f"{name}/exact_match"]["value"] - before)
-    assert 0 < rows[f"{name}/against/threshold/p_value"]["value"] <= 1
-    assert rows[f"{name}/nfe"]["value"] < results(finished)["word_problems/threshold/nfe"]["value"]
-
-
 def test_a_phone_is_asked_of_stored_traces(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(lj, "load", None)
-    rows = run(tmp_path / "again", f"rescore={finished}", "phones=[SM8750]")
-    row = rows["threshold/phone/SM8750"]
+
+    def reported(source: Path, folder: Path) -> None:
+        arguments = [f"runs=[{source}]", "phones=[SM8750]", f"hydra.run.dir={folder}"]
+        run_experiment(report.main, arguments)
+
+    reported(finished, tmp_path / "page")
+    (row,) = (row for name, row in results(tmp_path / "page").items() if "/phone/" in name)
     assert (row["kind"], row["n"]) == ("modelled", 6)
     assert row["trace_source"].startswith("a trace of llada, 4 layers of width 128")
-    first, second = GenerationStore.load(finished / "generations").traces()
+    assert f"| {row['value']:.2f} s |" in (tmp_path / "page" / "report.md").read_text()
     seconds = [
         each.value
-        for _, trace in (first, second)
+        for _, trace in GenerationStore.load(finished / "generations").traces()
         for each in on_phones(trace, ["SM8750"])
         if each.name == "phone/SM8750/this_run"
     ]
@@ -239,7 +211,7 @@ def test_a_phone_is_asked_of_stored_traces(finished, tmp_path, monkeypatch):
     shutil.copytree(finished, tmp_path / "old")
     (tmp_path / "old" / "generations" / "000003.trace.npz").unlink()
     with pytest.raises(SystemExit, match=r"has traces of 3 questions; allowed: of all 6"):
-        run(tmp_path / "no", f"rescore={tmp_path / 'old'}", "phones=[SM8750]")
+        reported(tmp_path / "old", tmp_path / "no")
 
 
 @pytest.mark.parametrize("task", ["yes_no", pytest.param("sudoku", marks=pytest.mark.slow)])
@@ -256,8 +228,6 @@ def test_every_task_brings_its_own_answer_length(task, tmp_path, random_model):
         ("task.items=0", "items is 0; allowed: 1 or more"),
         ("task.difficulty=9", "difficulty of word_problems is 9; allowed: 0, 1, 2, 3"),
         ("batch_size=0", "batch_size is 0; allowed: 1 or more"),
-        ("baseline=nowhere", "baseline is 'nowhere', which has no generations"),
-        ("rescore=nowhere", "rescore is 'nowhere', which has no generations"),
         ("model=nowhere", "no model at 'nowhere'"),
         ("tiles=q4_0", "tiles is 'q4_0', backend is 'xla' and the sampler has no worker; allowed"),
     ],
@@ -277,28 +247,10 @@ def test_unknown_names_are_answered_with_those_that_exist(group, tmp_path, monke
     assert not (tmp_path / "run").exists()
 
 
-def test_another_seeds_run_is_no_baseline(finished, tmp_path):
-    with pytest.raises(SystemExit, match=r"the baseline's task is .*'seed': 7.*'seed': 8"):
-        run(tmp_path / "run", *CELL, "task.seed=8", f"baseline={finished}")
-    with pytest.raises(SystemExit, match=r"the baseline lacks item \[6\] of 7"):
-        run(tmp_path / "run", *CELL, "task.items=7", f"baseline={finished}")
-    assert not any((tmp_path / "run").iterdir())
-
-
-def test_a_rescore_that_cannot_be_compared_leaves_nothing(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "short")
-    (tmp_path / "short" / "generations" / "000003.jsonl").unlink()
-    with pytest.raises(SystemExit, match=r"short/generations lacks 000003\.jsonl; allowed"):
-        run(tmp_path / "run", f"rescore={finished}", f"baseline={tmp_path / 'short'}")
-    assert not any((tmp_path / "run").iterdir())
-
-
 def test_a_damaged_file_is_named_and_kept(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     path = tmp_path / "run" / "generations" / "000003.jsonl"
     path.write_text(path.read_text()[:-20])
     with pytest.raises(SystemExit, match=r"000003\.jsonl is damaged"):
         run(tmp_path / "run", *CELL)
-    with pytest.raises(SystemExit, match=r"000003\.jsonl is damaged"):
-        run(tmp_path / "again", f"rescore={tmp_path / 'run'}")
     assert (tmp_path / "run" / "results.json").exists()

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import llada_jax as lj
 from experiments.evaluate import __main__ as entry
-from experiments.evaluate.chosen_samplers import CHOSEN, ChosenSamplers
 from experiments.report import __main__ as report
-from llada_jax.config import SamplerConfig
 from llada_jax.evaluation import harness
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.regime import PUBLISHED
@@ -40,19 +37,6 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 def results(folder: Path) -> dict[str, dict]:
     return {row["name"]: row for row in json.loads((folder / "results.json").read_text())}
-
-
-def write_chosen(folder: Path, model: Path, **changes) -> None:
-    """As a sweep of the model would have; `b` and `hasty` were swept."""
-    sampler = SamplerConfig(threshold=0.001, cache="blockwise")
-    found = ChosenSamplers(
-        samplers={"b": sampler, "hasty": sampler},
-        fingerprint=harness.fingerprint(lj.load(model)),
-        scored_seed=5,
-        scored_items=9,
-    )
-    folder.mkdir()
-    (folder / CHOSEN).write_text(found._replace(**changes).as_json())
 
 
 @pytest.fixture(scope="module")
@@ -118,77 +102,20 @@ def test_one_table_has_a_line_for_each_decoder(finished, random_model):
     assert over_all[3].split()[:4] == ["hasty", "0.0001", f"{share:.1f}", "%"]
 
 
-@pytest.mark.slow
-def test_what_was_chosen_is_decoded_with_beside_what_is_published(tmp_path, random_model):
-    decoders = [
-        "{name: a, sampler: {threshold: 0.002}}",
-        "{name: b, sampler: {threshold: 0.9, cache: blockwise}}",
-    ]
-    changes = [
-        f"model={random_model}", "task.items=1", "suite.tasks=[yes_no]",
-        f"suite.decoders=[{', '.join(decoders)}]",
-    ]  # fmt: skip
-    write_chosen(tmp_path / "sweep", random_model)
-    rows = run(tmp_path / "run", *changes, f"chosen={tmp_path}/sweep")
-    assert {name.split("/")[1] for name in rows} == {"a", "b", "b@chosen"}
-    assert rows["decoding/b@chosen/nfe"]["value"] < rows["decoding/b/nfe"]["value"]
-    store = GenerationStore.load(tmp_path / "run" / "cells" / "b@chosen-yes_no" / "generations")
-    assert store.settings["sampler"]["threshold"] == 0.001
-    shutil.rmtree(tmp_path / "sweep")
-    again = [f"rescore={tmp_path}/run", f"hydra.run.dir={tmp_path}/again"]
-    printed = run_experiment(entry.main, again)
-    assert results(tmp_path / "again") == rows
-    thresholds = {
-        line.split()[0]: line.split()[1] for line in printed.split("\n\n")[0].splitlines()[2:]
-    }
-    assert thresholds == {"a": "0.002", "b": "0.9", "b@chosen": "0.001"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"fingerprint": "ab"}, "fingerprint is .*; allowed: ab, the model whose thresholds"),
-        ({"scored_seed": 6}, "task.seed is 5 and task.items 2; allowed: seed 6 and up to 9"),
-        ({"scored_items": 1}, "task.seed is 5 and task.items 2; allowed: seed 5 and up to 1"),
-        ({"samplers": {}}, "chosen.json has nothing; allowed: sweeps of llada, hasty"),
-    ],
-)
-def test_what_was_chosen_for_something_else_is_refused(changes, message, tmp_path, random_model):
-    write_chosen(tmp_path / "sweep", random_model, **changes)
-    with pytest.raises(SystemExit, match=message):
-        run(tmp_path / "run", f"model={random_model}", f"chosen={tmp_path}/sweep")
-    assert not any((tmp_path / "run").iterdir())
-
-
-def test_only_a_suite_takes_what_a_sweep_has_chosen(tmp_path):
-    with pytest.raises(
-        SystemExit, match=r"/sweep has no chosen\.json; allowed: the folder of a run"
-    ):
-        run(tmp_path / "run", f"chosen={tmp_path}/sweep")
-    with pytest.raises(SystemExit, match="chosen is 'a' without a suite; allowed: suite=decoding"):
-        run_experiment(entry.main, ["chosen=a", f"hydra.run.dir={tmp_path}/run"])
-
-
 def test_a_finished_suite_decodes_nothing_again(finished, random_model, monkeypatch):
     folder, rows = finished
     monkeypatch.setattr(harness.Trial, "answers", None)
     assert run(folder, f"model={random_model}") == rows
 
 
-def test_a_suite_is_judged_again_without_a_model(finished, tmp_path, monkeypatch):
-    folder, rows = finished
-    monkeypatch.setattr(lj, "load", None)
-    run_experiment(entry.main, [f"rescore={folder}", f"hydra.run.dir={tmp_path}"])
-    assert results(tmp_path) == rows
-    assert sum("/tokens_per_second" in name for name in rows) == 2 * (1 + len(TASKS))
-
-
 @pytest.mark.slow
-def test_a_suite_is_timed_on_phones(finished, tmp_path):
+def test_a_finished_suite_is_judged_again_and_timed_on_phones(
+    finished, random_model, tmp_path, monkeypatch
+):
     folder, rows = finished
-    arguments = [f"rescore={folder}", "phones=[SM8750]", f"hydra.run.dir={tmp_path}"]
-    run_experiment(entry.main, arguments)
-    again = results(tmp_path)
+    shutil.copytree(folder, tmp_path / "run")
+    monkeypatch.setattr(harness.Trial, "answers", None)
+    again = run(tmp_path / "run", f"model={random_model}", "phones=[SM8750]")
     phones = {name: row for name, row in again.items() if "/phone/" in name}
     assert {name: row for name, row in again.items() if name not in phones} == rows
     assert {name.removesuffix("/phone/SM8750"): row["n"] for name, row in phones.items()} == {
@@ -208,9 +135,8 @@ def test_a_suite_is_not_replaced_by_what_cannot_go_on_with_it(finished, begun, t
         (folder / "config.yaml").unlink()
     before = contents(folder)
     message = "holds a run of another" if begun else "has the cells of another run"
-    for arguments in (["model=tiny", "task.items=1"], [f"rescore={finished[0]}"]):
-        with pytest.raises(SystemExit, match=f"/suite {message}.*allowed: another folder"):
-            run_experiment(entry.main, [*arguments, f"hydra.run.dir={folder}"])
+    with pytest.raises(SystemExit, match=f"/suite {message}.*allowed: another folder"):
+        run_experiment(entry.main, ["model=tiny", "task.items=1", f"hydra.run.dir={folder}"])
     assert contents(folder) == before
 
 
@@ -220,15 +146,6 @@ def test_a_decoder_is_not_replaced_by_a_suite(finished, tmp_path):
     with pytest.raises(SystemExit, match=r"/run has the generations of another run"):
         run(tmp_path / "run")
     assert contents(tmp_path / "run") == before
-
-
-def test_a_suite_that_did_not_finish_is_not_judged_again(finished, tmp_path):
-    shutil.copytree(finished[0], tmp_path / "half")
-    settings = tmp_path / "half" / "config.yaml"
-    settings.write_text(settings.read_text().replace("items: 2", "items: 3"))
-    with pytest.raises(SystemExit, match=r"llada-countdown has 2 of 3 items; allowed: a suite"):
-        run_experiment(entry.main, [f"rescore={tmp_path}/half", f"hydra.run.dir={tmp_path}/new"])
-    assert not any((tmp_path / "new").iterdir())
 
 
 def test_a_report_compares_the_cells_of_a_suite(finished, tmp_path):
@@ -274,7 +191,6 @@ def test_a_difficulty_holds_for_every_task(tmp_path, random_model):
         ("suite.decoders=[]", "decoders is empty; allowed: one or more"),
         ("suite.decoders=[{name: a, sampler: {}}, {name: a, sampler: {}}]", "each name once"),
         ("suite.decoders=[{name: a, sampler: {cache: none2}}]", "cache is 'none2'"),
-        ("rescore=outputs/nowhere", "suite is given with rescore="),
         ("task.difficulty=3", "difficulty of .* is 3; allowed: 0, 1, 2"),
         ("task=yes_no", "task=yes_no with a suite, which has tasks and samplers of its own"),
         ("task.gen_length=64", "task.gen_length=64 with a suite"),

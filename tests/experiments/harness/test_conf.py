@@ -3,11 +3,10 @@
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments import latency_table, lm_eval, reliability
+from experiments import lm_eval, reliability
 from experiments.evaluate import __main__ as evaluate
 from experiments.generate import __main__ as generate
 from experiments.harness.run import REPOSITORY, read_config
-from experiments.thresholds import __main__ as thresholds
 from experiments.train import __main__ as train
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.config.sampler import PRESETS
@@ -18,11 +17,8 @@ CONF = REPOSITORY / "conf"
 SCHEMAS = {
     "evaluate": evaluate.EvaluateConfig,
     "generate": generate.GenerateConfig,
-    "latency_table": latency_table.LatencyTableConfig,
     "lm_eval": lm_eval.LmEvalConfig,
     "reliability": reliability.ReliabilityConfig,
-    "thresholds": thresholds.ThresholdsConfig,
-    "thresholds_options": thresholds.ThresholdsConfig,
     "train": train.RunConfig,
 }
 
@@ -80,22 +76,6 @@ def test_the_suite_has_the_decoders_that_are_reported_on_every_task():
     assert set(suite.tasks) == set(task_names()) - {"long_addition", "inventory"}, (
         "which no bundled model has learnt"
     )
-
-
-def test_every_decoder_of_the_suite_that_has_thresholds_is_swept_around_them():
-    swept = {sweep.name: sweep for sweep in composed("thresholds").sweeps}
-    for decoder in composed("evaluate", "suite=decoding").suite.decoders:
-        by_number = decoder.sampler.accept == "quota"
-        assert by_number == (decoder.name not in swept)
-        if not by_number:
-            settings = [setting.sampler for setting in swept[decoder.name].settings]
-            assert decoder.sampler in settings and len(settings) > 1
-
-
-def test_options_are_swept_apart_from_thresholds():
-    options, chosen_from = composed("thresholds_options"), composed("thresholds")
-    names = {sweep.name for sweep in options.sweeps}
-    assert names and not names & {sweep.name for sweep in chosen_from.sweeps}
 
 
 @pytest.mark.parametrize("sampler", PRESETS)
