@@ -20,22 +20,30 @@ def best_of(work: Callable[[], Result], repeats: int = 1) -> tuple[Result, float
 def best_times(
     candidates: Mapping[str, Callable[[], Any]], repeats: int, calls: int = 1
 ) -> dict[str, float]:
-    """Returns the seconds of each candidate: best of `repeats` rounds in which all take turns,
+    """Returns the seconds of each candidate: best of `repeats` rounds. Arguments and errors as
+    `times_in_turns`."""
+    return {name: min(each) for name, each in times_in_turns(candidates, repeats, calls).items()}
+
+
+def times_in_turns(
+    candidates: Mapping[str, Callable[[], Any]], repeats: int, calls: int = 1
+) -> dict[str, list[float]]:
+    """Returns the seconds of each candidate in each of `repeats` rounds, in which all take turns,
     after a first call that compiles.
 
     Args:
-      calls: in each turn. The first one pays for what the candidate before left behind: in caches,
-        and memory that the system is still taking back.
+      calls: in each turn, of which the best counts. The first one pays for what the candidate
+        before left behind: in caches, and memory that the system is still taking back.
 
     Raises FloatingPointError where a candidate gives NaN or infinity.
     """
     for name, call in candidates.items():
         require_finite_results(name, jax.block_until_ready(call()))
-    best = dict.fromkeys(candidates, float("inf"))
+    times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(repeats):
         for name, call in candidates.items():
-            best[name] = min(best[name], *(_timed(call)[1] for _ in range(calls)))
-    return best
+            times[name].append(min(_timed(call)[1] for _ in range(calls)))
+    return times
 
 
 def _timed(call: Callable[[], Result]) -> tuple[Result, float]:
