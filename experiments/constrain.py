@@ -2,11 +2,12 @@
 
     python -m experiments.constrain
     python -m experiments.constrain items=200 tasks=[choices] sampler=staged
-    python -m experiments.constrain ways=[raw] sampler.threshold=0.8
+    python -m experiments.constrain forms=[json] ways=[raw] sampler.threshold=0.8
 
-Word problems are answered in JSON (steps and a result), and in the form that the model was trained
-on; choices by one of the four lines that may end an answer. Each constraint runs with both measures
-of confidence, and token by token from the left, as programs do that constrain the next token.
+Word problems are answered in JSON (steps and a result), and both tasks in the form that the model
+was trained on; choices also by one of the four lines that may end an answer. Each constraint runs
+with both measures of confidence, and token by token from the left with any spelling, as programs do
+that constrain the next token.
 """
 
 import json
@@ -29,13 +30,13 @@ from llada_jax.evaluation.task import Item, Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.evaluation.wording import LETTERS
 
-STEPS = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 4}
 SCHEMA = {
     "type": "object",
-    "properties": {"steps": STEPS, "result": {"type": "integer", "minimum": 0}},
+    "properties": {"steps": {"type": "string"}, "result": {"type": "integer", "minimum": 0}},
     "required": ["steps", "result"],
 }
-FORM = r"[A-Z][^#\n]*\n#### [0-9]{1,3}"
+NUMBER = r"[A-Z][^#\n]*\n#### [0-9]{1,3}"
+LETTER = r"[A-Z][^#]*\n[A-D]\) [^#\n]*\n#### [A-D]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,7 @@ class ConstrainConfig:
     model: str
     sampler: SamplerConfig
     tasks: tuple[Literal["word_problems", "choices"], ...]
+    forms: tuple[Literal["free", "json", "form", "choice"], ...]
     ways: tuple[Literal["raw", "allowed", "by_token"], ...]
     items: int = 2000
     seed: int = 2
@@ -62,29 +64,21 @@ class Leftmost:
         return lj.Decision(commit=seen.masked & (jnp.cumsum(seen.masked, axis=1) == 1)), state
 
 
-@dataclass(frozen=True)
-class Form:
-    """A form of answers: the constraint of an item, and the target that a valid text gives."""
-
-    constraint: Callable[..., lj.Constraint]
-    read: Callable[[Item, str], str | None]
-
-
-def _json_result(item: Item, text: str) -> str | None:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    whole = isinstance(found, dict) and list(found) == ["steps", "result"]
-    if not whole or type(found["result"]) is not int or not isinstance(found["steps"], list):
-        return None
-    steps = found["steps"]
-    fits = 1 <= len(steps) <= STEPS["maxItems"] and all(isinstance(each, str) for each in steps)
-    return str(found["result"]) if fits else None
-
-
-def _last_number(item: Item, text: str) -> str | None:
-    return text.rpartition(" ")[2] if re.fullmatch(FORM, text) else None
+WAYS: dict[str, dict[str, Any]] = {
+    "raw": {"confidence": "raw"},
+    "allowed": {"confidence": "allowed"},
+    "by_token": {"confidence": "raw", "spelling": "any"},
+}
+FORMS: dict[str, dict[str, Callable[..., lj.Constraint]]] = {
+    "word_problems": {
+        "json": lambda item, **way: lj.json_schema(SCHEMA, **way),
+        "form": lambda item, **way: lj.regex(NUMBER, **way),
+    },
+    "choices": {
+        "choice": lambda item, **way: lj.choice(_lines(item), **way),
+        "form": lambda item, **way: lj.regex(LETTER, **way),
+    },
+}
 
 
 def _lines(item: Item) -> list[str]:
@@ -92,19 +86,18 @@ def _lines(item: Item) -> list[str]:
     return [f"{letter}) {choice}\n#### {letter}" for letter, choice in lettered]
 
 
-def _chosen(item: Item, text: str) -> str | None:
-    return text[-1] if text in _lines(item) else None
-
-
-FORMS = {
-    "word_problems": {
-        "json": Form(lambda item, **measure: lj.json_schema(SCHEMA, **measure), _json_result),
-        "form": Form(lambda item, **measure: lj.regex(FORM, **measure), _last_number),
-    },
-    "choices": {
-        "choice": Form(lambda item, **measure: lj.choice(_lines(item), **measure), _chosen)
-    },
-}
+def _read(constraint: lj.Constraint, text: str) -> str | None:
+    """Returns the target that a text gives; None for one that is none of the constraint's."""
+    if not isinstance(constraint.pattern, str):
+        return text[-1] if text in constraint.pattern else None
+    if not text.startswith("{"):
+        return text.rpartition(" ")[2] if re.fullmatch(constraint.pattern, text) else None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    fits = {name: type(value) for name, value in found.items()} == {"steps": str, "result": int}
+    return str(found["result"]) if fits else None
 
 
 def constrain(config: ConstrainConfig, run: Run) -> None:
@@ -118,14 +111,14 @@ def constrain(config: ConstrainConfig, run: Run) -> None:
         items = [asked.item(index) for index in range(config.items)]
         own = config.sampler.replace(gen_length=task.gen_length)
         by_token = own.replace(rule=Leftmost())
-        rows += run.recorded(_measured(f"{name}/free", task, model, items, own, config, None))
-        for kind, form in FORMS[name].items():
+        if "free" in config.forms:
+            rows += run.recorded(_measured(f"{name}/free", task, model, items, own, config))
+        for kind in (each for each in config.forms if each in FORMS[name]):
             for way in config.ways:
-                sampler, measure = (by_token, "raw") if way == "by_token" else (own, way)
+                sampler = by_token if way == "by_token" else own
+                given = [FORMS[name][kind](item, **WAYS[way]) for item in items]
                 case = f"{name}/{kind}/{way}"
-                rows += run.recorded(
-                    _measured(case, task, model, items, sampler, config, form, measure)
-                )
+                rows += run.recorded(_measured(case, task, model, items, sampler, config, given))
     run.finish(rows)
 
 
@@ -136,25 +129,28 @@ def _measured(
     items: Sequence[Item],
     sampler: SamplerConfig,
     config: ConstrainConfig,
-    form: Form | None,
-    measure: str = "raw",
+    given: Sequence[lj.Constraint] = (),
 ) -> list[ResultRow]:
     valid, right, forwards, count = 0, 0, [], len(items)
     tokenizer: Any = model.tokenizer
-    for first in tqdm(range(0, len(items), config.batch_size), desc=name):
-        part = items[first : first + config.batch_size]
-        prompts = [
-            tokenizer.encode_chat([{"role": "user", "content": item.question}]) for item in part
-        ]
-        options: dict[str, Any] = {}
-        if form is not None:
-            options["constraint"] = [form.constraint(item, confidence=measure) for item in part]
-        result = lj.generate(model, prompts, sampler, **options)
-        forwards.extend(result.nfe)
-        for item, text in zip(part, result.text, strict=True):
-            read = form.read(item, text) if form else None
+    # An automaton joins all patterns of a stream, so of many it gets as many as there are places.
+    size = config.batch_size if len({each.pattern for each in given}) > 1 else count
+    for first in range(0, count, size):
+        part, constraints = items[first : first + size], given[first : first + size]
+        chats = [[{"role": "user", "content": item.question}] for item in part]
+        results = lj.generate_stream(
+            model,
+            [tokenizer.encode_chat(chat) for chat in chats],
+            sampler,
+            places=config.batch_size,
+            constraint=constraints or None,
+        )
+        for place, result in enumerate(tqdm(results, f"{name} {first}", len(part))):
+            (text,) = result.text
+            read = _read(constraints[place], text) if given else None
             valid += read is not None
-            right += read == item.target if form else task.verify(item, text)
+            right += read == part[place].target if given else task.verify(part[place], text)
+            forwards.extend(result.nfe)
     rows = [
         ResultRow(
             f"{name}/exact_match", right / count, "share", n=count,
@@ -162,7 +158,7 @@ def _measured(
         ),
         ResultRow(f"{name}/forwards", float(np.mean(forwards)), "forwards", n=count),
     ]  # fmt: skip
-    if form is not None:
+    if given:
         rows.append(ResultRow(f"{name}/valid", valid / count, "share", n=count))
     return rows
 

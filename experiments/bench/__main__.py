@@ -4,8 +4,8 @@
     python -m experiments.bench suite=rivals
     python -m experiments.bench suite=released_mixture
 
-The first one is `continuous`. Other suites are `start`, `loading`, `experts_budget`, `constraint`
-and `packed`; each file of `conf/suite` says what its one takes.
+The first one is `continuous`. Other suites are `hot_paths`, `start`, `loading`, `experts_budget`,
+`constraint` and `packed`; each file of `conf/suite` says what its one takes.
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
 then hits both sides, and neither is charged for it.
@@ -21,6 +21,7 @@ import llada_jax as lj
 from experiments.bench.constraint_bench import time_constraints
 from experiments.bench.continuous_bench import ContinuousBenchConfig, time_continuous
 from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
+from experiments.bench.hot_paths import time_hot_paths
 from experiments.bench.loading_bench import time_loading
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
@@ -31,6 +32,7 @@ from llada_jax.config import ModelConfig, require_counts
 from llada_jax.model.params import init_params
 
 OfAShape = Literal[
+    "hot_paths",
     "rivals",
     "packed",
     "experts_budget",
@@ -38,7 +40,7 @@ OfAShape = Literal[
     "constraint",
     "loading",
 ]
-_USUAL_SHAPES = {"loading": "medium", "experts_budget": "mixture_1b"}
+_USUAL_SHAPES = {"hot_paths": "medium", "loading": "medium", "experts_budget": "mixture_1b"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     before any work, where the suite needs another model."""
     shape, repeats, seed = config.architecture, config.repeats, config.seed
     of_a_shape: Mapping[str, Callable[[ModelConfig], Iterator[ResultRow]]] = {
+        "hot_paths": lambda shape: time_hot_paths(shape, repeats, seed),
         "rivals": lambda shape: time_rivals(shape, config.rivals, repeats),
         "loading": lambda shape: time_loading(random_model(shape, seed), repeats),
         "packed": lambda shape: time_packed(shape, config.packed, repeats),

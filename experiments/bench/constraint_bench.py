@@ -2,7 +2,8 @@
 
 The vocabulary has the size of the shape's, and made-up spellings: words with and without a space
 before them, numbers, and every byte. The pattern is words in brackets, as long as the automaton has
-states. A step is one layer of the shape, scaled to its depth, and the head.
+states. A step is one layer of the shape, scaled to its depth, and the head; the layer, both heads
+and the automaton take turns, and the share is the median of the rounds'.
 """
 
 import string
@@ -10,31 +11,32 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import llada_jax as lj
+from experiments.bench.hot_paths import forward_of
 from experiments.harness.results import ResultRow
-from experiments.harness.timers import best_of, best_times
+from experiments.harness.timers import best_of, times_in_turns
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.constraint.automaton import Automaton
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
 from llada_jax.constraint.canvas import Grammar, Placed
 from llada_jax.constraint.compiled import automaton_of, read_automaton, write_automaton
 from llada_jax.constraint.patterns import Constraint
-from llada_jax.model.forward import cache_for, forward_rows
+from llada_jax.model.forward import cache_for
 from llada_jax.model.head import score_rows
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.params import init_params
 from llada_jax.model.score_rules import ScoreRules
-from llada_jax.rows import make_rows
 from llada_jax.sampler.canvas import new_canvas
-from llada_jax.sampler.constrained import class_scores, constrained
+from llada_jax.sampler.constrained import class_scores, constrained, forced, with_classes
 from llada_jax.sampler.record import spread
-from llada_jax.types import Asked, HeadOut, RowsOut
+from llada_jax.sampler.setup import Setup
+from llada_jax.types import HeadOut
 
 PROMPT, ROWS, GEN_LENGTH = 64, 32, 128
 """Rows of a forward are a block; behind it the canvas goes on to its end."""
@@ -50,12 +52,11 @@ def time_constraints(
     one = shape.replace(n_layers=1, tied_embeddings=True, **special)
     params = init_params(one, jax.random.key(seed), jnp.bfloat16)
     model = lj.Model(one, params, None)
-    layer = _forward_of(model)
+    positions = np.arange(PROMPT, PROMPT + ROWS)
+    layer = forward_of(model, positions, PROMPT + GEN_LENGTH)
     hidden = layer().hidden
     score = jax.jit(partial(score_rows, rules=ScoreRules()))
-    plain = best_times({"layer": layer, "head": partial(score, params, hidden, None)}, repeats)
-    step = plain["layer"] * shape.n_layers + plain["head"]
-    yield ResultRow("constraint/step", step * 1e3, "ms")
+    plain = {"layer": layer, "plain": partial(score, params, hidden, None)}
     spelled = spellings(one.vocab_size, seed)
     for count in states:
         name, pattern = f"constraint/{count}", rf"\[[a-zA-Z ]{{0,{count - 5}}}\]"
@@ -65,19 +66,17 @@ def time_constraints(
         yield ResultRow(f"{name}/classes", automaton.transitions.shape[1], "classes")
         yield ResultRow(f"{name}/build", seconds, "s")
         yield ResultRow(f"{name}/load", _load_seconds(automaton), "s")
-        yield from _of_a_step(name, model, automaton, hidden, score, step, repeats)
-
-
-def _forward_of(model: lj.Model) -> Callable[[], RowsOut]:
-    """Returns a forward of the rows behind the prompt, all of which see the whole canvas."""
-    positions, length = (
-        jnp.arange(PROMPT, PROMPT + ROWS, dtype=jnp.int32)[None],
-        PROMPT + GEN_LENGTH,
-    )
-    every, cached = jnp.ones_like(positions, bool), jnp.ones((1, length), bool)
-    rows = make_rows(jnp.ones_like(positions), positions, every, cached)
-    cache = cache_for(model.params, model.config, 1, length)
-    return partial(jax.jit(forward_rows, static_argnums=1), model.params, model.config, rows, cache)
+        calls = plain | dict(_work(model, automaton, hidden))
+        _, seconds = best_of(calls["automaton"])
+        yield ResultRow(f"{name}/compile", seconds, "s")
+        times = {each: np.array(of) for each, of in times_in_turns(calls, repeats).items()}
+        step = times["layer"] * shape.n_layers + times["plain"]
+        head = times["classes"] - times["plain"]
+        yield ResultRow(f"{name}/step", float(np.median(step)) * 1e3, "ms")
+        yield ResultRow(f"{name}/head", float(np.median(head)) * 1e3, "ms")
+        yield ResultRow(f"{name}/automaton", float(np.median(times["automaton"])) * 1e3, "ms")
+        share = np.median((head + times["automaton"]) / step)
+        yield ResultRow(f"{name}/share", float(share), "of a step")
 
 
 def spellings(vocab: int, seed: int) -> dict[int, bytes]:
@@ -98,17 +97,11 @@ def _load_seconds(automaton: Automaton) -> float:
         return best_of(partial(read_automaton, path), 3)[1]
 
 
-def _of_a_step(
-    name: str,
-    model: lj.Model,
-    automaton: Automaton,
-    hidden: Any,
-    score: Any,
-    step: float,
-    repeats: int,
-) -> Iterator[ResultRow]:
-    """Yields what the head and the automaton add to the step."""
-    texts = Texts((Constraint(name),), (automaton,))
+def _work(
+    model: lj.Model, automaton: Automaton, hidden: Any
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yields what measures classes in the head, and what the automaton does with them."""
+    texts = Texts((Constraint("words"),), (automaton,))
     sampler = SamplerConfig(gen_length=GEN_LENGTH, block_length=ROWS)
     prompt = np.full(PROMPT, SPECIAL, np.int32)
     placed = placed_texts(texts, [prompt], MASK, GEN_LENGTH, infill=False)
@@ -118,26 +111,18 @@ def _of_a_step(
     keys = jax.random.split(jax.random.key(0), 1)
     canvas = new_canvas([prompt], sampler, model.config, keys, cache, length, infill=False)
     canvas = canvas._replace(text=Placed(*map(jnp.asarray, placed)))
-    asked = Asked(n_classes=grammar.n_classes, class_of=grammar.class_of)
+    setup = Setup(model.config, sampler, grammar=grammar)
+    asked = with_classes(setup, None)
     measure = jax.jit(partial(measure_rows, rules=ScoreRules()))
     measured = partial(measure, model.params, hidden, None, asked)
 
     @jax.jit
-    def automaton_step(grammar: Grammar, canvas: Any, head: HeadOut) -> Any:
+    def automaton_step(setup: Setup, canvas: Any, head: HeadOut) -> Any:
         at = PROMPT + jnp.arange(ROWS, dtype=jnp.int32)[None]
         classes = class_scores(at, head, length)
-        return constrained(grammar, canvas, spread(at, head.scores, length), classes)[0]
+        grammar = cast(Grammar, setup.grammar)
+        here, _ = constrained(grammar, canvas, spread(at, head.scores, length), classes)
+        return here, forced(setup, canvas).tokens
 
-    work = partial(automaton_step, grammar, canvas, measured())
-    _, first = best_of(work)
-    yield ResultRow(f"{name}/compile", first, "s")
-    calls = {
-        "plain": partial(score, model.params, hidden, None),
-        "head": lambda: measured().scores,  # classes without ids have no finite logits
-        "automaton": work,
-    }
-    times = best_times(calls, repeats)
-    head = max(0.0, times["head"] - times["plain"])
-    yield ResultRow(f"{name}/head", head * 1e3, "ms")
-    yield ResultRow(f"{name}/automaton", times["automaton"] * 1e3, "ms")
-    yield ResultRow(f"{name}/share", (head + times["automaton"]) / step, "of a step")
+    yield "automaton", partial(automaton_step, setup, canvas, measured())
+    yield "classes", lambda: measured().scores  # classes without ids have no finite logits

@@ -17,7 +17,7 @@ class ConstraintSettings:
     regex: str | None = None
     json_schema: str | None = None
     choice: tuple[str, ...] | None = None
-    confidence: Measure = "raw"
+    confidence: Measure = "allowed"
 
     def made(self) -> lj.Constraint | None:
         """Returns the constraint that is asked for."""

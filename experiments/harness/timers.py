@@ -17,19 +17,18 @@ def best_of(work: Callable[[], Result], repeats: int = 1) -> tuple[Result, float
     return timed[-1][0], min(seconds for _, seconds in timed)
 
 
-def best_times(candidates: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Returns the seconds of each candidate: best of `repeats` rounds in which all take turns,
+def times_in_turns(
+    candidates: Mapping[str, Callable[[], Any]], repeats: int
+) -> dict[str, list[float]]:
+    """Returns the seconds of each candidate in each of `repeats` rounds, in which all take turns,
     after a first call that compiles.
 
     Raises FloatingPointError where a candidate gives NaN or infinity.
     """
     for name, call in candidates.items():
         require_finite_results(name, jax.block_until_ready(call()))
-    best = dict.fromkeys(candidates, float("inf"))
-    for _ in range(repeats):
-        for name, call in candidates.items():
-            best[name] = min(best[name], _timed(call)[1])
-    return best
+    rounds = [{name: _timed(call)[1] for name, call in candidates.items()} for _ in range(repeats)]
+    return {name: [times[name] for times in rounds] for name in candidates}
 
 
 def _timed(call: Callable[[], Result]) -> tuple[Result, float]:

@@ -48,17 +48,21 @@ def token_automaton(
     tokens: Mapping[int, bytes],
     ends: Sequence[int],
     vocab_size: int,
+    only: Mapping[int, int] | None = None,
 ) -> Automaton:
     """Returns the automaton over tokens of one over bytes, where -1 is no state.
 
     Args:
       tokens: what each id spells, a byte at least; ids that are not among them are never allowed.
       ends: ids that end a text.
+      only: of some states the one to which a token may lead.
     """
     dead = len(next_state)
     table = np.vstack([np.where(next_state < 0, dead, next_state), np.full((1, 256), dead)])
     spellings, spelling_of = _spellings(table, tokens)
     columns, column_of = _after_spellings(table, spellings)
+    for state, after in (only or {}).items():
+        columns[state, columns[state] != after] = dead
     column_of_token = dict(zip(tokens, column_of[spelling_of], strict=True))
     return _automaton(columns, start, accepts, column_of_token, ends, vocab_size)
 
@@ -67,25 +71,16 @@ def text_automaton(
     texts: Sequence[Sequence[int]], ends: Sequence[int], vocab_size: int
 ) -> Automaton:
     """Returns the automaton of some texts in these very tokens; `ends` as in `token_automaton`."""
-    following: list[dict[int, int]] = [{}]
-    accepting = set()
-    for text in texts:
-        state = 0
-        for token in text:
-            if token not in following[state]:
-                following[state][token] = len(following)
-                following.append({})
-            state = following[state][token]
-        accepting.add(state)
-    states = len(following)
+    begins = {tuple(text[:size]) for text in texts for size in range(len(text) + 1)}
+    state_of = {begin: state for state, begin in enumerate(sorted(begins))}  # nothing is state 0
     column_of_token = {
         token: i for i, token in enumerate({each for text in texts for each in text})
     }
-    columns = np.full((states, len(column_of_token)), states, np.int32)
-    for state, row in enumerate(following):
-        for token, after in row.items():
-            columns[state, column_of_token[token]] = after
-    accepts = np.isin(np.arange(states), list(accepting))
+    columns = np.full((len(state_of), len(column_of_token)), len(state_of), np.int32)
+    for begin, state in state_of.items():
+        if begin:
+            columns[state_of[begin[:-1]], column_of_token[begin[-1]]] = state
+    accepts = np.isin(np.arange(len(state_of)), [state_of[tuple(text)] for text in texts])
     return _automaton(columns, 0, accepts, column_of_token, ends, vocab_size)
 
 
@@ -173,41 +168,3 @@ def _reached(after: Int[np.ndarray, "S G"], start: int) -> Bool[np.ndarray, " S"
         beyond = np.unique(after[fresh[fresh < len(after)]])
         fresh = beyond[~reached[beyond]]
     return reached[:-1]
-
-
-class Joint(NamedTuple):
-    """The automata of a batch, padded to the same states and classes, and one class for each id."""
-
-    class_of: Int[np.ndarray, " V"]
-    transitions: Int[np.ndarray, "P S G"]
-    distance: Int[np.ndarray, "P S"]
-    start: Int[np.ndarray, " P"]
-    representative: Int[np.ndarray, " G"]
-    """An id of each class."""
-
-
-def joint(automata: Sequence[Automaton]) -> Joint:
-    """Returns automata over the same ids as one record. Ids are of one joint class where they are
-    of one class in every automaton; sizes are padded to powers of two, so that patterns of similar
-    size share programs."""
-    together = np.zeros(len(automata[0].class_of), np.int64)
-    for each in automata:
-        keys = together * each.transitions.shape[1] + each.class_of
-        _, first, together = np.unique(keys, return_index=True, return_inverse=True)
-    n_states = _padded(max(len(each.transitions) for each in automata))
-    n_classes = _padded(len(first))
-    transitions = np.full((len(automata), n_states, n_classes), DEAD, np.int32)
-    distance = np.full((len(automata), n_states), FAR, np.int32)
-    for pattern, each in enumerate(automata):
-        size = len(each.transitions)
-        transitions[pattern, :size, : len(first)] = each.transitions[:, each.class_of[first]]
-        distance[pattern, :size] = each.distance
-    representative = np.zeros(n_classes, np.int32)
-    representative[: len(first)] = first
-    start = np.array([each.start for each in automata], np.int32)
-    class_of = together.astype(np.int32)
-    return Joint(class_of, transitions, distance, start, representative)
-
-
-def _padded(count: int) -> int:
-    return max(16, 1 << (count - 1).bit_length())

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from llada_jax.config import require
-from llada_jax.constraint.automaton import DEAD, FAR, Automaton, Joint, joint
+from llada_jax.constraint.automaton import DEAD, FAR, Automaton
 from llada_jax.constraint.canvas import Grammar, Placed
 from llada_jax.constraint.compiled import compiled
 from llada_jax.constraint.patterns import Constraint
@@ -25,14 +25,14 @@ class Texts(NamedTuple):
     @property
     def firsts(self) -> list[int]:
         """Returns the first constraint of each pattern."""
-        patterns = [each.pattern for each in self.constraints]
+        patterns = [each.texts for each in self.constraints]
         return [i for i, each in enumerate(patterns) if patterns.index(each) == i]
 
     @property
     def patterns(self) -> Int[np.ndarray, " N"]:
         """Returns the place of each constraint's pattern among the different ones."""
-        numbers = {self.constraints[i].pattern: place for place, i in enumerate(self.firsts)}
-        return np.array([numbers[each.pattern] for each in self.constraints], np.int32)
+        numbers = {self.constraints[i].texts: place for place, i in enumerate(self.firsts)}
+        return np.array([numbers[each.texts] for each in self.constraints], np.int32)
 
 
 def texts_of(
@@ -58,26 +58,54 @@ def texts_of(
     )
     assert tokenizer is not None
     made = {
-        each.pattern: compiled(each, tokenizer, ends, vocab_size) for each in dict.fromkeys(given)
+        each.texts: compiled(each, tokenizer, ends, vocab_size) for each in dict.fromkeys(given)
     }
-    return Texts(tuple(given), tuple(made[each.pattern] for each in given))
+    return Texts(tuple(given), tuple(made[each.texts] for each in given))
 
 
 def grammar_of(texts: Texts, ends: Sequence[int]) -> Grammar:
-    """Returns the patterns of constraints as arrays; of equal ones the first.
+    """Returns the patterns of constraints, of equal ones the first, over one class for each id.
+
+    Ids are of one class where they are of one in every automaton. Sizes are padded to powers of
+    two, so that patterns of similar size share programs.
 
     Args:
       ends: ids that end a text.
     """
-    all_ = joint([texts.automata[i] for i in texts.firsts])
-    sources, targets = _edges(all_)
+    automata = [texts.automata[i] for i in texts.firsts]
+    together = np.zeros(len(automata[0].class_of), np.int64)
+    for each in automata:
+        keys = together * each.transitions.shape[1] + each.class_of
+        _, first, together = np.unique(keys, return_index=True, return_inverse=True)
+    n_states = _padded(max(len(each.transitions) for each in automata))
+    n_classes, known = _padded(len(first)), len(first)
+    transitions = np.full((len(automata), n_states, n_classes), DEAD, np.int32)
+    distance = np.full((len(automata), n_states), FAR, np.int32)
+    for pattern, each in enumerate(automata):
+        size = len(each.transitions)
+        transitions[pattern, :size, :known] = each.transitions[:, each.class_of[first]]
+        distance[pattern, :size] = each.distance
+    end_class = together[ends[0]]
+    representative, single = np.zeros(n_classes, np.int32), np.zeros(n_classes, bool)
+    representative[:known], single[:known] = first, np.bincount(together) == 1
+    representative[end_class], single[end_class] = ends[0], True  # ends are all the same
+    sources, targets = _edges(transitions, distance)
     arrays: dict[str, Any] = {
-        **all_._asdict(),
+        "class_of": together.astype(np.int32),
+        "transitions": transitions,
+        "distance": distance,
         "sources": sources,
         "targets": targets,
-        "end_class": all_.class_of[ends[0]],
+        "start": np.array([each.start for each in automata], np.int32),
+        "representative": representative,
+        "single": single,
+        "end_class": np.int32(end_class),
     }
     return Grammar(**arrays, confidence=texts.constraints[0].confidence)
+
+
+def _padded(count: int) -> int:
+    return max(16, 1 << (count - 1).bit_length())
 
 
 def placed_texts(
@@ -143,15 +171,17 @@ def _finishing(
     return finishing
 
 
-def _edges(all_: Joint) -> tuple[Int[np.ndarray, "P E"], Int[np.ndarray, "P E"]]:
+def _edges(
+    transitions: Int[np.ndarray, "P S G"], distances: Int[np.ndarray, "P S"]
+) -> tuple[Int[np.ndarray, "P E"], Int[np.ndarray, "P E"]]:
     """Returns which states follow each other by any class, padded to a power of two."""
-    pairs, size = [], all_.transitions.shape[1]
-    for table, distance in zip(all_.transitions, all_.distance, strict=True):
+    pairs, size = [], transitions.shape[1]
+    for table, distance in zip(transitions, distances, strict=True):
         (live,) = np.nonzero(distance < FAR)
         codes = np.unique(live[:, None] * size + table[live])
         both = np.stack([codes // size, codes % size])
         pairs.append(both[:, distance[both[1]] < FAR])
-    most = max(16, 1 << (max(each.shape[1] for each in pairs) - 1).bit_length())
+    most = _padded(max(each.shape[1] for each in pairs))
     padded = np.full((2, len(pairs), most), DEAD, np.int32)
     for pattern, each in enumerate(pairs):
         padded[:, pattern, : each.shape[1]] = each

@@ -27,6 +27,7 @@ class Grammar:
       sources, targets: Which states follow each other by any class; `DEAD` where there are fewer.
       start: The state at a text's begin.
       representative: An id of each class.
+      single: Whether it is the only one, or as good as any.
       end_class: The class of ids that end a text.
       confidence: As a `Constraint` has it.
     """
@@ -38,6 +39,7 @@ class Grammar:
     targets: Int[Array, "P E"]
     start: Int[Array, " P"]
     representative: Int[Array, " G"]
+    single: Bool[Array, " G"]
     end_class: Int[Array, ""]
     confidence: Measure = field(default="raw", metadata={"static": True})
 
@@ -127,7 +129,9 @@ def reach(
     _, classes = jax.lax.fori_loop(first, last, trace, (state, nothing))
     allowed = None
     if alternatives:
+        ends = jnp.arange(grammar.n_classes, dtype=jnp.int32) == grammar.end_class
         allowed = table.allowed(state, best, values, fixed, first, last)
+        allowed &= ends | (position < text.stop[:, None])[..., None]
     return Reach(classes, feasible, allowed)
 
 

@@ -12,6 +12,7 @@ from llada_jax.cache_folder import cache_folder
 from llada_jax.config import require
 from llada_jax.constraint.automaton import Automaton, text_automaton, token_automaton
 from llada_jax.constraint.byte_automaton import of_regex
+from llada_jax.constraint.literals import own_steps
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.spelling import spelled_tokens
 from llada_jax.text import Tokenizer
@@ -33,13 +34,14 @@ def compiled(
     tokenizer spells; ImportError for a regex without the extra.
     """
     described = tokenizer.backend.to_str()
-    key = json.dumps([described, constraint.pattern, list(ends), vocab_size])
+    key = json.dumps([described, *constraint.texts, list(ends), vocab_size])
     kept = cache_folder() / "automata" / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
     automaton = read_automaton(kept)
     if automaton is None:
         pattern = constraint.pattern
         if isinstance(pattern, str):
-            automaton = automaton_of(pattern, spelled_tokens(tokenizer), ends, vocab_size)
+            own = tokenizer if constraint.spelling == "own" else None
+            automaton = automaton_of(pattern, spelled_tokens(tokenizer), ends, vocab_size, own)
         else:
             automaton = text_automaton(_encoded(pattern, tokenizer), ends, vocab_size)
         states = len(automaton.transitions)
@@ -81,17 +83,22 @@ def read_automaton(path: Path) -> Automaton | None:
 
 
 def automaton_of(
-    pattern: str, spelled: Mapping[int, bytes], ends: Sequence[int], vocab: int
+    pattern: str,
+    spelled: Mapping[int, bytes],
+    ends: Sequence[int],
+    vocab: int,
+    own: Tokenizer | None = None,
 ) -> Automaton:
-    """Returns the automaton of a regular expression over ids that spell bytes. Errors as
-    `compiled`."""
+    """Returns the automaton of a regular expression over ids that spell bytes; what is spelled in
+    one way in the `own` tokens of a tokenizer, if one is given. Errors as `compiled`."""
     found = of_regex(pattern)
     table = np.full((found.states, 256), -1, np.int32)
     state, byte, after = np.array(found.edges, np.int32).reshape(-1, 3).T
     table[state, byte] = after
     accepts = np.isin(np.arange(found.states), found.accepts)
     tokens = {i: each for i, each in spelled.items() if i not in ends}
-    automaton = token_automaton(table, found.start, accepts, tokens, ends, vocab)
+    only = None if own is None else own_steps(table, accepts, tokens, own)
+    automaton = token_automaton(table, found.start, accepts, tokens, ends, vocab, only)
     require(
         automaton.spelled,
         f"{pattern!r:.80} has no text that the tokenizer spells; allowed: texts of its tokens",

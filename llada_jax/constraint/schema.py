@@ -16,12 +16,12 @@ _ABOUT |= {"examples", "additionalProperties"}
 _PLAIN = {"boolean": "(?:true|false)", "null": "null"}
 
 
-def schema_pattern(schema: Mapping[str, Any] | str, depth: int) -> str:
+def schema_pattern(schema: Mapping[str, Any] | str, depth: int, spaces: bool | None) -> str:
     """Returns the regular expression of a schema's texts.
 
-    Members have the schema's order and no others; separators are `,` and `:`, and a space may
-    follow. Of a recursive schema the texts are those in which each definition stands within itself
-    less than `depth` times.
+    Members have the schema's order and no others; separators are `,` and `:`, behind which a space
+    follows, or none, or (None) either. Of a recursive schema the texts are those in which each
+    definition stands within itself less than `depth` times.
 
     Raises ValueError, which names the place, for what the expression would not guarantee.
     """
@@ -35,7 +35,9 @@ def schema_pattern(schema: Mapping[str, Any] | str, depth: int) -> str:
         except ValueError as error:
             raise ValueError(f"schema is no JSON ({error}); allowed: a JSON object") from error
     require(isinstance(schema, Mapping), f"schema is {schema!r}; allowed: a JSON object")
-    pattern = _Schema(schema, depth).pattern(schema, "#", ())
+    require(spaces in (True, False, None), f"spaces is {spaces!r}; allowed: true, false, or None")
+    gap = " ?" if spaces is None else " " * spaces
+    pattern = _Schema(schema, depth, gap).pattern(schema, "#", ())
     require(
         pattern is not None,
         f"schema has no text in which a definition stands less than {depth} times within itself; "
@@ -48,8 +50,8 @@ def schema_pattern(schema: Mapping[str, Any] | str, depth: int) -> str:
 class _Schema:
     """Patterns of the parts of a schema; None: no text of a part ends within the depth."""
 
-    def __init__(self, root: Any, depth: int) -> None:
-        self.root, self.depth, self.characters = root, depth, 0
+    def __init__(self, root: Any, depth: int, gap: str) -> None:
+        self.root, self.depth, self.gap, self.characters = root, depth, gap, 0
         self.kinds: dict[str, tuple[Callable[..., str | None], frozenset[str]]] = {
             "object": (self._object, frozenset({"properties", "required"})),
             "array": (self._array, frozenset({"items", "minItems", "maxItems"})),
@@ -137,12 +139,12 @@ class _Schema:
                 if name in required:
                     return None
                 continue
-            member = f"{_literal(name)}:[ ]?{found}"
+            member = f"{_literal(name)}:{self.gap}{found}"
+            after = f",{self.gap}{member}"
             if name in required:
-                first, later = f"{member}{later}", f",[ ]?{member}{later}"
+                first, later = f"{member}{later}", f"{after}{later}"
             else:
-                first = f"(?:{member}{later}|{first})"
-                later = f"(?:,[ ]?{member})?{later}"
+                first, later = f"(?:{member}{later}|{first})", f"(?:{after})?{later}"
         return rf"\{{{first}\}}"
 
     def _array(self, part: Any, at: str, within: tuple[str, ...], kind: str) -> str | None:
@@ -152,7 +154,7 @@ class _Schema:
         if most == 0 or item is None:
             return r"\[\]" if least == 0 else None
         upper = "" if most is None else most - 1
-        some = f"{item}(?:,[ ]?{item}){{{max(0, least - 1)},{upper}}}"
+        some = f"{item}(?:,{self.gap}{item}){{{max(0, least - 1)},{upper}}}"
         return rf"\[(?:{some})?\]" if least == 0 else rf"\[{some}\]"
 
     def _string(self, part: Any, at: str, within: tuple[str, ...], kind: str) -> str:

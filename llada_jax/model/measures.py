@@ -172,10 +172,13 @@ def _best_of_classes(
 ) -> Classes:
     size = logits.shape[-1]
     noisy = logits if noise is None else logits + noise
-    best = jnp.full(seen.ids.shape, -jnp.inf, logits.dtype).at[..., of_chunk].max(noisy)
-    wins = (noisy == best[..., of_chunk]) & (noisy > -jnp.inf)
-    at = jnp.full(seen.ids.shape, size, jnp.int32)
-    at = at.at[..., of_chunk].min(jnp.where(wins, ids_in(logits), size))
+    by_id = jnp.moveaxis(noisy, -1, 0)  # an id's rows lie together, and are compared at once
+    shape = (seen.ids.shape[-1], *by_id.shape[1:])
+    best = jnp.full(shape, -jnp.inf, logits.dtype).at[of_chunk].max(by_id)
+    wins = (by_id == best[of_chunk]) & (by_id > -jnp.inf)
+    places = jnp.where(wins, ids_in(logits)[:, None, None], size)
+    at = jnp.full(shape, size, jnp.int32).at[of_chunk].min(places)
+    best, at = jnp.moveaxis(best, 0, -1), jnp.moveaxis(at, 0, -1)
     better = best > (seen.logits if seen.noisy is None else seen.noisy)
     total, own = seen.total, best
     if seen.noisy is not None:

@@ -14,9 +14,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import require
 from llada_jax.constraint.canvas import Grammar, position_values, reach
-from llada_jax.sampler.canvas import MASKED, Canvas, put
+from llada_jax.sampler.advance import advance
+from llada_jax.sampler.canvas import MASKED, STABLE, Canvas, put
 from llada_jax.sampler.record import ClassScores, StepScores
 from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.stop import stop_rows
 from llada_jax.types import Asked, HeadOut, Measured, Scores
 
 _LOWEST = -1e4
@@ -116,13 +118,10 @@ def constrained(
     )
     chosen, log_total = found.classes, classes.log_sum_exp
     if found.allowed is not None:
-        end = jnp.arange(grammar.n_classes, dtype=jnp.int32) == grammar.end_class
-        behind = _positions(canvas) >= text.stop[:, None]
-        allowed = found.allowed & (end | ~behind[..., None])
-        alone = jnp.where(allowed, values, -jnp.inf).argmax(axis=-1).astype(jnp.int32)
+        alone = jnp.where(found.allowed, values, -jnp.inf).argmax(axis=-1).astype(jnp.int32)
         chosen = jnp.where(free, chosen, alone)
         if classes.mass is not None:
-            mass = jnp.where(allowed, classes.mass, -jnp.inf)
+            mass = jnp.where(found.allowed, classes.mass, -jnp.inf)
             log_total = jax.nn.logsumexp(mass, axis=-1)
     logit = _of(chosen, classes.logits)
     if classes.mass is not None:  # ends stand for each other
@@ -138,6 +137,34 @@ def constrained(
         confidence=jnp.where(inside, confidence, scores.confidence).astype(scores.confidence.dtype),
     )
     return said, standing
+
+
+def forced(setup: Setup, canvas: Canvas) -> Canvas:
+    """Returns the canvas with the tokens that have no alternative, where confidence is over what is
+    allowed: no forward could say anything else of them."""
+    grammar, text = setup.grammar, canvas.text
+    if grammar is None or text is None or grammar.confidence == "raw":
+        return canvas
+    free = _free(canvas)
+    nothing = jnp.zeros((*free.shape, grammar.n_classes), jnp.float32)
+    values = position_values(grammar, text, canvas.tokens, free, nothing)
+    found = reach(grammar, text, values, ~free, free, ~canvas.done, alternatives=True)
+    assert found.allowed is not None
+    kind = found.allowed.argmax(axis=-1)
+    alone = (found.allowed.sum(axis=-1) == 1) & grammar.single[kind]
+    alone &= (canvas.state == MASKED) & ~canvas.done[:, None]
+    return canvas._replace(
+        tokens=jnp.where(alone, grammar.representative[kind], canvas.tokens),
+        state=jnp.where(alone, jnp.int8(STABLE), canvas.state),
+        confidence=jnp.where(alone, jnp.float32(1), canvas.confidence),
+    )
+
+
+def begun(setup: Setup, canvas: Canvas) -> Canvas:
+    """Returns a canvas before its first forward, with the tokens that need none."""
+    canvas = forced(setup, canvas)
+    nothing = jnp.zeros_like(canvas.done)
+    return stop_rows(setup, advance(setup, canvas, nothing, ~canvas.done, counts=False))
 
 
 def held(

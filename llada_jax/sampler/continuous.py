@@ -117,7 +117,7 @@ class Places:
         self.useful += useful
         for row, each in self._busy:
             each.steps.append(_of_row(steps, row, part[row]))
-            each.seconds += seconds * part[row] / useful
+            each.seconds += seconds * part[row] / max(1, useful)
             each.nfe = int(nfe[row])
 
     def _ended(self, canvas: Canvas) -> dict[int, _Occupant]:

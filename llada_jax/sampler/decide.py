@@ -10,7 +10,7 @@ from llada_jax.sampler.advance import advance
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import MASKED, VISIBLE, Canvas, History, positions_of
 from llada_jax.sampler.commit import block_candidates, commit_block
-from llada_jax.sampler.constrained import held, step_constrained
+from llada_jax.sampler.constrained import forced, held, step_constrained
 from llada_jax.sampler.own_decision import decide_by_own_rule
 from llada_jax.sampler.own_state import next_for_own_rule
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_of
@@ -38,6 +38,8 @@ def decide(
     if grammar is not None and setup.may_differ:
         assert said.classes is not None
         revised = held(grammar, before, revised, said.classes, said.here.token >= 0)
+    else:
+        revised = forced(setup, revised)
     edited = ((revised.tokens != before.tokens) & rescored).any(axis=1)
     canvas = decided = stop_rows(setup, advance(setup, revised, edited, ~before.done))
     canvas = next_for_own_rule(canvas, canvas.block != before.block)

@@ -140,7 +140,9 @@ def result_of(
     lengths, seeds = run.lengths[chosen], [run.seeds[place] for place in chosen]
     tokens, state = (array[:, : ended.end.max()] for array in (ended.tokens, ended.state))
     end = np.minimum(ended.end, lengths if infill else lengths + config.gen_length)
+    given = run.constraints if len(run.constraints) < 2 else [run.constraints[i] for i in chosen]
     settings = _settings(config, model, seeds, run.loop, seconds, infill=infill)
+    settings["constraints"] = [asdict(each) for each in given]
     begin = np.zeros_like(lengths) if infill else lengths
     pad_id = next((i for i in (model.pad_id, config.eos_id) if i is not None), 0)
     return Result(

@@ -194,7 +194,8 @@ def host_loop(
     length = shape[1]
     head_sizes = setup.head_sizes(length)
     plan = programs.plan(setup, canvas)
-    while len(records) < most and np.asarray(canvas.done).sum() < until:
+    # One step at least: its record has the shapes of none. Rows that are done take no part in it.
+    while not records or (len(records) < most and np.asarray(canvas.done).sum() < until):
         began = time.perf_counter()
         n_rows = _holding(decoding.buckets, plan.n_rows, "rows")
         before = np.array(canvas.state) if on_step else None

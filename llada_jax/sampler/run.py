@@ -14,9 +14,11 @@ from jaxtyping import Int
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
 from llada_jax.constraint.canvas import Placed
+from llada_jax.constraint.patterns import Constraint
 from llada_jax.on_mesh import begun_on
+from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
-from llada_jax.sampler.constrained import require_constrainable
+from llada_jax.sampler.constrained import begun, require_constrainable
 from llada_jax.sampler.loops import (
     Decoding,
     Refresher,
@@ -49,6 +51,8 @@ class Run:
     refresher: Refresher | None = None
     placed: Placed | None = None
     """Where each prompt's text lies, under a constraint."""
+    constraints: tuple[Constraint, ...] = ()
+    """One of all prompts, or one of each."""
 
     @property
     def config(self) -> SamplerConfig:
@@ -71,6 +75,10 @@ class Run:
     def buckets(self, chosen: Sequence[int]) -> tuple[int, ...]:
         """Returns rows of forwards, ascending, of canvases for these prompts alone."""
         layout = self._layout(chosen)
+        if (
+            self.setup.grammar is not None
+        ):  # as with infilling, spans grow over blocks without masks
+            layout = layout._replace(prompt_length=0)
         extra = self.setup.most_extra_rows(layout.length)
         return buckets_for(self.config, layout, self.setup.model, extra)
 
@@ -101,6 +109,10 @@ class Run:
         )
         text = self.placed and Placed(*(jnp.asarray(each[chosen]) for each in self.placed))
         canvas = canvas._replace(rule_state=new_state(self.setup, len(chosen), length), text=text)
+        if text is not None:
+            rest = canvas._replace(cache=None)  # pyright: ignore
+            begin = _begin(jax.tree.structure(rest), canvas.tokens.shape)
+            canvas = begin(self._decoding.setup, rest)._replace(cache=cache)
         place = self.denoiser.on_mesh
         return canvas if place is None else begun_on(place, canvas)
 
@@ -114,8 +126,10 @@ class Run:
     def lowered(self) -> jax.stages.Lowered:
         """Returns the compiled loop of all prompts at once, before it is compiled. Of parameters,
         shapes and dtypes are enough."""
-        canvas = jax.eval_shape(partial(self.canvas, range(len(self.prompts))))
-        return lowered_loop(self._decoding, canvas)
+        decoding = self._decoding  # made before its arrays could become tracers
+        return lowered_loop(
+            decoding, jax.eval_shape(partial(self.canvas, range(len(self.prompts))))
+        )
 
     @cached_property
     def _decoding(self) -> Decoding:
@@ -125,6 +139,9 @@ class Run:
         setup = replace(self.setup, config=numbers, grammar=allowed)
         buckets = self.buckets(range(len(self.prompts)))
         return Decoding(setup, self.params, self.denoiser, buckets, self.most_steps)
+
+
+_begin = kept(lambda *shape: own_jit(begun))
 
 
 def checked_run(
@@ -176,7 +193,10 @@ def checked_run(
         ends, mask_id = end_ids(config, model), setup.mask_id
         placed = placed_texts(texts, rows, mask_id, config.gen_length, infill=infill)
         setup = replace(setup, grammar=grammar_of(texts, ends))
-    return Run(setup, denoiser, params, rows, seeds, loop, infill, on_step, refresher, placed)
+    given = texts.constraints if texts else ()
+    return Run(
+        setup, denoiser, params, rows, seeds, loop, infill, on_step, refresher, placed, given
+    )
 
 
 def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refresher | None) -> None:

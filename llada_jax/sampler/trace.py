@@ -194,7 +194,7 @@ def _fills(
     """Positions that hold a token which no step committed."""
     by_step = np.zeros_like(generated)
     by_step[committed["row"], committed["position"]] = True
-    row, position = np.nonzero(generated & ~by_step)
+    row, position = np.nonzero(generated & ~by_step & (last_step >= 0)[:, None])
     confidence = np.zeros(row.shape)
     return _columns(Event.FILL, last_step[row], row, position, tokens[row, position], confidence)
 

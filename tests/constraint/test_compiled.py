@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import llada_jax as lj
 from llada_jax.constraint import byte_automaton, compiled
-from llada_jax.constraint.automaton import END, NEVER, joint
-from llada_jax.constraint.batch import texts_of
+from llada_jax.constraint.automaton import END, NEVER
+from llada_jax.constraint.batch import Texts, grammar_of, texts_of
 from llada_jax.constraint.byte_automaton import of_regex
 from llada_jax.constraint.spelling import spelled_tokens
 from llada_jax.text import Tokenizer
@@ -55,7 +55,7 @@ def test_tokens_of_equal_transitions_are_one_class(tokenizer):
 
 def test_automata_of_a_batch_share_their_classes(tokenizer):
     first, second = (made(lj.choice([text]), tokenizer) for text in ("cat", "a hat"))
-    both = joint([first, second])
+    both = grammar_of(Texts((lj.choice(["cat"]), lj.choice(["a hat"])), (first, second)), ENDS)
     for pattern, text in enumerate(("cat", "a hat")):
         state = both.start[pattern]
         for token in tokenizer.encode(text):
@@ -98,6 +98,23 @@ def test_regular_expressions_go_through_bytes(tokenizer):
         of_regex("(a|b)*a(a|b){13}")
 
 
+def test_what_is_spelled_in_one_way_has_the_tokenizers_own_tokens(tokenizer):
+    pytest.importorskip("outlines_core")
+    pattern = r'\{"steps":"[a-z ]*"\}\n#### [A-D]'
+    own, free = (made(lj.regex(pattern, spelling=each), tokenizer) for each in ("own", "any"))
+    letters = [token for each in '{"steps":"' for token in tokenizer.encode(each)]
+    begin, rest = (
+        tokenizer.encode('{"steps":"'),
+        [*tokenizer.encode('the cat"'), *tokenizer.encode("}\n####")],
+    )
+    assert len(begin) < len(letters)
+    for end in (" A", " ", "A"):  # a space at the end of a stretch may be one with what follows
+        tokens = [*rest, *tokenizer.encode(end), *(tokenizer.encode("B") if end == " " else [])]
+        assert accepts(own, [*begin, *tokens]) is accepts(free, [*begin, *tokens]) is (end != "A")
+        assert accepts(free, [*letters, *tokens]) is (end != "A")
+        assert not accepts(own, [*letters, *tokens])
+
+
 def test_what_cannot_be_is_refused(tokenizer, monkeypatch):
     with pytest.raises(ValueError, match="has no tokens"):
         made(lj.choice(["a\x00"]), tokenizer)
@@ -113,7 +130,7 @@ def test_what_cannot_be_is_refused(tokenizer, monkeypatch):
         texts_of(lj.choice(["a"]), tokenizer, (), 9)
     with pytest.raises(ValueError, match=r"allowed: lj\.regex"):
         texts_of("a", tokenizer, ENDS, 9)  # pyright: ignore
-    mixed = [lj.choice(["a"]), lj.choice(["a"], confidence="allowed")]
+    mixed = [lj.choice(["a"]), lj.choice(["a"], confidence="raw")]
     with pytest.raises(ValueError, match=r"\['allowed', 'raw'\]"):
         texts_of(mixed, tokenizer, ENDS, 9)
 

@@ -8,9 +8,12 @@ import llada_jax as lj
 from llada_jax.config import SamplerConfig
 from llada_jax.constraint.batch import Texts
 from llada_jax.constraint.patterns import Constraint
+from llada_jax.sampler.continuous import Places
+from llada_jax.sampler.prompts import with_ids
+from llada_jax.sampler.run import checked_run
 from llada_jax.testing import CONFIDENCES, EOS, EOT, MASK, PROMPTS, VOCAB
 from tests.constraint.tiny import accepts, by_letters
-from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, Worker, toy_decode
+from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, Worker, toy_decode, toy_denoiser
 
 ENDS = (EOS, EOT)
 LOW, HIGH = CONFIDENCES
@@ -49,8 +52,8 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def texts(*automata, confidence="raw", begins=0) -> Texts:
-    constraints = (Constraint(f"{i}", confidence, begins) for i, _ in enumerate(automata))
+def texts(*automata, confidence="allowed", begins=0) -> Texts:
+    constraints = (Constraint(f"{i}", confidence, begins=begins) for i, _ in enumerate(automata))
     return Texts(tuple(constraints), automata)
 
 
@@ -90,18 +93,20 @@ def checked(settings: dict, confidence: str, **options):
 QUICK = ("threshold",)
 
 
+@pytest.mark.parametrize("confidence", ["allowed", pytest.param("raw", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
     [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in SETTINGS],
 )
-def test_every_rule_and_window_gives_texts_of_the_constraint(name):
-    result = checked(SETTINGS[name], "allowed" if name in ("threshold", "wino") else "raw")
+def test_every_rule_and_window_gives_texts_of_the_constraint(name, confidence):
+    result = checked(SETTINGS[name], confidence)
     assert not (result.tokens == MASK).any()
 
 
 @pytest.mark.slow
-def test_a_rule_of_ones_own_cannot_leave_the_texts():
-    checked({"rule": Contrary(), **BY_BLOCK}, "raw")
+@pytest.mark.parametrize("confidence", ["allowed", "raw"])
+def test_a_rule_of_ones_own_cannot_leave_the_texts(confidence):
+    checked({"rule": Contrary(), **BY_BLOCK}, confidence)
 
 
 @pytest.mark.slow
@@ -136,19 +141,51 @@ def test_holes_are_filled_to_a_text_that_has_what_stands():
         toy_decode([[*canvas[:3], s, *canvas[4:]]], config, infill=True, texts=texts(BRACKETS))
 
 
+WORDS = by_letters(
+    {(i, letter): i + 1 for i, letter in enumerate("ABCDEFGH")} | {(3, "XY"): 4}, {8}, VOCAB, ENDS
+)  # one letter of eight is free
+
+
+@pytest.mark.parametrize("loop", ["compiled", "host"])
+def test_tokens_without_alternative_need_no_forward(loop):
+    config, options = SamplerConfig(gen_length=12, block_length=4, threshold=0.99), {"loop": loop}
+    result = toy_decode(PROMPTS[:1], config, texts=texts(WORDS), trace=True, **options)
+    assert result.nfe[0] == 1 and accepts(WORDS, result.generated[0])
+    assert len(result.trace.event_step) == 12 and not result.trace.event_step.any()
+    (told,) = result.trace.settings["constraints"]
+    assert told["pattern"] == "0" and told["confidence"] == "allowed"
+    whole = by_letters({(0, "A"): 1, (1, "B"): 2}, {2}, VOCAB, ENDS)
+    none = toy_decode(PROMPTS[:1], config, texts=texts(whole), **options)
+    assert none.nfe[0] == 0 and accepts(whole, none.generated[0])
+
+
+@pytest.mark.parametrize("loop", ["host", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_blocks_without_masks_are_run_with_the_next_one(loop):
+    edges = {(i, "C"): i + 1 for i in range(1, 52)} | {(0, "AB"): 1, (52, "DE"): 53}
+    long = by_letters(edges, {53}, VOCAB, ENDS)
+    config = SamplerConfig(gen_length=64, block_length=4, threshold=LOW, cache="blockwise")
+    result = toy_decode(PROMPTS[:1], config, loop=loop, texts=texts(long))
+    assert accepts(long, result.generated[0]) and result.nfe[0] == 2
+
+
 @pytest.mark.slow
-def test_forced_tokens_commit_at_once_where_confidence_is_over_what_is_allowed():
-    automaton = by_letters(
-        {(i, letter): i + 1 for i, letter in enumerate("ABCDEFGH")}, {8}, VOCAB, ENDS
-    )
-    settings = {"gen_length": 8, "block_length": 8, "threshold": 0.99}
-    forwards = {
-        measure: toy_decode(
-            PROMPTS[:1], SamplerConfig(**settings), texts=texts(automaton, confidence=measure)
-        ).nfe[0]
-        for measure in ("raw", "allowed")
-    }
-    assert forwards["allowed"] == 1 and forwards["raw"] > 1
+def test_the_models_own_confidence_waits_for_forwards():
+    config = SamplerConfig(gen_length=12, block_length=4, threshold=0.99)
+    assert toy_decode(PROMPTS[:1], config, texts=texts(WORDS, confidence="raw")).nfe[0] > 3
+
+
+def test_a_stream_gives_each_prompt_what_it_gets_alone():
+    config = SamplerConfig(**LENGTHS, threshold=LOW, eos_early_stop=True)
+    automata = (BRACKETS, FEW, WORDS, FEW, BRACKETS)
+    prompts = [[1 + row, 2, 3] for row in range(len(automata))]
+    named, denoiser = with_ids(config, CONFIG), toy_denoiser(with_ids(config, CONFIG))
+    run = checked_run(denoiser, jnp.int32(0), CONFIG, prompts, named, texts=texts(*automata))
+    for row, found in enumerate(Places(run, 2).results(trace=True)):
+        alone = toy_decode(prompts[row : row + 1], config, texts=texts(automata[row]))
+        assert accepts(automata[row], found.generated[0])
+        np.testing.assert_array_equal(found.generated[0], alone.generated[0])
+        assert found.nfe[0] == alone.nfe[0]
+        assert found.trace.settings["constraints"][0]["pattern"] == f"{row}"
 
 
 @pytest.mark.slow

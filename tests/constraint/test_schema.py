@@ -33,7 +33,7 @@ TREE = {
 
 
 def matches(schema, text: str, **options) -> bool:
-    pattern = json_schema(schema, **options).pattern
+    pattern = json_schema(schema, **{"spaces": None, **options}).pattern
     assert isinstance(pattern, str)
     found = re.fullmatch(pattern, text) is not None
     if found:
@@ -66,6 +66,13 @@ def test_members_that_may_be_left_out_keep_their_commas():
     written = ["", '"a":1', '"b":1', '"a":1,"c":1', '"a":1,"b":1,"c":1']
     assert all(matches(optional, f"{{{each}}}") for each in written)
     assert not matches(optional, '{,"b":1}') and not matches(optional, '{"a":1"c":1}')
+
+
+def test_spaces_stand_always_never_or_either_way():
+    schema = {"type": "array", "items": {"type": "object", "properties": {"a": {"const": 1}}}}
+    for text, spaces in (('[{"a":1},{}]', False), ('[{"a": 1}, {}]', True)):
+        assert matches(schema, text) and matches(schema, text, spaces=spaces)
+        assert not matches(schema, text, spaces=not spaces)
 
 
 def test_recursion_ends_at_the_depth():

@@ -1,0 +1,174 @@
+"""The suite `hot_paths`: each thing that is done often, against its baseline in the same run."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+import llada_jax as lj
+from experiments.bench.spread import require_quartiles, spread
+from experiments.harness.results import ResultRow
+from experiments.harness.timers import times_in_turns
+from llada_jax.backend.resources import available_cores
+from llada_jax.config import ModelConfig, SamplerConfig
+from llada_jax.model.forward import cache_for, forward_rows
+from llada_jax.model.grouped_product import grouped_product
+from llada_jax.model.head import logits_of, score_rows
+from llada_jax.model.params import init_params
+from llada_jax.model.score_rules import ScoreRules
+from llada_jax.revision.matmul import TileMultiplier
+from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
+from llada_jax.rows import make_rows
+from llada_jax.types import RowsOut
+
+PROMPT, GENERATED, BLOCK, STEPS = 64, 64, 32, 16
+REVISED_ROWS = 4
+EXPERTS, TAKEN, ROWS, WIDTH = 64, 8, 32, 1024
+"""Experts; how many of them a row takes; rows; inputs and outputs of an expert."""
+
+
+class Comparison(NamedTuple):
+    """Ways of doing one thing."""
+
+    path: str
+    baseline: str
+    candidates: Mapping[str, Callable[[], Any]]
+
+
+def time_hot_paths(shape: ModelConfig, repeats: int, seed: int) -> Iterator[ResultRow]:
+    """Returns the rows of the suite. Raises ValueError for fewer repeats than quartiles need."""
+    require_quartiles(repeats)
+    return _timed(shape, repeats, seed)
+
+
+def _timed(shape: ModelConfig, repeats: int, seed: int) -> Iterator[ResultRow]:
+    model = lj.Model(shape, init_params(shape, jax.random.key(seed)), None)
+    with TileMultiplier(available_cores()) as multiply:
+        compared = [
+            *decoding(model),
+            forwards(model),
+            sampling(model, seed),
+            revision(shape, seed, multiply),
+            experts(seed),
+        ]
+        for each in tqdm(compared, desc="bench", unit="path"):
+            yield from _ratios(each, repeats)
+
+
+def _ratios(compared: Comparison, repeats: int) -> Iterator[ResultRow]:
+    """Yields the milliseconds of each way, and how many times as fast as the baseline it is."""
+    path, baseline, candidates = compared
+    times = times_in_turns(candidates, repeats)
+    for name, seconds in times.items():
+        yield from spread(f"{path}/{name}", [1e3 * each for each in seconds], "ms")
+    for name in times.keys() - {baseline}:
+        ratios = [a / b for a, b in zip(times[baseline], times[name], strict=True)]
+        yield from spread(f"{path}/{name} vs {baseline}", ratios, "x as fast")
+
+
+def decoding(model: lj.Model) -> Iterator[Comparison]:
+    """Compares windows with equal forwards; both loops; and the backends that are installed."""
+    # Without the special ids at the vocabulary's ends.
+    ids = min(16, model.config.vocab_size // 4), model.config.vocab_size // 2
+    prompt = jax.random.randint(jax.random.key(0), (1, PROMPT), *ids)
+    sampler = SamplerConfig(gen_length=GENERATED, block_length=BLOCK, steps=STEPS)
+    blockwise = sampler.replace(cache="blockwise")
+    windows = {name: sampler.replace(cache=name) for name in ("none", "blockwise", "dual")}
+    decode = partial(lj.generate, model, prompt)
+    yield Comparison(
+        "window", "none", {name: partial(decode, each) for name, each in windows.items()}
+    )
+    loops = {name: partial(decode, blockwise, loop=name) for name in ("host", "compiled")}
+    yield Comparison("loop", "host", loops)
+    if find_spec("ai_edge_litert"):
+        litert = partial(decode, blockwise, backend="litert", loop="host")
+        yield Comparison("backend", "xla", {"xla": loops["host"], "litert": litert})
+
+
+def forwards(model: lj.Model) -> Comparison:
+    """Compares a block's rows, which see a cache of the canvas, with all rows of the canvas."""
+    length = PROMPT + GENERATED
+    block = np.arange(PROMPT, PROMPT + BLOCK)
+    return Comparison("forward", "canvas", {
+        "canvas": forward_of(model, np.arange(length), 0),
+        "block": forward_of(model, block, length),
+    })  # fmt: skip
+
+
+def sampling(model: lj.Model, seed: int) -> Comparison:
+    """Compares a softmax in float64 over the whole vocabulary, as Fast-dLLM takes it, with the
+    running one; the head in front of both."""
+    hidden = jax.random.normal(jax.random.key(seed), (1, BLOCK, model.config.width))
+    hidden = hidden.astype(model.params.embedding.dtype)
+
+    @jax.jit
+    def unfused(params: Any, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = logits_of(params, hidden).astype(jnp.bfloat16)
+        token = jnp.argmax(logits, axis=-1)
+        share = jax.nn.softmax(logits.astype(jnp.float64), axis=-1)
+        return token, jnp.take_along_axis(share, token[..., None], axis=-1)[..., 0]
+
+    def in_float64() -> Any:
+        with jax.enable_x64(True):
+            return unfused(model.params, hidden)
+
+    score = jax.jit(partial(score_rows, rules=ScoreRules()))
+    one_pass = partial(score, model.params, hidden, None)
+    return Comparison("sampling", "float64", {"float64": in_float64, "one pass": one_pass})
+
+
+def revision(shape: ModelConfig, seed: int, multiply: TileMultiplier) -> Comparison:
+    """Compares scattered rows through one layer: in XLA on float32 weights, and over tiles of int4
+    on the host's threads."""
+    special = dict.fromkeys(("mask_id", "eos_id", "eot_id", "pad_id"))
+    one = shape.replace(n_layers=1, vocab_size=512, **special)
+    model = lj.Model(one, init_params(one, jax.random.key(seed)), None)
+    length = PROMPT + GENERATED
+    in_xla = forward_of(model, np.arange(REVISED_ROWS) * (length // REVISED_ROWS), length)
+    *_, rows, cache = in_xla.args
+    tiled = tiled_denoiser(one, ScoreRules(), multiply).forward_rows
+    on_host = partial(tiled, pack_params(model.params, one), rows, cache)
+    return Comparison("revision", "float32", {"float32": in_xla, "tiles": on_host})
+
+
+def experts(seed: int) -> Comparison:
+    """Compares rows through the experts that they chose: XLA's `ragged_dot`, which on a CPU
+    multiplies all rows by all experts, a loop in NumPy, and ours."""
+    rng = np.random.default_rng(seed)
+    weights = rng.standard_normal((EXPERTS, WIDTH, WIDTH), np.float32)
+    chosen = np.concatenate([rng.permutation(EXPERTS)[:TAKEN] for _ in range(ROWS)])
+    rows = rng.standard_normal((ROWS * TAKEN, WIDTH), np.float32)
+    sizes = np.bincount(chosen, minlength=EXPERTS).astype(np.int32)
+    stops = np.cumsum(sizes)
+
+    def numpy_loop() -> list[np.ndarray]:
+        each = zip(stops - sizes, stops, weights, strict=True)
+        return [rows[start:stop] @ matrix.T for start, stop, matrix in each]
+
+    @jax.jit
+    def ragged_dot(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+        return jax.lax.ragged_dot(rows, weights.swapaxes(1, 2), sizes)
+
+    given = jnp.asarray(rows), jnp.asarray(weights), jnp.asarray(sizes)
+    return Comparison("experts", "ragged_dot", {
+        "ragged_dot": partial(ragged_dot, *given),
+        "numpy loop": numpy_loop,
+        "grouped": partial(jax.jit(grouped_product), *given),
+    })  # fmt: skip
+
+
+def forward_of(model: lj.Model, positions: np.ndarray, cached: int) -> partial[RowsOut]:
+    """Returns a forward of rows at some positions, all of which see so many cached ones."""
+    at = jnp.asarray(positions, jnp.int32)[None]
+    every = jnp.ones(at.shape, bool), jnp.ones((1, cached), bool)
+    rows = make_rows(jnp.ones_like(at), at, *every)
+    cache = cache_for(model.params, model.config, 1, cached)
+    return partial(_forward, model.params, model.config, rows, cache)
+
+
+_forward = jax.jit(forward_rows, static_argnums=1)
