@@ -10,6 +10,8 @@ from experiments.harness.results import ResultRow
 from llada_jax.sampling_engine import paper_results as paper
 from llada_jax.sampling_engine.hdl.engine import Sizes, engine
 from llada_jax.sampling_engine.hdl.gates import Netlist, gate_equivalents
+from llada_jax.sampling_engine.hdl.microscaling import ELEMENTS, loaded
+from llada_jax.sampling_engine.hdl.wires import Circuit, source, unit
 
 LANES = (8, 16)
 """Engines whose gates are counted. Those of a longer VLEN follow in a straight line."""
@@ -30,21 +32,28 @@ def netlist(lanes: int) -> Netlist:
 def equivalents(lanes: int, units: tuple[str, ...]) -> float:
     """Returns NAND gates of two inputs of some units, at any number of lanes."""
     few, more = (
-        sum(gate_equivalents(netlist(each).cells()[unit]) for unit in units) for each in LANES
+        sum(gate_equivalents(netlist(size).cells()[each]) for each in units) for size in LANES
     )
     return few + (more - few) * (lanes - LANES[0]) / (LANES[1] - LANES[0])
+
+
+def decoder_equivalents(format: str) -> float:
+    """Returns NAND gates of two inputs of what makes BF16 of an MX element, one for each lane."""
+    with unit(format):
+        out = loaded(ELEMENTS[format], source("element", 8), source("scale", 8))
+    return gate_equivalents(Netlist(Circuit({"out": out})).cells()[format])
 
 
 def hardware_rows() -> Iterator[ResultRow]:
     """Yields gates and depth of each unit at the fewest lanes, and areas by one fitted factor."""
     found = netlist(LANES[0])
     depths = found.depths()
-    for unit, cells in found.cells().items():
-        name, flip_flops = f"hdl/vlen{LANES[0]}/{unit}", cells["flip_flop"]
+    for each, cells in found.cells().items():
+        name, flip_flops = f"hdl/vlen{LANES[0]}/{each}", cells["flip_flop"]
         yield ResultRow(f"{name}/gates", cells.total() - flip_flops, "gates")
         yield ResultRow(f"{name}/flip_flops", flip_flops, "flip-flops")
         yield ResultRow(f"{name}/gate_equivalents", gate_equivalents(cells), "NAND2")
-        yield ResultRow(f"{name}/depth", depths[unit], "gates in a row")
+        yield ResultRow(f"{name}/depth", depths[each], "gates in a row")
     yield from area_rows()
 
 
@@ -65,6 +74,9 @@ def area_rows() -> Iterator[ResultRow]:
         "area/scalar", equivalents(first, SCALAR) * um2, "um2",
         kind="informed", reference=paper.SCALAR_UM2, source=SOURCE,
     )  # fmt: skip
-    for unit in ("registers", "sequencer", "dma"):
-        area = equivalents(first, (unit,)) * um2
-        yield ResultRow(f"area/{unit}/vlen{first}", area, "um2", kind="modelled")
+    for each in ("registers", "sequencer", "dma"):
+        area = equivalents(first, (each,)) * um2
+        yield ResultRow(f"area/{each}/vlen{first}", area, "um2", kind="modelled")
+    for format in ELEMENTS:
+        area = first * decoder_equivalents(format) * um2
+        yield ResultRow(f"area/{format}/vlen{first}", area, "um2", kind="modelled")
