@@ -18,6 +18,9 @@ class Quota(Rule):
     forces_progress = False  # the schedule may give a step nothing to do
     no_drafts = "accepts no draft"
 
+    def label(self, config: SamplerConfig) -> str:
+        return f"{config.steps} steps"
+
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
         rank = candidates.ranks(candidates.priority)
         return candidates.open & (rank < candidates.quota[:, None])

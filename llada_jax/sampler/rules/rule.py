@@ -1,8 +1,8 @@
 """What every rule is: numbers, and the functions that read them, in one value."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, cast
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -91,6 +91,12 @@ class Rule:
 
     def check(self, config: SamplerConfig) -> None:
         """Raises ValueError where the rule cannot work with the rest of the settings."""
+
+    def label(self, config: SamplerConfig) -> str:
+        """Returns the rule and its numbers as a model card has them: `threshold 0.9`."""
+        values = (getattr(self, each.name) for each in fields(cast(Any, self)))
+        numbers = (f"{value:g}" for value in values if isinstance(value, float))
+        return " ".join([self.chosen_by["accept"].rpartition(":")[2], *numbers])
 
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
         """Returns the transfer mask: which candidates are committed."""
