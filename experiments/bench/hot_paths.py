@@ -66,7 +66,7 @@ def _ratios(compared: Comparison, repeats: int) -> Iterator[ResultRow]:
     times = times_in_turns(candidates, repeats)
     for name, seconds in times.items():
         yield from spread(f"{path}/{name}", [1e3 * each for each in seconds], "ms")
-    for name in times.keys() - {baseline}:
+    for name in (each for each in times if each != baseline):
         ratios = [a / b for a, b in zip(times[baseline], times[name], strict=True)]
         yield from spread(f"{path}/{name} vs {baseline}", ratios, "x as fast")
 
