@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from llada_jax.checkpoint import load_params
-from llada_jax.config import ModelConfig
 from llada_jax.model.params import init_params
 from llada_jax.training.model_folder import (
     CARD_FILE,
@@ -20,25 +19,13 @@ from llada_jax.training.model_folder import (
     export_model,
     thinned,
 )
+from tests.training import echo
 
 TOKENIZER_FOLDER = Path(__file__).parents[2] / "llada_jax" / "assets" / "tiny"
-MODEL = ModelConfig(
-    family="llada",
-    vocab_size=512,
-    width=8,
-    n_layers=1,
-    n_heads=2,
-    n_kv_heads=2,
-    head_dim=4,
-    ffn_width=8,
-    rope_theta=1e4,
-    norm_eps=1e-5,
-    max_length=64,
-    mask_id=3,
-    eos_id=0,
-    eot_id=6,
-    pad_id=0,
-)
+MODEL = echo.MODEL.replace(
+    vocab_size=512, width=8, head_dim=4, rotary_dims=4, ffn_width=8,
+    mask_id=3, eos_id=0, eot_id=6, pad_id=0,
+)  # fmt: skip
 
 
 @pytest.fixture

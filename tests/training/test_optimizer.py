@@ -7,23 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from llada_jax.config import ModelConfig, TrainConfig
+from llada_jax.config import TrainConfig
 from llada_jax.model.params import init_params
 from llada_jax.training.optimizer import learning_rate, make_optimizer
+from tests.training import echo
 
-MODEL = ModelConfig(
-    family="llada",
-    vocab_size=16,
-    width=8,
-    n_layers=2,
-    n_heads=2,
-    n_kv_heads=1,
-    head_dim=4,
-    ffn_width=12,
-    rope_theta=1e4,
-    norm_eps=1e-5,
-    max_length=64,
-)
+MODEL = echo.MODEL.replace(
+    width=8, n_layers=2, n_kv_heads=1, head_dim=4, rotary_dims=4, ffn_width=12,
+    mask_id=None, eos_id=None,
+)  # fmt: skip
 
 
 def make_config(**changes) -> TrainConfig:
