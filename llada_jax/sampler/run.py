@@ -75,9 +75,8 @@ class Run:
     def buckets(self, chosen: Sequence[int]) -> tuple[int, ...]:
         """Returns rows of forwards, ascending, of canvases for these prompts alone."""
         layout = self._layout(chosen)
-        if (
-            self.setup.grammar is not None
-        ):  # as with infilling, spans grow over blocks without masks
+        # As with infilling, spans grow over blocks without masks.
+        if self.setup.grammar is not None:
             layout = layout._replace(prompt_length=0)
         extra = self.setup.most_extra_rows(layout.length)
         return buckets_for(self.config, layout, self.setup.model, extra)

@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 from llada_jax.sampling_engine.hdl.floats import (
     HALF,
+    LARGEST,
+    MINUS_INFINITY,
+    ONE,
     WIDTH,
     add,
     narrowed,
@@ -18,7 +21,7 @@ from llada_jax.sampling_engine.hdl.floats import (
     widened,
 )
 from llada_jax.sampling_engine.hdl.functions import exponential, reciprocal
-from llada_jax.sampling_engine.hdl.reductions import MINUS_INFINITY, max_index, sum_tree, top_k
+from llada_jax.sampling_engine.hdl.reductions import max_index, sum_tree, top_k
 from llada_jax.sampling_engine.hdl.sequencer import Sequencer
 from llada_jax.sampling_engine.hdl.wires import (
     Circuit,
@@ -36,7 +39,6 @@ from llada_jax.sampling_engine.hdl.wires import (
 )
 from llada_jax.sampling_engine.instructions import PREFETCH_ROWS, REGISTERS
 
-ONE, LARGEST = 0x3F80, 0x7F7F
 Choice = tuple[Wire, Wire]
 """When a word is the result, and the word."""
 

@@ -7,6 +7,7 @@ from llada_jax.sampling_engine.hdl.wires import Wire, cat, const, held, mux
 
 EXPONENT, FRACTION = 8, 23
 WIDTH, HALF = 32, 16
+ONE, LARGEST, MINUS_INFINITY = 0x3F80, 0x7F7F, 0xFF80  # in BF16
 _MANTISSA = FRACTION + 1
 _GUARDED = _MANTISSA + 4  # a carry above; guard, round and sticky bits below
 _TOP = (1 << EXPONENT) - 1

@@ -5,6 +5,8 @@ from typing import NamedTuple
 from llada_jax.sampling_engine.hdl.floats import (
     EXPONENT,
     HALF,
+    LARGEST,
+    MINUS_INFINITY,
     leading_zeros,
     packed,
     shifted_left,
@@ -12,7 +14,6 @@ from llada_jax.sampling_engine.hdl.floats import (
 )
 from llada_jax.sampling_engine.hdl.wires import Wire, cat, const, mux
 
-_LARGEST, _MINUS_INFINITY = 0x7F7F, 0xFF80
 _SIGNIFICAND, _GUARDS = 8, 3
 _BELOW = EXPONENT + 2
 """Bits of an exponent that may be too large or below 0."""
@@ -54,6 +55,6 @@ def loaded(format: Element, element: Wire, scale: Wire) -> Wire:
     large = ~tiny & below[EXPONENT] | number[7:-1].all()
     if not format.all_but_one:
         large |= top
-    number = mux(large, mux(sign, _MINUS_INFINITY, const(_LARGEST, HALF)), number)
+    number = mux(large, mux(sign, MINUS_INFINITY, const(LARGEST, HALF)), number)
     zero = cat(const(0, HALF - 1), sign)
-    return mux(missing, _MINUS_INFINITY, mux(mantissa.any(), number, zero))
+    return mux(missing, MINUS_INFINITY, mux(mantissa.any(), number, zero))

@@ -7,7 +7,7 @@ maximum and behind each of its levels, two behind each level of the sum.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from llada_jax.sampling_engine.hdl.floats import add, order, widened
+from llada_jax.sampling_engine.hdl.floats import MINUS_INFINITY, add, order, widened
 from llada_jax.sampling_engine.hdl.wires import (
     Register,
     Wire,
@@ -16,8 +16,6 @@ from llada_jax.sampling_engine.hdl.wires import (
     held,
     mux,
 )
-
-MINUS_INFINITY = 0xFF80
 
 
 def max_index(lanes: Sequence[Wire], used: Wire, valid: Wire) -> tuple[Wire, Wire, Wire]:
