@@ -274,6 +274,7 @@ class TestLiteRT:
         found = lj.generate(model, [PROMPT], config, backend="litert", trace=True)
         assert_same(found, expected)
 
+    @pytest.mark.slow
     def test_on_step_sees_the_canvas(self, tiny: lj.Model, prompts: list[list[int]]) -> None:
         views, config = [], SHORT.replace(cache="dual")
         result = lj.generate(tiny, prompts, config, backend="litert", on_step=views.append)

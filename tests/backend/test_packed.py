@@ -111,7 +111,8 @@ def assert_tokens_of_singles(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "cache", "batch"), [("float32", "blockwise", 3), ("int8", "dual", 4)]
+    ("dtype", "cache", "batch"),
+    [pytest.param("float32", "blockwise", 3, marks=pytest.mark.slow), ("int8", "dual", 4)],
 )
 def test_litert_gives_a_batch_the_tokens_of_singles(
     dtype: str, cache: Any, batch: int, monkeypatch: pytest.MonkeyPatch

@@ -176,7 +176,7 @@ def test_the_models_own_confidence_waits_for_forwards():
 
 def test_a_stream_gives_each_prompt_what_it_gets_alone():
     config = SamplerConfig(**LENGTHS, threshold=LOW, eos_early_stop=True)
-    automata = (BRACKETS, FEW, WORDS, FEW, BRACKETS)
+    automata = (BRACKETS, FEW, WORDS)
     prompts = [[1 + row, 2, 3] for row in range(len(automata))]
     named, denoiser = with_ids(config, CONFIG), toy_denoiser(with_ids(config, CONFIG))
     run = checked_run(denoiser, jnp.int32(0), CONFIG, prompts, named, texts=texts(*automata))

@@ -18,6 +18,7 @@ def run(folder, *arguments: str) -> dict[str, dict]:
     return {row["name"]: row for row in rows}
 
 
+@pytest.mark.slow
 def test_the_folder_holds_errors_bins_and_a_picture(tmp_path, random_model):
     rows = run(tmp_path / "run", f"model={random_model}")
     assert set(rows) == {

@@ -264,6 +264,7 @@ def test_beside_another_forward(multiply):
         assert_same_rows(out, expected, rows.live)
 
 
+@pytest.mark.slow
 def test_memory_of_the_weights(multiply):
     """Packed matrices are at most 1/7 of float32, and a forward stores none of them decoded."""
     config = CONFIG.replace(width=512, n_heads=8, n_kv_heads=8, head_dim=64, ffn_width=1536)

@@ -8,9 +8,7 @@ from llada_jax.config import SamplerConfig
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.types import Rows
-from tests.sampler.toy import CONFIG, toy_denoiser
-
-_call = jax.jit(lambda function, *args: function(*args), static_argnums=0)
+from tests.sampler.toy import CONFIG, in_parts, toy_denoiser
 
 
 def recorded_decode(
@@ -18,17 +16,14 @@ def recorded_decode(
 ) -> tuple[Result, list[Rows]]:
     """A run of the host loop, and the rows of each of its forwards as numpy arrays."""
     config = with_ids(config, model)
-    toy, forwards = toy_denoiser(config), []
+    toy, forwards = in_parts(toy_denoiser(config)), []
 
     def forward_rows(params, rows, cache):
         forwards.append(jax.tree.map(np.asarray, rows))
-        return _call(toy.forward_rows, params, rows, cache)
+        return toy.forward_rows(params, rows, cache)
 
-    def score_rows(params, hidden, keys):
-        return _call(toy.score_rows, params, hidden, keys)
-
-    denoiser = toy._replace(forward_rows=forward_rows, score_rows=score_rows, traceable=False)
+    recorded = toy._replace(forward_rows=forward_rows)
     result = decode(
-        denoiser, jnp.int32(salt), model, prompts, config, loop="host", trace=True, **options
+        recorded, jnp.int32(salt), model, prompts, config, loop="host", trace=True, **options
     )
     return result, forwards

@@ -12,21 +12,32 @@ from llada_jax.sampler.candidates import Candidates, quota, ranks
 from llada_jax.sampler.rules.rule import accepted as accepted_by
 from llada_jax.types import Scores
 
+POSITIONS = 24
+ranked = jax.jit(ranks)
+
+
+def padded(values):
+    """Returns one row of a length that all tests have, so that operations compile once."""
+    row = np.zeros((1, POSITIONS), np.asarray(values).dtype)
+    row[0, : len(values)] = values
+    return row
+
 
 def accepted(confidence, is_open=None, entropy=None, due=1, random=None, **settings):
-    confidence = np.asarray(confidence, np.float32)[None]
+    is_open = padded([True] * len(confidence) if is_open is None else is_open)
+    confidence = padded(np.float32(confidence))
     zeros = np.zeros_like(confidence)
     config = SamplerConfig(gen_length=64, block_length=64, steps=64, **settings)
     scores = Scores(
         zeros.astype(np.int32),
         jnp.asarray(confidence),
-        jnp.asarray(zeros if entropy is None else np.asarray(entropy, np.float32)[None]),
+        jnp.asarray(zeros if entropy is None else padded(np.float32(entropy))),
         jnp.asarray(zeros),
     )
     candidates = Candidates(
         scores,
-        jnp.asarray(np.ones(confidence.shape, bool) if is_open is None else [is_open]),
-        jnp.asarray(zeros if random is None else np.asarray(random, np.float32)[None]),
+        jnp.asarray(is_open),
+        jnp.asarray(zeros if random is None else padded(np.float32(random))),
         jnp.asarray([due], jnp.int32),
         config.remasking,
         config.parity,
@@ -86,7 +97,7 @@ def test_random_ranks_by_random_numbers():
 )
 def test_ranks_equal_a_stable_sort(confidence, data):
     is_open = data.draw(st.lists(st.booleans(), min_size=len(confidence), max_size=len(confidence)))
-    found = np.asarray(ranks(jnp.asarray([confidence], jnp.float32), jnp.asarray([is_open])))[0]
+    found = np.asarray(ranked(padded(np.float32(confidence)), padded(is_open)))[0]
     candidates = [i for i, value in enumerate(is_open) if value]
     best_first = sorted(candidates, key=lambda i: (-np.float32(confidence[i]), i))
     assert [found[i] for i in best_first] == list(range(len(best_first)))

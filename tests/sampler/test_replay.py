@@ -15,7 +15,7 @@ from llada_jax.sampler.states import KEPT
 from llada_jax.sampler.trace import Trace
 from llada_jax.testing import toy_denoiser
 from tests.sampler.drawn_trace import drawn_trace
-from tests.sampler.toy import toy_decode
+from tests.sampler.toy import in_parts, toy_decode
 
 PROMPTS = [[3, 1, 4, 1], [1, 5]]
 BASE = {"gen_length": 16, "block_length": 8}
@@ -47,15 +47,14 @@ def states_of(run):
 def test_states_and_windows_are_those_of_the_run(name, monkeypatch):
     sampler = SamplerConfig(**BASE, **{**SAMPLERS, **OTHERS}[name])
     seen, starts = [], []
-    plain = toy_denoiser(sampler)
+    plain = in_parts(toy_denoiser(sampler))
 
     def watched(salt, rows, cache):
         starts.append(np.asarray(rows.positions)[:, 0])
         return plain.forward_rows(salt, rows, cache)
 
     monkeypatch.setattr(
-        "llada_jax.testing._toy",
-        lambda rules: plain._replace(forward_rows=watched, traceable=False),
+        "llada_jax.testing._toy", lambda rules: plain._replace(forward_rows=watched)
     )
     result = toy_decode(PROMPTS, sampler, loop="host", trace="scores", on_step=seen.append)
     for row, prompt in enumerate(PROMPTS):

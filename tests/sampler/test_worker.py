@@ -6,7 +6,6 @@ import time
 import traceback
 from concurrent.futures import Executor, Future
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from llada_jax.sampler.generate import decode
 from llada_jax.sampler.loops import Refresher
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
-from tests.sampler.toy import CONFIG, Worker, toy_decode, toy_denoiser
+from tests.sampler.toy import CONFIG, Worker, in_parts, toy_decode, toy_denoiser
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 STAGED = SamplerConfig(
@@ -129,16 +128,15 @@ class Held(Worker):
 
 def test_a_run_that_fails_beside_a_job_leaves_no_thread():
     config = with_ids(STAGED, CONFIG)
-    denoiser, salt = toy_denoiser(config), jnp.int32(3)
-    forward = jax.jit(denoiser.forward_rows)
+    denoiser, salt = in_parts(toy_denoiser(config)), jnp.int32(3)
 
     def forward_rows(*args):
         if worker.submitted.is_set():
             worker.failed.set()
             raise KeyboardInterrupt
-        return forward(*args)
+        return denoiser.forward_rows(*args)
 
-    failing = denoiser._replace(forward_rows=forward_rows, traceable=False)
+    failing = denoiser._replace(forward_rows=forward_rows)
     with pytest.raises(KeyboardInterrupt), Held() as worker:
         refresher = Refresher(worker, denoiser, salt)
         decode(failing, salt, CONFIG, PROMPTS, config, loop="host", refresher=refresher)

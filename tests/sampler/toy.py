@@ -1,7 +1,9 @@
 """The toy of `llada_jax.testing`, with a worker for refreshes."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 
 from llada_jax import testing
@@ -10,12 +12,25 @@ from llada_jax.sampler.generate import Result
 from llada_jax.sampler.loops import Refresher
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.testing import EOS, EOT, MASK, TOY, VOCAB, forward_rows, score_rows, toy_denoiser
+from llada_jax.types import Denoiser
 
 __all__ = ["BLOCK_CAUSAL", "CONFIG", "EOS", "EOT", "MASK", "VOCAB", "Worker",
-           "forward_rows", "score_rows", "toy_decode", "toy_denoiser"]  # fmt: skip
+           "forward_rows", "in_parts", "score_rows", "toy_decode", "toy_denoiser"]  # fmt: skip
 
 CONFIG = TOY
 BLOCK_CAUSAL = TOY.replace(block_length=8)
+
+
+_compiled = jax.jit(lambda function, *args: function(*args), static_argnums=0)
+
+
+def in_parts(denoiser: Denoiser) -> Denoiser:
+    """Returns a denoiser that JAX does not see whole: each of its parts is compiled by itself."""
+    parts = {
+        name: partial(_compiled, getattr(denoiser, name))
+        for name in ("forward_rows", "score_rows", "measure_rows")
+    }
+    return denoiser._replace(**parts, traceable=False)
 
 
 class Worker(ThreadPoolExecutor):

@@ -147,6 +147,7 @@ def test_caches_beyond_the_memory(whole: Path, monkeypatch: pytest.MonkeyPatch) 
         lj.generate(model, [PROMPT] * 3, config, backend="litert")
 
 
+@pytest.mark.slow
 def test_canvases_of_a_batch_that_end_at_different_steps(tmp_path: Path) -> None:
     """Without a cache: the bucket's own may be shorter than the canvas."""
     model = lj.load(exported(tmp_path, 0, rows=(64,)))

@@ -214,7 +214,8 @@ def test_a_phone_is_asked_of_stored_traces(finished, tmp_path, monkeypatch):
         reported(tmp_path / "old", tmp_path / "no")
 
 
-@pytest.mark.parametrize("task", ["yes_no", pytest.param("sudoku", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["yes_no", "sudoku"])
 def test_every_task_brings_its_own_answer_length(task, tmp_path, random_model):
     arguments = [f"model={random_model}", f"task={task}", "task.items=1", "sampler=blockwise"]
     run(tmp_path / "run", *arguments, "sampler.threshold=0.001")

@@ -157,6 +157,7 @@ def test_a_report_compares_the_cells_of_a_suite(finished, tmp_path):
     assert "| decoding/hasty/exact_match |" in page
 
 
+@pytest.mark.slow
 def test_a_question_that_is_asked_again_counts_once(tmp_path, random_model):
     changes = [
         f"model={random_model}", "suite.tasks=[countdown]", "task.seed=8", "task.items=4",

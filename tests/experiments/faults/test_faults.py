@@ -42,7 +42,7 @@ def replay(layer: Path, verb: str, model: Path, folder: Path, first: int, stride
     print(result.stdout)
 
 
-@pytest.mark.parametrize("verb", QUICK)
+@pytest.mark.parametrize("verb", ["export", pytest.param("evaluate", marks=pytest.mark.slow)])
 def test_some_faults_of_every_kind(verb, layer, random_model, tmp_path):
     replay(layer, verb, random_model, tmp_path / "runs", 5, QUICK[verb])
 

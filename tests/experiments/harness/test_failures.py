@@ -121,6 +121,7 @@ def test_a_signal_while_a_verb_is_imported(tmp_path):
     assert (done.returncode, done.stderr) == (130, told)
 
 
+@pytest.mark.slow
 def test_a_reader_who_has_enough_is_told_nothing():
     verb = [sys.executable, "-m", "experiments.inspect", "--help"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -88,6 +88,7 @@ def test_bad_input(override, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_areas_follow_from_gates_and_one_fitted_factor():
     rows = {row.name: row for row in hardware_rows()}
     areas = [rows[f"area/datapath/vlen{vlen}"] for vlen in (512, 1024, 2048)]

@@ -173,6 +173,7 @@ def test_the_card_tells_how_to_repeat_it(finished):
     assert {each.items for each in stated_scores(folder)} == {3}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_a_child(finished, tmp_path):
     """Whose tokenizer is its parent's, and whose card says how both were trained."""
     parent, folder = finished[0] / "model", tmp_path / "child"
