@@ -1,4 +1,4 @@
-"""`python -m experiments.constrain`: answers to train on fit the schema that answers are held to."""
+"""`python -m experiments.constrain`: answers to train on fit the schema that others are held to."""
 
 import json
 
