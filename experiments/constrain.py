@@ -3,17 +3,22 @@
     python -m experiments.constrain
     python -m experiments.constrain items=200 tasks=[choices] sampler=staged
     python -m experiments.constrain forms=[json] ways=[raw] sampler.threshold=0.8
+    python -m experiments.constrain examples=12000 seed=3 hydra.run.dir=outputs/json
 
 Word problems are answered in JSON (steps and a result), and both tasks in the form that the model
 was trained on; choices also by one of the four lines that may end an answer. Each constraint runs
 with both measures of confidence, and token by token from the left with any spelling, as programs do
-that constrain the next token.
+that constrain the next token. The way `unheld` has no constraint, and is judged by the same form.
+
+With `examples` nothing is decoded: `examples.jsonl` in the run folder gets so many word problems of
+the training split, answered in that JSON, for `experiments.fine_tune`.
 """
 
 import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -26,7 +31,7 @@ from experiments.harness.run import Run, entry_point
 from llada_jax.config import SamplerConfig, require_counts
 from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.metrics import wilson_interval
-from llada_jax.evaluation.task import Item, Task
+from llada_jax.evaluation.task import ANSWER_MARK, Item, Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.evaluation.wording import LETTERS
 
@@ -47,13 +52,15 @@ class ConstrainConfig:
     sampler: SamplerConfig
     tasks: tuple[Literal["word_problems", "choices"], ...]
     forms: tuple[Literal["free", "json", "form", "choice"], ...]
-    ways: tuple[Literal["raw", "allowed", "by_token"], ...]
+    ways: tuple[Literal["unheld", "raw", "allowed", "by_token"], ...]
     items: int = 2000
     seed: int = 2
     batch_size: int = 100
+    examples: int = 0
 
     def __post_init__(self) -> None:
         require_counts(self, "items", "batch_size")
+        require_counts(self, "examples", least=0)
 
 
 @lj.rule
@@ -65,6 +72,7 @@ class Leftmost:
 
 
 WAYS: dict[str, dict[str, Any]] = {
+    "unheld": {},
     "raw": {"confidence": "raw"},
     "allowed": {"confidence": "allowed"},
     "by_token": {"confidence": "raw", "spelling": "any"},
@@ -100,8 +108,28 @@ def _read(constraint: lj.Constraint, text: str) -> str | None:
     return str(found["result"]) if fits else None
 
 
+def json_answer(item: Item) -> str:
+    """Returns the worked answer to a word problem as a text of the schema."""
+    steps, _, _ = item.answer.partition("\n" + ANSWER_MARK)
+    found = {"steps": steps, "result": int(item.target)}
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+
+
+def training_line(item: Item) -> str:
+    """Returns a chat in which a word problem is answered in JSON, as a line of a file."""
+    said = {"user": item.question, "assistant": json_answer(item)}
+    messages = [{"role": role, "content": content} for role, content in said.items()]
+    return json.dumps({"messages": messages}) + "\n"
+
+
 def constrain(config: ConstrainConfig, run: Run) -> None:
-    """Decodes every item in every way, and records validity, exact match and forwards."""
+    """Decodes every item in every way, and records validity, exact match and forwards; or writes
+    examples."""
+    if config.examples:
+        run.begin()
+        items = islice(load_task("word_problems").items(config.seed, "train"), config.examples)
+        run.write("examples.jsonl", "".join(map(training_line, items)))
+        return run.finish([])
     model = run.of(lj.load(config.model))
     run.begin()
     rows: list[ResultRow] = []
@@ -117,8 +145,9 @@ def constrain(config: ConstrainConfig, run: Run) -> None:
             for way in config.ways:
                 sampler = by_token if way == "by_token" else own
                 given = [FORMS[name][kind](item, **WAYS[way]) for item in items]
-                case = f"{name}/{kind}/{way}"
-                rows += run.recorded(_measured(case, task, model, items, sampler, config, given))
+                case, held = f"{name}/{kind}/{way}", way != "unheld"
+                found = _measured(case, task, model, items, sampler, config, given, held=held)
+                rows += run.recorded(found)
     run.finish(rows)
 
 
@@ -130,6 +159,8 @@ def _measured(
     sampler: SamplerConfig,
     config: ConstrainConfig,
     given: Sequence[lj.Constraint] = (),
+    *,
+    held: bool = True,
 ) -> list[ResultRow]:
     valid, right, forwards, count = 0, 0, [], len(items)
     tokenizer: Any = model.tokenizer
@@ -143,7 +174,7 @@ def _measured(
             [tokenizer.encode_chat(chat) for chat in chats],
             sampler,
             places=config.batch_size,
-            constraint=constraints or None,
+            constraint=constraints if constraints and held else None,
         )
         for place, result in enumerate(tqdm(results, f"{name} {first}", len(part))):
             (text,) = result.text

@@ -1,0 +1,56 @@
+"""`python -m experiments.constrain`: answers to train on fit the schema that others are held to."""
+
+import json
+
+import pytest
+
+import llada_jax as lj
+from experiments import constrain as entry
+from llada_jax.constraint.batch import texts_of
+from llada_jax.evaluation.task import split_of
+from llada_jax.evaluation.tasks import load_task
+from llada_jax.evaluation.tasks.word_problems import EQUATION
+from llada_jax.training.sft import read_examples
+from tests.constraint.tiny import accepts
+from tests.experiments.in_process import run_experiment
+
+SMALL = ["batch_size=2", "items=2", "tasks=[word_problems]", "forms=[json]"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("spelling", ["own", "any"])
+def test_examples_are_texts_of_the_schema_in_its_automaton_s_tokens(tmp_path, spelling):
+    pytest.importorskip("outlines_core")
+    run_experiment(entry.main, ["examples=20", "seed=3", f"hydra.run.dir={tmp_path / 'run'}"])
+    model = lj.load("small")
+    file = tmp_path / "run" / "examples.jsonl"
+    examples = read_examples(file, model.tokenizer, model.config, 128)
+    schema = lj.json_schema(entry.SCHEMA, spelling=spelling)
+    (automaton,) = texts_of(schema, model.tokenizer, (0, 6), 960).automata
+    assert len(examples) == 20
+    assert all(accepts(automaton, [*each.answer, 0, 0]) for each in examples)
+
+
+def test_examples_give_their_result_and_are_of_the_training_split():
+    schema, task = lj.json_schema(entry.SCHEMA), load_task("word_problems")
+    for index in range(50):
+        item = task.item(3, index, "train")
+        asked, answered = json.loads(entry.training_line(item))["messages"]
+        assert asked == {"role": "user", "content": item.question}
+        assert entry._read(schema, answered["content"]) == item.target
+        assert split_of(" ".join(EQUATION.findall(answered["content"]))) == "train"
+
+
+@pytest.mark.slow
+def test_unheld_answers_are_judged_by_the_form(tmp_path, random_model):
+    pytest.importorskip("outlines_core")
+    folder = tmp_path / "run"
+    asked = [f"model={random_model}", *SMALL, "ways=[unheld,allowed]", f"hydra.run.dir={folder}"]
+    run_experiment(entry.main, asked)
+    rows = {row["name"]: row["value"] for row in json.loads((folder / "results.json").read_text())}
+    assert rows["word_problems/json/unheld/valid"] == 0
+    assert rows["word_problems/json/allowed/valid"] == 1
