@@ -9,6 +9,9 @@ version = release = llada_jax.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 html_theme = "furo"
 html_title = f"llada_jax {release}"
+html_static_path = html_css_files = ["site.css"]
+# The site is opened from files, whose pages a browser does not let a search read.
+html_show_search_summary = False
 # A heading is linked as GitHub links it, where the same pages are read.
 myst_heading_anchors = 3
 # Docstrings mark code as Markdown does.
