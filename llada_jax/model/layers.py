@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import Attention, FeedForward
-from llada_jax.model.quantize import linear
+from llada_jax.model.quantize import linear, per_row
 from llada_jax.types import Rows
 
 HIDDEN_SCORE = -3e4
@@ -103,13 +103,20 @@ def attend(
         return jnp.einsum("brkgd,btkd->bkgrt", grouped, part, preferred_element_type=jnp.float32)
 
     scores = jnp.concatenate([score(part) for part in keys], axis=-1)
-    shares = jax.nn.softmax(scores + bias[:, None, None], axis=-1).astype(query.dtype)
+    shares = shared(scores + bias[:, None, None]).astype(query.dtype)
     out, start = jnp.float32(0), 0
     for part in values:
         share = shares[..., start : start + part.shape[1]]
         start += part.shape[1]
         out = out + jnp.einsum("bkgrt,btkd->brkgd", share, part, preferred_element_type=jnp.float32)
     return out.astype(query.dtype).reshape(batch, n_rows, -1)
+
+
+def shared(scores: Float[Array, "*rows n"]) -> Float[Array, "*rows n"]:
+    """Applies the softmax to each row, in operations whose bits no other part of a program moves."""
+    highest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
+    unscaled = jnp.exp(scores - highest)
+    return per_row(unscaled, unscaled.sum(axis=-1, keepdims=True))
 
 
 def attend_to_cache(
