@@ -88,8 +88,10 @@ def attend(
     keys: Sequence[Float[Array, "B t K Dh"]],
     values: Sequence[Float[Array, "B t K Dh"]],
     bias: Float[Array, "B R T"],
+    alike: bool = False,
 ) -> Float[Array, "B R HDh"]:
     """Runs grouped-query attention with a float32 softmax; a row that sees nothing gives any value.
+    `alike` is of `softmax`.
 
     Keys and values come in parts of t positions, T together. Joining the scores instead of the
     parts copies R numbers a position and head, not Dh; scaling the query touches fewer numbers than
@@ -103,7 +105,7 @@ def attend(
         return jnp.einsum("brkgd,btkd->bkgrt", grouped, part, preferred_element_type=jnp.float32)
 
     scores = jnp.concatenate([score(part) for part in keys], axis=-1)
-    shares = shared(scores + bias[:, None, None]).astype(query.dtype)
+    shares = softmax(scores + bias[:, None, None], alike).astype(query.dtype)
     out, start = jnp.float32(0), 0
     for part in values:
         share = shares[..., start : start + part.shape[1]]
@@ -112,11 +114,27 @@ def attend(
     return out.astype(query.dtype).reshape(batch, n_rows, -1)
 
 
-def shared(scores: Float[Array, "*rows n"]) -> Float[Array, "*rows n"]:
-    """Applies the softmax to each row, in operations whose bits no other part of a program moves."""
-    highest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
-    unscaled = jnp.exp(scores - highest)
-    return per_row(unscaled, unscaled.sum(axis=-1, keepdims=True))
+def softmax(scores: Float[Array, "*rows n"], alike: bool = False) -> Float[Array, "*rows n"]:
+    """Returns each row's shares; with `alike` equal bits of equal rows, whatever is beside them.
+
+    XLA's kernels for CPUs take exponentials and sums otherwise where there are more rows or heads.
+    So those that are alike are fused with nothing, and summed in an order of their own.
+    """
+    below = scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
+    if not alike:
+        unscaled = jnp.exp(below)
+        return per_row(unscaled, unscaled.sum(axis=-1, keepdims=True))
+    unscaled = jax.lax.optimization_barrier(jnp.exp(jax.lax.optimization_barrier(below)))
+    return per_row(unscaled, _sum_of_halves(unscaled))
+
+
+def _sum_of_halves(x: Float[Array, "*rows n"]) -> Float[Array, "*rows 1"]:
+    """Returns sums of rows by adding their halves, and the halves of that."""
+    size = 1 << (x.shape[-1] - 1).bit_length()
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
+    while x.shape[-1] > 1:
+        x = x[..., : x.shape[-1] // 2] + x[..., x.shape[-1] // 2 :]
+    return x
 
 
 def attend_to_cache(
@@ -133,6 +151,9 @@ def attend_to_cache(
         return attend(query, *([part] for part in fresh), bias)
     keys, values = ([part.astype(new.dtype), new] for part, new in zip(old, fresh, strict=True))
     return attend(query, keys, values, bias)
+
+
+attend_alike_to_cache = partial(attend_to_cache, attend=partial(attend, alike=True))
 
 
 def attention(

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from llada_jax.config import MoEConfig, require
 from llada_jax.model.grouped_product import grouped_product
-from llada_jax.model.layers import feed_forward, shared
+from llada_jax.model.layers import feed_forward, softmax
 from llada_jax.model.params import Experts
 from llada_jax.model.quantize import Shard, Weight, per_row
 
@@ -31,7 +31,9 @@ def router_scores(
 ) -> Float[Array, "T E"]:
     """Returns what the router gives every expert: a softmax or sigmoids, float32."""
     logits = router_logits(x, experts)
-    return jax.nn.sigmoid(logits) if config.router == "sigmoid" else shared(logits)
+    if config.router == "sigmoid":
+        return jax.nn.sigmoid(logits)
+    return softmax(logits, alike=isinstance(experts.gate, Shard))
 
 
 def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Chosen:

@@ -122,7 +122,9 @@ def _linear(
     return (jax.lax.psum(out, axes) if axes else out).astype(x.dtype)
 
 
-def per_row(x: Float[Array, "*rows n"], divisor: Float[Array, "*rows 1"]) -> Float[Array, "*rows n"]:
+def per_row(
+    x: Float[Array, "*rows n"], divisor: Float[Array, "*rows 1"]
+) -> Float[Array, "*rows n"]:
     """Returns each row divided by its divisor, by multiplying with the reciprocal.
 
     Of a division XLA makes either, by what else the program has: other bits on another mesh.

@@ -89,7 +89,7 @@ def test_one_canvas_estimates_an_answer_without_its_other_tokens():
 
 
 def test_runs_that_cannot_be_replayed_are_refused():
-    with pytest.raises(ValueError, match="cache is 'dual'.*allowed for exact scores: 'none'"):
+    with pytest.raises(ValueError, match=r"cache is 'dual'.*allowed for exact scores: 'none'"):
         trajectory_canvases(run(cache="dual"), MODEL)
     with pytest.raises(ValueError, match="prompt_share is 1; allowed: 0 to below 1"):
         masked_answers(trace(), MODEL, np.random.default_rng(0), prompt_share=1)

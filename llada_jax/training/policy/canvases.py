@@ -95,7 +95,9 @@ def token_batch(canvases: Canvases) -> dict[str, Any]:
 def padded(canvases: Canvases, count: int, length: int) -> Canvases:
     """Returns canvases filled up to a multiple of a count, and to a multiple of a length, with what
     weighs nothing: so that few programs are compiled."""
-    more, wider = (-size % unit for size, unit in zip(canvases.tokens.shape, (count, length)))
+    more, wider = (
+        -size % unit for size, unit in zip(canvases.tokens.shape, (count, length), strict=True)
+    )
 
     def wide(leaf: np.ndarray) -> np.ndarray:
         return np.pad(leaf, [(0, more), (0, wider)][: leaf.ndim])
