@@ -1,6 +1,7 @@
 """Raises a model's score on a task by GRPO, from its own answers.
 
     python -m experiments.policy weaken=0.3 hydra.run.dir=outputs/policy
+    python -m experiments.policy task=yes_no steps=10 hydra.run.dir=outputs/yes_no
     python -m experiments.policy weaken=0.3 estimate=masked seed=1 hydra.run.dir=outputs/masked
 
 `results.json` has exact match of held-out items, before and after. `metrics.jsonl` has the mean
@@ -63,7 +64,9 @@ def improve(config: PolicyConfig, run: Run) -> None:
     """Scores, learns, and scores again."""
     task = load_task(config.task)
     model = weakened(lj.load(config.model, "float32"), config.weaken, config.seed)
-    sampler = lengthened(config.sampler, task)
+    sampler, tokenizer = lengthened(config.sampler, task), model.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
     run.begin()
     metrics = MetricsFile(run.folder / METRICS_FILE, 0)
     greedy = sampler.replace(temperature=0.0)
@@ -80,7 +83,7 @@ def improve(config: PolicyConfig, run: Run) -> None:
     for step in range(config.steps):
         asked = [item for item in islice(items, config.questions) for _ in range(config.answers)]
         chats = [[{"role": "user", "content": item.question}] for item in asked]
-        prompts = [model.tokenizer.encode_chat(chat) for chat in chats]
+        prompts = [tokenizer.encode_chat(chat) for chat in chats]
         found = lj.generate(model, prompts, sampler, seed=config.seed + step, trace=True)
         right = [task.verify(item, text) for item, text in zip(asked, found.text, strict=True)]
         rewards = np.array(right, np.float32).reshape(config.questions, config.answers)

@@ -103,8 +103,6 @@ def _run_whole(
 
     record = jax.eval_shape(one_step, canvas)[1]
     records = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), record)
-    if records.predicted is not None:  # of steps that other groups of a mesh run, nothing
-        records = records._replace(predicted=records.predicted - 1)
 
     def body(carry):
         step, canvas, records, rows = carry

@@ -38,7 +38,7 @@ def log_probabilities(
 ) -> Float[Array, "N L"]:
     """Returns the log-probabilities (nats) of the targets that count, else 0. [MASK] is no token
     that a decoder may choose."""
-    logits = forward(params, model, canvases.tokens, canvases.live)
+    logits = forward(params, model, jnp.asarray(canvases.tokens), jnp.asarray(canvases.live))
     is_mask = jnp.arange(model.vocab_size) == model.mask_id
     allowed = jnp.where(is_mask, jnp.finfo(logits.dtype).min, logits)
     return jnp.where(canvases.weight > 0, -cross_entropy(allowed, canvases.target), 0)
