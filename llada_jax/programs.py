@@ -24,9 +24,17 @@ _lock = RLock()
 _new_shapes = count(1)
 
 
-def own_jit(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def own_jit(
+    function: Callable[..., Any], *, rounds: bool = False, **options: Any
+) -> Callable[..., Any]:
     """Returns `jax.jit(function, **options)` whose programs are dropped when it is: JAX keeps them
-    by the function, which is a new one here."""
+    by the function, which is a new one here.
+
+    One that `rounds` rounds every result to its dtype, as written; XLA otherwise keeps more bits
+    wherever one of its fusions has them, and fusions depend on the number of devices.
+    """
+    if rounds:
+        options["compiler_options"] = {"xla_allow_excess_precision": False}
 
     @wraps(function)
     def own(*args: Any, **named: Any) -> Any:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import Attention, FeedForward
-from llada_jax.model.quantize import linear
+from llada_jax.model.quantize import linear, per_row
 from llada_jax.types import Rows
 
 HIDDEN_SCORE = -3e4
@@ -88,8 +88,10 @@ def attend(
     keys: Sequence[Float[Array, "B t K Dh"]],
     values: Sequence[Float[Array, "B t K Dh"]],
     bias: Float[Array, "B R T"],
+    alike: bool = False,
 ) -> Float[Array, "B R HDh"]:
     """Runs grouped-query attention with a float32 softmax; a row that sees nothing gives any value.
+    `alike` is of `softmax`.
 
     Keys and values come in parts of t positions, T together. Joining the scores instead of the
     parts copies R numbers a position and head, not Dh; scaling the query touches fewer numbers than
@@ -103,13 +105,36 @@ def attend(
         return jnp.einsum("brkgd,btkd->bkgrt", grouped, part, preferred_element_type=jnp.float32)
 
     scores = jnp.concatenate([score(part) for part in keys], axis=-1)
-    shares = jax.nn.softmax(scores + bias[:, None, None], axis=-1).astype(query.dtype)
+    shares = softmax(scores + bias[:, None, None], alike).astype(query.dtype)
     out, start = jnp.float32(0), 0
     for part in values:
         share = shares[..., start : start + part.shape[1]]
         start += part.shape[1]
         out = out + jnp.einsum("bkgrt,btkd->brkgd", share, part, preferred_element_type=jnp.float32)
     return out.astype(query.dtype).reshape(batch, n_rows, -1)
+
+
+def softmax(scores: Float[Array, "*rows n"], alike: bool = False) -> Float[Array, "*rows n"]:
+    """Returns each row's shares; with `alike` equal bits of equal rows, whatever is beside them.
+
+    XLA's kernels for CPUs take exponentials and sums otherwise where there are more rows or heads.
+    So those that are alike are fused with nothing, and summed in an order of their own.
+    """
+    below = scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
+    if not alike:
+        unscaled = jnp.exp(below)
+        return per_row(unscaled, unscaled.sum(axis=-1, keepdims=True))
+    unscaled = jax.lax.optimization_barrier(jnp.exp(jax.lax.optimization_barrier(below)))
+    return per_row(unscaled, _sum_of_halves(unscaled))
+
+
+def _sum_of_halves(x: Float[Array, "*rows n"]) -> Float[Array, "*rows 1"]:
+    """Returns sums of rows by adding their halves, and the halves of that."""
+    size = 1 << (x.shape[-1] - 1).bit_length()
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
+    while x.shape[-1] > 1:
+        x = x[..., : x.shape[-1] // 2] + x[..., x.shape[-1] // 2 :]
+    return x
 
 
 def attend_to_cache(
@@ -126,6 +151,9 @@ def attend_to_cache(
         return attend(query, *([part] for part in fresh), bias)
     keys, values = ([part.astype(new.dtype), new] for part, new in zip(old, fresh, strict=True))
     return attend(query, keys, values, bias)
+
+
+attend_alike_to_cache = partial(attend_to_cache, attend=partial(attend, alike=True))
 
 
 def attention(

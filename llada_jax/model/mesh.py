@@ -23,6 +23,7 @@ from llada_jax.config import MeshConfig, ModelConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.architecture.parameters import Axis, ParamSpec, named_specs
 from llada_jax.model.forward import LayerHooks
+from llada_jax.model.layers import attend_alike_to_cache, attend_to_cache
 from llada_jax.model.mesh_head import measure_own_ids, score_own_ids
 from llada_jax.model.params import ModelParams, partition_of
 from llada_jax.model.quantize import INT4_GROUP, QuantArray, Shard, is_quantized
@@ -150,6 +151,8 @@ def mesh_denoiser(
     config: ModelConfig, rules: ScoreRules, hooks: LayerHooks, mesh: Mesh, specs: ModelParams
 ) -> Denoiser:
     """Returns the model's functions in JAX on a mesh, for parameters with these specs."""
+    if hooks.attend_with is attend_to_cache:
+        hooks = hooks._replace(attend_with=attend_alike_to_cache)
 
     def forward_rows(params, rows, cache):
         return model_forward.forward_rows(_as_parts(params, specs), config, rows, cache, hooks)

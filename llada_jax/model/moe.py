@@ -9,9 +9,9 @@ from jaxtyping import Array, Float, Int
 
 from llada_jax.config import MoEConfig, require
 from llada_jax.model.grouped_product import grouped_product
-from llada_jax.model.layers import feed_forward
+from llada_jax.model.layers import feed_forward, softmax
 from llada_jax.model.params import Experts
-from llada_jax.model.quantize import Shard, Weight
+from llada_jax.model.quantize import Shard, Weight, per_row
 
 
 class Chosen(NamedTuple):
@@ -31,7 +31,9 @@ def router_scores(
 ) -> Float[Array, "T E"]:
     """Returns what the router gives every expert: a softmax or sigmoids, float32."""
     logits = router_logits(x, experts)
-    return jax.nn.sigmoid(logits) if config.router == "sigmoid" else jax.nn.softmax(logits)
+    if config.router == "sigmoid":
+        return jax.nn.sigmoid(logits)
+    return softmax(logits, alike=isinstance(experts.gate, Shard))
 
 
 def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Chosen:
@@ -50,7 +52,7 @@ def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Chosen
     _, chosen = jax.lax.top_k(preference, config.experts_per_token)
     weights = jnp.take_along_axis(scores, chosen, axis=-1)
     if config.normalize_weights:
-        weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+        weights = per_row(weights, weights.sum(axis=-1, keepdims=True) + 1e-20)
     return Chosen(chosen, weights * config.weight_scale)
 
 

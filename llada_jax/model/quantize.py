@@ -17,6 +17,8 @@ from jaxtyping import Array, DTypeLike, Float, Int
 
 Bits = Literal[4, 8]
 INT4_GROUP = 32
+SMALLEST = 1e-30
+"""What counts as the largest of a row of zeros; its reciprocal is finite."""
 _CHUNK_ELEMENTS = 1 << 22
 
 
@@ -95,7 +97,7 @@ def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows O
     With a weight narrower than `x` the product is rounded to the weight's dtype, as in
     mixed-precision training. Of a `Shard` of the inputs, sums are completed over the mesh before
     they are scaled or rounded: those of int8 are exact. What XLA fuses on either side of a `Shard`
-    is kept apart, so that less of its rounding depends on the mesh.
+    is kept apart, so that no rounding depends on the mesh.
     """
     if isinstance(weight, AdaptedWeight):
         return linear(x, weight.base) + linear(linear(x, weight.down), weight.up)
@@ -120,13 +122,23 @@ def _linear(
     return (jax.lax.psum(out, axes) if axes else out).astype(x.dtype)
 
 
+def per_row(
+    x: Float[Array, "*rows n"], divisor: Float[Array, "*rows 1"]
+) -> Float[Array, "*rows n"]:
+    """Returns each row divided by its divisor, by multiplying with the reciprocal.
+
+    Of a division XLA makes either, by what else the program has: other bits on another mesh.
+    """
+    return x * (1 / divisor)
+
+
 def _int8_linear(
     x: Float[Array, "*rows In"], weight: QuantArray, axes: tuple[str, ...]
 ) -> Float[Array, "*rows Out"]:
     absmax = jnp.abs(x).max(axis=-1, keepdims=True).astype(jnp.float32)
     absmax = jax.lax.pmax(absmax, axes) if axes else absmax
-    scale = jnp.maximum(absmax, jnp.finfo(jnp.float32).tiny) / 127
-    integers = jnp.rint(x.astype(jnp.float32) / scale).astype(jnp.int8)
+    scale = jnp.maximum(absmax, SMALLEST) / 127
+    integers = jnp.rint(per_row(x.astype(jnp.float32), scale)).astype(jnp.int8)
     dot = jnp.einsum("...i,oi->...o", integers, weight.values, preferred_element_type=jnp.int32)
     dot = jax.lax.psum(dot, axes) if axes else dot
     return (dot.astype(jnp.float32) * scale * weight.scale[..., 0]).astype(x.dtype)

@@ -119,8 +119,13 @@ def _run_whole(
 
 
 @kept
-def _compiled(*shape: Any) -> Callable[..., Any]:
-    return own_jit(_run_whole, donate_argnames="canvas")
+def _compiled(on_mesh: bool, *shape: Any) -> Callable[..., Any]:
+    return own_jit(_run_whole, rounds=on_mesh, donate_argnames="canvas")
+
+
+def _program_of(decoding: Decoding, canvas: Canvas) -> Callable[..., Any]:
+    on_mesh = decoding.denoiser.on_mesh is not None
+    return _compiled(on_mesh, jax.tree.structure(decoding), canvas.tokens.shape)
 
 
 def compiled_loop(
@@ -128,8 +133,7 @@ def compiled_loop(
 ) -> tuple[Canvas, Steps]:
     """Decodes in one compiled program (`lax.while_loop`) until so many rows are done, or for `most`
     steps; consumes the canvas."""
-    run = _compiled(jax.tree.structure(decoding), canvas.tokens.shape)
-    canvas, records, rows, count = run(decoding, canvas, until, most)
+    canvas, records, rows, count = _program_of(decoding, canvas)(decoding, canvas, until, most)
     done = int(count)
     records = jax.tree.map(lambda leaf: np.asarray(leaf)[:done], records)
     return canvas, Steps(records, np.asarray(rows)[:done], np.full(done, np.nan))
@@ -138,8 +142,7 @@ def compiled_loop(
 def lowered_loop(decoding: Decoding, canvas: Canvas) -> jax.stages.Lowered:
     """Returns the program of `compiled_loop` before it is compiled. Of arrays, shapes and dtypes
     are enough."""
-    program = _compiled(jax.tree.structure(decoding), canvas.tokens.shape)
-    return program.lower(decoding, canvas, 1, decoding.limit)
+    return _program_of(decoding, canvas).lower(decoding, canvas, 1, decoding.limit)
 
 
 def _decide_and_plan(
@@ -227,10 +230,11 @@ def _callable(denoiser: Denoiser, shape: tuple[int, ...]) -> Denoiser:
 
 @kept
 def _traced(denoiser: Denoiser, *shape: Any) -> Denoiser:
+    jitted = partial(own_jit, rounds=denoiser.on_mesh is not None)
     return denoiser._replace(
-        forward_rows=own_jit(denoiser.forward_rows),
-        score_rows=own_jit(denoiser.score_rows),
-        measure_rows=denoiser.measure_rows and own_jit(denoiser.measure_rows),
+        forward_rows=jitted(denoiser.forward_rows),
+        score_rows=jitted(denoiser.score_rows),
+        measure_rows=denoiser.measure_rows and jitted(denoiser.measure_rows),
     )
 
 

@@ -141,9 +141,12 @@ def trace_of(
 ) -> Trace:
     """Returns the trace of a finished run; `generated` marks final positions that hold a token."""
     records, counts = steps.records, steps.records.counts
+    useful = _useful(counts.live_rows, counts.refreshed)
+    if records.predicted is not None:  # what is scored of rows that are done means nothing
+        records = records._replace(predicted=np.where(useful[..., None], records.predicted, -1))
     parts = [_events(records, kind, bit) for kind, bit in _BITS.items()]
     committed = parts[0]
-    last_step = _useful(counts.live_rows, counts.refreshed).sum(axis=0) - 1
+    last_step = useful.sum(axis=0) - 1
     parts.append(_fills(tokens, generated, committed, last_step))
     if records.predicted is not None:
         parts.append(_scores(records))

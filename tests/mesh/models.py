@@ -32,7 +32,8 @@ def divisible(family: str) -> ModelConfig:
     if row.moe_facts is not None:
         moe = MoEConfig(n_experts=16, experts_per_token=2, expert_width=32, **row.moe_facts)
     facts = {**row.facts, "qk_norm": row.facts.get("qk_norm", bool(row.presence))}
-    facts |= {"block_length": 8} if "block_length" in row.required else {}
+    if "block_length" in row.required or facts.get("block_length"):
+        facts |= {"block_length": 8}
     return ModelConfig(
         family=family, vocab_size=128, width=64, n_layers=2, n_heads=8, n_kv_heads=8, head_dim=8,
         ffn_width=64, rope_theta=1e4, norm_eps=1e-6, max_length=64, mask_id=127, eos_id=0,

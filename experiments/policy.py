@@ -1,0 +1,120 @@
+"""Raises a model's score on a task by GRPO, from its own answers.
+
+    python -m experiments.policy weaken=0.3 hydra.run.dir=outputs/policy
+    python -m experiments.policy task=yes_no steps=10 hydra.run.dir=outputs/yes_no
+    python -m experiments.policy weaken=0.3 estimate=masked seed=1 hydra.run.dir=outputs/masked
+
+`results.json` has exact match of held-out items, before and after. `metrics.jsonl` has the mean
+reward of each step; nothing else is kept.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import llada_jax as lj
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, entry_point
+from llada_jax.config import SamplerConfig, require_choice, require_counts, require_numbers
+from llada_jax.evaluation.harness import lengthened
+from llada_jax.evaluation.metrics import wilson_interval
+from llada_jax.evaluation.tasks import load_task
+from llada_jax.training.loop import METRICS_FILE, MetricsFile
+from llada_jax.training.policy import (
+    GRPO,
+    Canvases,
+    advantages,
+    grpo_step,
+    masked_answers,
+    trajectory_canvases,
+)
+
+Estimate = Literal["exact", "masked"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """What learns from what. The comments are in conf/policy.yaml."""
+
+    model: str
+    task: str
+    weaken: float
+    seed: int
+    steps: int
+    questions: int
+    answers: int
+    learning_rate: float
+    estimate: Estimate
+    grpo: GRPO
+    sampler: SamplerConfig
+    items: int
+
+    def __post_init__(self) -> None:
+        require_counts(self, "steps", "questions", "answers", "items")
+        require_numbers(self, "weaken", least=0)
+        require_choice("estimate", self.estimate, Estimate)
+
+
+def improve(config: PolicyConfig, run: Run) -> None:
+    """Scores, learns, and scores again."""
+    task = load_task(config.task)
+    model = weakened(lj.load(config.model, "float32"), config.weaken, config.seed)
+    sampler, tokenizer = lengthened(config.sampler, task), model.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
+    run.begin()
+    metrics = MetricsFile(run.folder / METRICS_FILE, 0)
+    greedy = sampler.replace(temperature=0.0)
+
+    def scored(when: str) -> ResultRow:
+        found = lj.evaluate(model, task, greedy, items=config.items, seed=config.seed)
+        right, n = sum(found.counted.values()), len(found.counted)
+        interval = wilson_interval(right, n)
+        return ResultRow(f"{when}/exact_match", right / n, "of items", n=n, interval=interval)
+
+    before, optimizer = scored("before"), optax.adam(config.learning_rate)
+    params, moments = model.params, optimizer.init(model.params)
+    items, rng = task.items(config.seed, "train"), np.random.default_rng(config.seed)
+    for step in range(config.steps):
+        asked = [item for item in islice(items, config.questions) for _ in range(config.answers)]
+        chats = [[{"role": "user", "content": item.question}] for item in asked]
+        prompts = [tokenizer.encode_chat(chat) for chat in chats]
+        found = lj.generate(model, prompts, sampler, seed=config.seed + step, trace=True)
+        right = [task.verify(item, text) for item, text in zip(asked, found.text, strict=True)]
+        rewards = np.array(right, np.float32).reshape(config.questions, config.answers)
+        canvases = _canvases(config, found.trace, model, rng)
+        of_each = advantages(rewards).reshape(-1)
+        params, moments = grpo_step(
+            params, moments, model.config, optimizer, canvases, of_each, config.grpo
+        )
+        model = model._replace(params=params)
+        metrics.append({"step": step + 1, "reward": float(rewards.mean())})
+    run.finish([before, scored("after")])
+
+
+def weakened(model: lj.Model, noise: float, seed: int) -> lj.Model:
+    """Returns a model whose layers' matrices have noise, in their own standard deviations."""
+    rng = np.random.default_rng(seed)
+
+    def noisy(leaf: Any) -> Any:
+        drawn = rng.normal(size=leaf.shape) * noise * float(np.std(leaf)) * (leaf.ndim > 1)
+        return leaf + jnp.asarray(drawn, leaf.dtype)
+
+    params = model.params
+    return model._replace(params=params._replace(layers=jax.tree.map(noisy, params.layers)))
+
+
+def _canvases(
+    config: PolicyConfig, trace: lj.Trace, model: lj.Model, rng: np.random.Generator
+) -> Canvases:
+    if config.estimate == "exact":
+        return trajectory_canvases(trace, model.config)
+    return masked_answers(trace, model.config, rng)
+
+
+main = entry_point("policy", improve, PolicyConfig)
