@@ -71,7 +71,8 @@ def record_of(
     revisions, when it had gone on to the next block, and at its end."""
     was_masked, was_visible = before.state == MASKED, before.state == VISIBLE
     filled = after.filled & ~before.filled
-    given = (before.nfe == 1)[:, None] & (before.state == STABLE)  # before the first forward
+    first = (before.nfe == 1) & ~before.done
+    given = first[:, None] & (before.state == STABLE)  # before the first forward
     committed = (was_masked | given) & (after.state >= VISIBLE) & ~filled
     ahead = committed & (decided.state == MASKED)
     sure = (before.state == STABLE) | (committed & ~ahead & rule.stable(after.confidence))

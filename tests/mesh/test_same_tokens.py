@@ -45,9 +45,7 @@ def test_int8_of_every_family_in_both_loops(tmp_path: Path, family: str) -> None
     cases = [{"model": folder, "meshes": meshes, "loop": loop} for loop in ("compiled", "host")]
     for first, *others in traces(tmp_path / "traces", cases):
         for other in others:
-            np.testing.assert_array_equal(other.tokens, first.tokens)
-            if len(other.event_step) == len(first.event_step):  # a done row may be told otherwise
-                require_equal([first, other])
+            require_equal([first, other])
 
 
 @pytest.mark.slow

@@ -93,3 +93,14 @@ def test_what_the_device_model_reads(trace):
 def test_compiled_loops_have_no_step_times():
     trace = toy_decode(PROMPTS, CONFIG, loop="compiled").trace
     assert np.isnan(trace.seconds).all() and trace.settings["seconds"] > 0
+
+
+@pytest.mark.parametrize("loop", ["host", "compiled"])
+def test_a_row_that_one_forward_finished_commits_no_more(loop):
+    config = lj.SamplerConfig(gen_length=8, block_length=8, threshold=0.2, eos_early_stop=True)
+    result = toy_decode(PROMPTS, config, salt=9, loop=loop)
+    assert result.nfe.tolist() == [4, 1]
+    trace = result.trace
+    of_row = trace.event_row == 1
+    assert (trace.event_step[of_row] == 0).all()
+    assert len(set(trace.event_position[of_row])) == of_row.sum()
