@@ -4,7 +4,8 @@
     python -m experiments.tune phone=SM8650 'tasks=[word_problems]' loss=0.5 budget=60
     python -m experiments.tune phone=here backend=litert items=200
 
-Optuna proposes samplers of the `families`. Each answers items of all tasks in turns of `at_once`,
+The samplers of the `families` are tried as they are, then with one setting changed, and then as
+Optuna proposes. Each answers items of all tasks in turns of `at_once`,
 until its loss against `reference` surely is more than `loss` points. What its forwards take is
 modelled for the phone, or measured here (`phone=here`). The fastest that loses no more, which may
 be the reference itself, is then confirmed, with the reference and the published sampler, on items

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tqdm import tqdm
 
 from experiments.tune.judge import Judge, Judged, Price, digest, named
-from experiments.tune.settings import Family, TuneConfig, drawn
+from experiments.tune.settings import Family, TuneConfig, drawn, first_proposals
 from llada_jax.config import SamplerConfig
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def search(
     config: TuneConfig, judge: Judge, reference: Judged, folder: Path
 ) -> tuple[list[Candidate], int]:
     """Returns what was judged on all items, and how many samplers were tried: `budget` of them,
-    where the families have as many.
+    where the families have as many. The families' own samplers and their neighbours come first.
 
     The study is kept in the folder: the same search goes on with it, and finds its answers stored.
     """
@@ -107,8 +107,10 @@ def _study(config: TuneConfig, folder: Path) -> "Study":
         seed=config.seed + len(known),  # a study that goes on must not draw the same again
     )
     for trial in known:
-        if not trial.state.is_finished():  # of a process that was killed
+        if trial.state == optuna.trial.TrialState.RUNNING:  # of a process that was killed
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    for places in first_proposals(config.families) if not known else ():
+        study.enqueue_trial(places)
     return study
 
 

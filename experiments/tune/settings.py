@@ -1,7 +1,7 @@
 """What a search may set, and on what it is judged."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,32 @@ class TuneConfig:
         """Returns the items that only what was chosen, and what it is to beat, answer."""
         count, seed = self.confirm_items, self.confirm_seed
         return TaskItems(task=task, count=count, seed=seed, difficulty=self.difficulty)
+
+
+def first_proposals(families: Sequence[Family]) -> Iterator[dict[str, int]]:
+    """Yields, as the places that `drawn` asks for, the families' own samplers, and then those with
+    one setting changed, the nearest values first and the families in turns."""
+    steps = [_one_changed(family) for family in families]
+    for distance in range(1 + max(step for own in steps for step, _ in own)):
+        turns = [[places for step, places in own if step == distance] for own in steps]
+        for turn in itertools.zip_longest(*turns):
+            for number, places in enumerate(turn):
+                if places is not None:
+                    yield {"family": number, **places}
+
+
+def _one_changed(family: Family) -> list[tuple[int, dict[str, int]]]:
+    """Returns the family's own sampler, and those with another value on one axis, each with the
+    number of values between the two."""
+    axes, places = family.over.given, dict[str, int]()
+    for name, values in axes.items():
+        usual = getattr(family.sampler, name)
+        places[f"{family.name}.{name}"] = values.index(usual) if usual in values else 0
+    found = [(0, places)]
+    for (axis, own), values in zip(places.items(), axes.values(), strict=True):
+        others = (place for place in range(len(values)) if place != own)
+        found += [(abs(place - own), {**places, axis: place}) for place in others]
+    return found
 
 
 def drawn(families: Sequence[Family], draw: Draw) -> tuple[Family, SamplerConfig]:

@@ -13,7 +13,7 @@ from experiments.tune import __main__ as entry
 from experiments.tune import search as searching
 from experiments.tune.judge import Price
 from experiments.tune.search import fastest_allowed, front
-from experiments.tune.settings import Family
+from experiments.tune.settings import Family, drawn, first_proposals
 from llada_jax.config import SamplerConfig
 from llada_jax.evaluation import harness
 from llada_jax.evaluation.sweep import Axes
@@ -123,6 +123,19 @@ def test_values_that_another_makes_too_large_are_as_large():
     staged = SamplerConfig(cache="blockwise", accept="staged")
     family = Family(name="staged", sampler=staged, over=Axes(theta_visible=(0.95,)))
     assert family.sampler_with([0.95]).theta_visible == staged.theta_stable
+
+
+def test_the_families_own_samplers_and_their_neighbours_come_first():
+    own = SamplerConfig(cache="blockwise", threshold=0.9)
+    rows = Axes(threshold=(0.7, 0.8, 0.9), block_length=(32, 64))
+    families = [Family(name="a", sampler=own, over=rows), Family(name="b", sampler=own)]
+    proposed = [
+        drawn(families, lambda name, n, places=places: places[name])
+        for places in first_proposals(families)
+    ]
+    assert [
+        (family.name, sampler.threshold, sampler.block_length) for family, sampler in proposed
+    ] == [("a", 0.9, 32), ("b", 0.9, 32), ("a", 0.9, 64), ("a", 0.8, 32), ("a", 0.7, 32)]
 
 
 def candidate_of(seconds, lost, joules):
