@@ -1,7 +1,7 @@
 """Raises a model's score on a task by GRPO, from its own answers.
 
     python -m experiments.policy weaken=0.3 hydra.run.dir=outputs/policy
-    python -m experiments.policy task=yes_no steps=10 hydra.run.dir=outputs/yes_no
+    python -m experiments.policy questions_of=yes_no steps=10 hydra.run.dir=outputs/yes_no
     python -m experiments.policy weaken=0.3 estimate=masked seed=1 hydra.run.dir=outputs/masked
 
 `results.json` has exact match of held-out items, before and after. `metrics.jsonl` has the mean
@@ -42,7 +42,7 @@ class PolicyConfig:
     """What learns from what. The comments are in conf/policy.yaml."""
 
     model: str
-    task: str
+    questions_of: str
     weaken: float
     seed: int
     steps: int
@@ -56,13 +56,14 @@ class PolicyConfig:
 
     def __post_init__(self) -> None:
         require_counts(self, "steps", "questions", "answers", "items")
+        _ = load_task(self.questions_of)  # which checks the name
         require_numbers(self, "weaken", least=0)
         require_choice("estimate", self.estimate, Estimate)
 
 
 def improve(config: PolicyConfig, run: Run) -> None:
     """Scores, learns, and scores again."""
-    task = load_task(config.task)
+    task = load_task(config.questions_of)
     model = weakened(lj.load(config.model, "float32"), config.weaken, config.seed)
     sampler, tokenizer = lengthened(config.sampler, task), model.tokenizer
     if tokenizer is None:
