@@ -17,9 +17,10 @@ ONE, TWO, FOUR, EIGHT = ({"data": data, "model": model} for data, model in
                          ((1, 1), (2, 1), (1, 4), (2, 4)))  # fmt: skip
 WIDE = {"model": 8}
 EXPERTS = {"data": 2, "expert": 2, "model": 2}
-CLOSE = 1e-4
-"""A decision by less may fall otherwise in float32. Sums of 64 to 128 numbers of size 1, rounded in
-another order, differ by some 1e-6."""
+CLOSE = {"float32": 1e-4, "int4": 2e-3}
+"""A decision by less may fall otherwise. In float32, sums of 64 to 128 numbers of size 1 differ by
+some 1e-6 when they are rounded in another order. int4 weights compute in bfloat16, of which XLA keeps
+more bits without a mesh: there 0.0007 was measured."""
 
 
 def require_equal(found: list[lj.Trace]) -> None:
@@ -82,4 +83,4 @@ def test_floats_part_where_a_decision_was_close(tmp_path: Path, family: str, dty
     found = traces(tmp_path / "traces", [{"model": folder, "dtype": dtype, "meshes": meshes}])[0]
     for other in found[1:]:
         divergence = found[0].divergence(other)
-        assert divergence is None or divergence.margin < CLOSE, divergence
+        assert divergence is None or divergence.margin < CLOSE[dtype], divergence
