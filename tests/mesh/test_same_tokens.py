@@ -19,8 +19,8 @@ WIDE = {"model": 8}
 EXPERTS = {"data": 2, "expert": 2, "model": 2}
 CLOSE = {"float32": 1e-4, "int4": 2e-3}
 """A decision by less may fall otherwise. In float32, sums of 64 to 128 numbers of size 1 differ by
-some 1e-6 when they are rounded in another order. int4 weights compute in bfloat16, of which XLA keeps
-more bits without a mesh: there 0.0007 was measured."""
+some 1e-6 when they are rounded in another order. int4 weights compute in bfloat16, of which XLA
+keeps more bits without a mesh: there 0.0007 was measured."""
 
 
 def require_equal(found: list[lj.Trace]) -> None:
