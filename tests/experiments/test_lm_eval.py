@@ -10,7 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments.harness.run import REPOSITORY, read_config
-from experiments.lm_eval import (
+from experiments.lm_eval.__main__ import (
     HARNESS,
     TASKS,
     LmEvalConfig,

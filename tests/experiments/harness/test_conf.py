@@ -3,10 +3,11 @@
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments import lm_eval, reliability
+from experiments import reliability
 from experiments.evaluate import __main__ as evaluate
 from experiments.generate import __main__ as generate
 from experiments.harness.run import REPOSITORY, read_config
+from experiments.lm_eval.__main__ import LmEvalConfig
 from experiments.train import __main__ as train
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.config.sampler import PRESETS
@@ -17,7 +18,7 @@ CONF = REPOSITORY / "conf"
 SCHEMAS = {
     "evaluate": evaluate.EvaluateConfig,
     "generate": generate.GenerateConfig,
-    "lm_eval": lm_eval.LmEvalConfig,
+    "lm_eval": LmEvalConfig,
     "reliability": reliability.ReliabilityConfig,
     "train": train.RunConfig,
 }
