@@ -10,9 +10,9 @@ On a machine with LLaDA-8B's weights and the data, the rows of Table 5 of llada.
         data=path/to/data limit=200 sampler=llada sampler.gen_length=128 sampler.steps=128
 
 The tasks are the files of conf/lm_eval, each of which says what its data holds. `task_folder` names
-another folder of such files, one's own, or with `harness` the tasks that come with the harness:
-their data are `<data>/<task>/<split>.jsonl`. `+protocol=...` are settings that were published, with
-their scores (conf/protocol).
+another folder of such files, one's own, or with `harness` the tasks and the groups of tasks that
+come with the harness (docs/quality.md says where their data lie). `+protocol=...` are settings that
+were published, with their scores (conf/protocol).
 
 The run folder gets, besides what every run writes, `samples_<task>.jsonl` (every item, request,
 response and score) and `lm_eval.json` (the harness's version, its results, and the tasks'
@@ -21,7 +21,6 @@ together, and the same command without `worker` scores (docs/scale.md).
 """
 
 import json
-import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,12 +29,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import OmegaConf
 
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.run import REPOSITORY, Run, entry_point
 from experiments.harness.workers import told
+from experiments.lm_eval.tasks import Asked, allow_code, harness_tasks, own_task, task_manager
 from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.lm_eval_answers import StoredAnswers
 from llada_jax.evaluation.metrics import wilson_interval
@@ -49,7 +48,7 @@ HARNESS = "harness"
 """The `task_folder` of tasks that come with the harness, as they are."""
 ANSWERS = "answers"
 """The folder, in that of a run, where answers are stored."""
-_DECIDING = ("limit", "chat", "fewshot_as_multiturn", "seed", "backend", "mc_num")
+_DECIDING = ("limit", "chat", "fewshot", "fewshot_as_multiturn", "seed", "backend", "mc_num")
 """Settings that answers depend on, beside the tasks, the sampler and the model."""
 _SUMMARY = ("lm_eval_version", "results", "n-samples", "configs", "config")
 
@@ -74,7 +73,9 @@ class LmEvalConfig:
     task_folder: str | None = None
     limit: int | None = None
     chat: bool = True
+    fewshot: int | None = None
     fewshot_as_multiturn: bool = False
+    run_code: bool = False
     published: tuple[Published, ...] = ()
     sampler: SamplerConfig
     seed: int = 0
@@ -95,18 +96,25 @@ class LmEvalConfig:
             require(task in known, f"task is {task!r}; allowed: {', '.join(known)}")
         require(len(set(self.tasks)) == len(self.tasks), f"tasks repeat one: {list(self.tasks)}")
         require_counts(self, "limit", "batch_size", "mc_num")
+        require_counts(self, "fewshot", least=0)
 
     @property
     def folder(self) -> Path:
         """Where the tasks' files are; `HARNESS` for those that come with the harness."""
         return TASKS if self.task_folder is None else Path(self.task_folder)
 
+    def asked(self) -> list[Asked]:
+        """Returns the tasks with their data, which are checked as far as their format is known."""
+        if self.task_folder == HARNESS:
+            return harness_tasks(self.tasks, Path(self.data), self.run_code)
+        return [own_task(task, Path(self.data), self.folder) for task in self.tasks]
+
 
 def score(config: LmEvalConfig, run: Run) -> None:
     """Checks the data, loads the model, and lets the harness score it."""
     from llada_jax.evaluation.lm_eval_model import LmEvalModel  # needs the extra
 
-    files = {task: data_files(task, Path(config.data), config.folder) for task in config.tasks}
+    asked = config.asked()
     model = run.of(lj.load(config.model, config.dtype))
     settings = {"fingerprint": run.fingerprint, "dtype": model.stored_as}
     settings |= {key: value for key, value in asdict(config).items() if key in _DECIDING}
@@ -122,48 +130,34 @@ def score(config: LmEvalConfig, run: Run) -> None:
         kept=kept,
     )
     run.begin()
-    found = evaluate(
-        harness_model,
-        files,
-        limit=config.limit,
-        chat=config.chat,
-        folder=config.folder,
-        multiturn=config.fewshot_as_multiturn,
-    )
+    found = evaluate(harness_model, asked, config)
     if not config.worker.is_alone:
         print(told(config.worker, kept.answered, "requests"))
         return
     rows: list[ResultRow] = []
-    for task in config.tasks:
-        samples = found["samples"][task]
-        run.write(f"samples_{task}.jsonl", "".join(map(_json_line, samples)))
-        for sample in samples:
-            metrics = {metric: float(sample[metric]) for metric in sample["metrics"]}
-            whose = {"task": task, "item": sample["doc_id"], "filter": sample["filter"]}
-            run.record(whose | metrics)
-        rows += rows_of(task, samples, config.published)
+    for name, files in asked:
+        for task in files:
+            samples = found["samples"][task]
+            run.write(f"samples_{task}.jsonl", "".join(map(_json_line, samples)))
+            for sample in samples:
+                metrics = {metric: float(sample[metric]) for metric in sample["metrics"]}
+                whose = {"task": task, "item": sample["doc_id"], "filter": sample["filter"]}
+                run.record(whose | metrics)
+            rows += rows_of(task, samples, config.published)
+        if name not in files:
+            whole = [sample for task in files for sample in found["samples"][task]]
+            rows += rows_of(name, whole, config.published)
     run.write("lm_eval.json", _json_line({name: found[name] for name in _SUMMARY}))
     run.finish(rows)
 
 
-def evaluate(
-    harness_model: "LM",
-    files: Mapping[str, Mapping[str, str]],
-    *,
-    limit: int | None,
-    chat: bool,
-    folder: Path = TASKS,
-    multiturn: bool = False,
-) -> dict[str, Any]:
+def evaluate(harness_model: "LM", asked: Sequence[Asked], config: LmEvalConfig) -> dict[str, Any]:
     """Returns the harness's results on tasks, by the files of their data; it keeps no cache."""
-    own = None if str(folder) == HARNESS else str(folder)
     from lm_eval.evaluator import simple_evaluate
-    from lm_eval.tasks import TaskManager
 
-    logging.getLogger("lm_eval").setLevel(logging.WARNING)
-    manager = TaskManager(include_path=own, include_defaults=own is None)
-    unknown = sorted(files.keys() - set(manager.all_tasks))
-    require(not unknown, f"the harness has no task {unknown}; allowed: `lm-eval ls tasks`")
+    own = config.task_folder != HARNESS
+    if config.run_code:
+        allow_code()
     with TemporaryDirectory() as cache:
         found = simple_evaluate(
             harness_model,
@@ -173,13 +167,16 @@ def evaluate(
                     **({} if own else {"dataset_path": "json", "dataset_name": None}),
                     "dataset_kwargs": {"data_files": dict(paths), "cache_dir": cache},
                 }
-                for task, paths in files.items()
+                for each in asked
+                for task, paths in each.files.items()
             ],
-            task_manager=manager,
-            fewshot_as_multiturn=multiturn,
-            limit=limit,
-            apply_chat_template=chat,
+            task_manager=task_manager(config.folder if own else None),
+            num_fewshot=config.fewshot,
+            fewshot_as_multiturn=config.fewshot_as_multiturn,
+            limit=config.limit,
+            apply_chat_template=config.chat,
             bootstrap_iters=0,
+            confirm_run_unsafe_code=config.run_code,
         )
     assert found is not None
     return found
@@ -213,47 +210,6 @@ def _json_line(content: Any) -> str:
         return value.item() if isinstance(value, np.generic) else str(value)
 
     return json.dumps(content, default=plain, ensure_ascii=False) + "\n"
-
-
-def data_files(name: str, data: Path, folder: Path = TASKS) -> dict[str, str]:
-    """Returns where the data of a task is, by split. Raises FileNotFoundError, or ValueError for a
-    file that does not hold what the task reads."""
-    if str(folder) == HARNESS:
-        found = {path.stem: str(path) for path in sorted((data / name).glob("*.jsonl"))}
-        if not found:
-            raise FileNotFoundError(f"no {data / name}/<split>.jsonl, which task {name} reads")
-        return found
-    task = OmegaConf.load(folder / f"{name}.yaml")
-    wanted = task.metadata.format
-    paths = {split: data / file for split, file in task.dataset_kwargs.data_files.items()}
-    for path in paths.values():
-        if not path.is_file():
-            raise FileNotFoundError(f"no {path}, which task {name} reads: lines of {wanted}")
-        check_lines(path, wanted)
-    return {str(split): str(path) for split, path in paths.items()}
-
-
-def check_lines(path: Path, wanted: str) -> None:
-    """Raises ValueError unless each line is an object with the fields of `wanted`, an example."""
-    example, _ = json.JSONDecoder().raw_decode(wanted)
-    with path.open(encoding="utf-8") as file:
-        lines = list(file)
-    require(len(lines) > 0, f"{path} is empty; allowed: lines of {wanted}")
-    for number, line in enumerate(lines, 1):
-        try:
-            is_like = _has_fields(json.loads(line), example)
-        except ValueError:
-            is_like = False
-        require(is_like, f"{path}, line {number}, is not like {wanted}")
-
-
-def _has_fields(item: Any, example: Any) -> bool:
-    """Tells whether an object has an example's fields, at any depth."""
-    if not isinstance(example, Mapping):
-        return True
-    return isinstance(item, Mapping) and all(
-        name in item and _has_fields(item[name], inner) for name, inner in example.items()
-    )
 
 
 main = entry_point("lm_eval", score, LmEvalConfig)

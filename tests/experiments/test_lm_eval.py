@@ -10,15 +10,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments.harness.run import REPOSITORY, read_config
-from experiments.lm_eval.__main__ import (
-    HARNESS,
-    TASKS,
-    LmEvalConfig,
-    Published,
-    data_files,
-    evaluate,
-    rows_of,
-)
+from experiments.lm_eval.__main__ import HARNESS, TASKS, LmEvalConfig, Published, evaluate, rows_of
+from experiments.lm_eval.tasks import own_task
 from llada_jax.evaluation.metrics import wilson_interval
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")
@@ -84,10 +77,16 @@ class Oracle(LM):
         raise NotImplementedError
 
 
+def config_of(*overrides, limit=None):
+    limited = f"limit={'null' if limit is None else limit}"
+    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
+        return read_config(LmEvalConfig, compose("lm_eval", overrides=[limited, *overrides]))
+
+
 def scored(tasks, answer, limit=None):
     model = Oracle(answer)
-    files = {task: data_files(task, DATA) for task in tasks}
-    found = evaluate(model, files, limit=limit, chat=False)
+    config = config_of(f"data={DATA}", f"tasks=[{','.join(tasks)}]", "chat=false", limit=limit)
+    found = evaluate(model, config.asked(), config)
     rows = [row for task in tasks for row in rows_of(task, found["samples"][task])]
     return model, found, {row.name: row for row in rows}
 
@@ -236,25 +235,20 @@ def samples_of(folder, task):
     ]
 
 
-def config_of(*overrides):
-    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
-        return read_config(LmEvalConfig, compose("lm_eval", overrides=list(overrides)))
-
-
 def test_a_task_of_ones_own_is_a_file_in_another_folder(tmp_path):
     folder = REPOSITORY / "tests" / "evaluation" / "user_tasks"
-    config = config_of("data=here", f"task_folder={folder}", "tasks=[spelling]")
+    settings = [f"task_folder={folder}", "tasks=[spelling]", "chat=false"]
+    config = config_of(f"data={tmp_path}", *settings)
     (tmp_path / "spelling.jsonl").write_text('{"word": "abc"}\n{"word": "dab"}\n')
-    files = {"spelling": data_files("spelling", tmp_path, config.folder)}
     backwards = Oracle(lambda doc: doc["word"][::-1])
-    found = evaluate(backwards, files, limit=None, chat=False, folder=config.folder)
+    found = evaluate(backwards, config.asked(), config)
     (row,) = rows_of("spelling", found["samples"]["spelling"])
     assert (row.name, row.value, row.n) == ("spelling/exact_match", 1.0, 2)
 
 
 def test_the_configuration_is_that_of_table_5():
-    config = config_of(f"data={DATA}")
-    assert config.tasks == GENERATED and config.limit == 200
+    config = config_of(f"data={DATA}", limit=200)
+    assert config.tasks == GENERATED
 
 
 @pytest.mark.parametrize(
@@ -274,7 +268,7 @@ def test_bad_settings_are_refused(overrides, message):
 
 def test_a_missing_file_is_named_with_its_format():
     with pytest.raises(FileNotFoundError, match=r"no nowhere/boolq\.jsonl, which task boolq reads"):
-        data_files("boolq", Path("nowhere"))
+        own_task("boolq", Path("nowhere"), TASKS)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +287,7 @@ def test_a_missing_file_is_named_with_its_format():
 def test_a_file_of_another_format_is_refused(tmp_path, content, message):
     (tmp_path / "arc_challenge.jsonl").write_text(content)
     with pytest.raises(ValueError, match=message):
-        data_files("arc_challenge", tmp_path)
+        own_task("arc_challenge", tmp_path, TASKS)
 
 
 class ChatOracle(Oracle):
@@ -308,14 +302,15 @@ class ChatOracle(Oracle):
         return "".join(f"<{each['role']}>{each['content']}" for each in chat_history)
 
 
-@pytest.mark.parametrize("multiturn", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("multiturn", [False, True])
 def test_a_task_of_the_harness_shows_its_examples_offline(tmp_path, multiturn):
     (tmp_path / "gsm8k").mkdir()
     for split in ("train", "test"):
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_bytes((DATA / "gsm8k.jsonl").read_bytes())
-    model, folder = ChatOracle(), Path(HARNESS)
-    files = {"gsm8k": data_files("gsm8k", tmp_path, folder)}
-    found = evaluate(model, files, limit=2, chat=True, folder=folder, multiturn=multiturn)
+    settings = [f"fewshot_as_multiturn={multiturn}", f"data={tmp_path}", "tasks=[gsm8k]"]
+    config = config_of(f"task_folder={HARNESS}", *settings, limit=2)
+    model = ChatOracle()
+    found = evaluate(model, config.asked(), config)
     (prompt, *_) = model.requests[0].args
     assert prompt.count("Question: ") == 6, "five examples, and the item"
     assert prompt.count("<user>") == (6 if multiturn else 1)
@@ -324,11 +319,6 @@ def test_a_task_of_the_harness_shows_its_examples_offline(tmp_path, multiturn):
     assert {(row.value, row.n, row.reference, row.source) for row in rows} == {
         (1.0, 2, 0.7, "a paper")
     }
-
-
-def test_a_task_of_the_harness_without_data_is_named():
-    with pytest.raises(FileNotFoundError, match=r"no nowhere/mmlu/<split>\.jsonl, which task mmlu"):
-        data_files("mmlu", Path("nowhere"), Path(HARNESS))
 
 
 @pytest.mark.parametrize("name", [each.stem for each in REPOSITORY.glob("conf/protocol/*.yaml")])

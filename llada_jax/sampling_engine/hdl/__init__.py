@@ -1,4 +1,1 @@
-"""The engine's units as hardware: written in Amaranth, simulated, and synthesised to gates.
-
-Needs the extra `hdl`.
-"""
+"""The engine's units as hardware: wires, simulated, counted as gates, and written as Verilog."""
