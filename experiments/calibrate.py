@@ -4,10 +4,10 @@
     python -m experiments.calibrate measurements=pulled/llada8b shape=llada_8b name=my-phone
     python -m experiments.calibrate synthetic=12
 
-The run folder gets `<name>.yaml`, which `phone=` of every verb and `lj.phone` load. Rows are the
-numbers that were identified, correlations of what is left open, and the rows that were held out,
-each with its band of 95 %. `synthetic` draws phones from what the parent leaves open instead, and
-says how far 10 and 30 rows bring the others.
+The run folder gets `<name>.yaml`, which `phone=` of every verb and `lj.phone` load, and what was
+measured in one file, `measured.csv`. Rows are the numbers that were identified, correlations of
+what is left open, and the rows that were held out, each with its band of 95 %. `synthetic` draws
+phones from what the parent leaves open instead, and says how far 10 and 30 rows bring the others.
 """
 
 import math
@@ -29,7 +29,11 @@ from llada_jax.phone.calibration.calibrate import (
     calibrate,
     hold_out,
 )
-from llada_jax.phone.calibration.measurements import Measurement, read_measurements
+from llada_jax.phone.calibration.measurements import (
+    Measurement,
+    read_measurements,
+    write_measurements,
+)
 from llada_jax.phone.profile import Profile, load_profile
 from llada_jax.phone.uncertainty import doubt_of
 
@@ -74,6 +78,7 @@ def calibrate_phone(config: CalibrateConfig, run: Run) -> None:
     settings: Any = {"kernels": config.kernels, "cpu": config.cpu, "name": config.name}
     found = calibrate(rows, config.parent, config.shape, **settings)
     run.begin()
+    write_measurements(run.folder / "measured.csv", rows)
     path = run.folder / f"{config.name}.yaml"
     found.profile.save(path)
     run.finish(list(_rows(found)))

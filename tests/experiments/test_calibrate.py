@@ -1,8 +1,7 @@
 """`experiments.calibrate`: measured rows in, a profile that loads out."""
 
-import csv
 import json
-from dataclasses import asdict
+from dataclasses import replace
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -14,6 +13,7 @@ from experiments.calibrate import measured
 from experiments.harness.run import REPOSITORY, Run, read_config
 from llada_jax.backend.exported.calibration_rows import calibration_rows
 from llada_jax.phone.calibration.calibrate import Rows
+from llada_jax.phone.calibration.measurements import read_measurements, write_measurements
 from llada_jax.phone.profile import load_profile
 
 
@@ -25,17 +25,17 @@ def composed(*overrides: str) -> calibrate.CalibrateConfig:
 
 def test_a_csv_becomes_a_phone(tmp_path, capsys):
     parent, rows = load_profile("SM8750"), Rows("llada_8b", "vendor", "tuned")
-    table = [asdict(each) for each in measured(parent, rows, calibration_rows()[:10], 0)]
-    with (tmp_path / "phone.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, table[0])
-        writer.writeheader()
-        writer.writerows([{**row, "held_out": "false"} for row in table])
+    table = list(measured(parent, rows, calibration_rows()[:10], 0))
+    write_measurements(tmp_path / "phone.csv", table)
     config = composed(f"measurements={tmp_path / 'phone.csv'}", "name=mine")
     calibrate.calibrate_phone(config, Run(tmp_path / "run", OmegaConf.create({})))
     found = {row["name"]: row for row in json.loads((tmp_path / "run/results.json").read_text())}
     assert any(name.startswith("identified/npu.vendor") for name in found)
     assert any(name.startswith("correlation/") for name in found)
     assert found["held_out/in_band"]["n"] == 2
+    kept = read_measurements(tmp_path / "run" / "measured.csv")
+    assert sum(each.held_out for each in kept) == 2
+    assert [replace(each, held_out=False) for each in kept] == table
     assert lj.phone(tmp_path / "run" / "mine.yaml").profile.soc == "mine"
     assert "mine.yaml is the phone's profile" in capsys.readouterr().out
 

@@ -35,8 +35,8 @@ from llada_jax.model.quantize import linear
 STORED: Mapping[str, str] = {"fp16": "fp16", "int8": "int8", "a16w8": "int8", "a8w8": "int8",
                              "a16w4": "int4"}  # fmt: skip
 """How the weights of a phone's precision are stored."""
-_PRODUCTS: tuple[Precision, ...] = ("fp16", "int8")
-"""Of single products: those that need no recorded inputs."""
+_PRODUCTS: Mapping[str, Precision] = {"fp16": "fp16", "int8": "int8", "int4": "a16w4"}
+"""The precision of single products, by how their weights are stored."""
 _COLUMNS = ("name", "file", "signature", "graph", "processor", "precision", "rows", "cache",
             "layers", "weight", "thermal", "version")  # fmt: skip
 
@@ -58,8 +58,8 @@ def write_calibration(unfinished: UnfinishedExport, export: Export) -> Iterator[
     precision = export.settings.phones.precision
     for soc in export.settings.phones.socs:
         for name, some in steps.items():
-            each = precision if name.startswith("layers") else name.rpartition("_")[2]
-            write = partial(_write_compiled, export, some, soc, each)  # pyright: ignore
+            each = precision if name.startswith("layers") else _PRODUCTS[name.rpartition("_")[2]]
+            write = partial(_write_compiled, export, some, soc, each)
             yield unfinished.file(f"calibration-{soc}-{name}.tflite", write)
         for index, layers in enumerate(float32_shards(export.model)):
             for bucket in export.buckets:
@@ -79,12 +79,12 @@ def _rows(export: Export) -> list[dict[str, Any]]:
     shards = [min(n, export.model.n_layers) for n in SHARDS]
     heads = [] if settings.quant == "float32" else settings.rows[:: max(1, len(settings.rows) // 3)]
     stored = STORED[settings.phones.precision]
-    return calibration_rows(_caches(export.model), shards, stored, _PRODUCTS, heads)
+    return calibration_rows(_caches(export.model), shards, stored, [*_PRODUCTS], heads)
 
 
 def _steps(model: ModelConfig) -> dict[str, list[Step]]:
     """Returns what is compiled, by file: whole layers, then products of the first layer's."""
-    rows = calibration_rows(_caches(model), products=_PRODUCTS)
+    rows = calibration_rows(_caches(model), products=[*_PRODUCTS])
     found: dict[str, list[Step]] = {}
     for n in dict.fromkeys(min(n, model.n_layers) for n in SHARDS):
         buckets = dict.fromkeys(
@@ -92,8 +92,8 @@ def _steps(model: ModelConfig) -> dict[str, list[Step]]:
         )
         found[f"layers{n}"] = [body_step(model, range(n), bucket) for bucket in buckets]
     counts = dict.fromkeys(row["rows"] for row in rows if row["graph"] == "product")
-    for matrix, precision in product(MATRICES, _PRODUCTS):
-        name = f"{matrix.replace('.', '_')}_{precision}"
+    for matrix, stored in product(MATRICES, _PRODUCTS):
+        name = f"{matrix.replace('.', '_')}_{stored}"
         found[name] = [_product(model, matrix, n) for n in counts]
     return found
 
@@ -120,7 +120,8 @@ def _write_compiled(
     export: Export, steps: Sequence[Step], soc: str, precision: Precision, path: Path
 ) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        samples = [] if steps[0].inputs.keys() == {"x"} else export.samples
+        is_product = steps[0].inputs.keys() == {"x"}  # timed alike, whatever it multiplies
+        samples = [_inputs(export.model, steps[-1])] if is_product else export.samples
         quantized = write_quantized(Path(scratch), steps, export.weights, precision, samples)
         made = compile_context(quantized, soc, weight_sharing=len(steps) > 1)
     atomic.write_bytes(path, made.compiled)

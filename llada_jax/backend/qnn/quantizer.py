@@ -24,7 +24,7 @@ from llada_jax.backend.protocol import Step, Weights
 from llada_jax.backend.qnn.context import op_name, read_tflite, require_qnn, signatures
 from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.silenced import silenced
-from llada_jax.backend.steps import bucket_of, resized
+from llada_jax.backend.steps import bucket_of, padded, resized
 from llada_jax.config import STATIC_PRECISIONS, Precision, require
 
 Samples = Mapping[str, Sequence[Mapping[str, np.ndarray]]]
@@ -64,7 +64,7 @@ def write_quantized(
     precision: Precision,
     samples: Sequence[Inputs],
 ) -> Path:
-    """Writes steps of the body as signatures of one quantized file, and returns its path.
+    """Writes steps as signatures of one quantized file, and returns its path.
 
     `samples` are recorded inputs of any shape, for the precisions that need them. Raises ValueError
     for samples of other inputs, and for an operation that the NPU does not take.
@@ -79,12 +79,18 @@ def write_quantized(
         needed = sorted(steps[0].inputs)
         for sample in samples:
             require(sorted(sample) == needed, f"a sample has {sorted(sample)}; needed: {needed}")
-        by_step = {
-            step.name: [resized(each, bucket_of(step)) for each in samples] for step in steps
-        }
+        by_step = {step.name: [_fitted(each, step) for each in samples] for step in steps}
     quantize(wide, narrow, precision, by_step)
     wide.unlink()
     return narrow
+
+
+def _fitted(sample: Inputs, step: Step) -> Inputs:
+    """Cuts or pads a sample to the rows of a step, and to the cached positions of a body's."""
+    if "bias" in step.inputs:
+        return resized(sample, bucket_of(step))
+    rows = {name: shape[0] for name, shape in step.inputs.items()}
+    return {name: padded(sample[name][:count], count) for name, count in rows.items()}
 
 
 def _quantized(tflite: Path, precision: Precision, samples: Samples) -> bytearray:

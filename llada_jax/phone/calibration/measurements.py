@@ -1,13 +1,14 @@
 """What was measured on a phone, row by row, with the state that it was measured in."""
 
 import csv
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
 from math import isfinite
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from llada_jax import atomic
 from llada_jax.config import require, require_choice, require_counts
 from llada_jax.inside import inside
 from llada_jax.phone.calibration.timings import read_timing
@@ -93,6 +94,14 @@ def read_measurements(path: str | PathLike[str]) -> list[Measurement]:
     names = [each.name for each in found]
     require(len(set(names)) == len(names), f"names repeat in {table}; allowed: each once")
     return found
+
+
+def write_measurements(path: str | PathLike[str], rows: Iterable[Measurement]) -> None:
+    """Writes a CSV file that `read_measurements` reads."""
+    with atomic.new_file(Path(path)) as part, part.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, [each.name for each in fields(Measurement)])
+        table.writeheader()
+        table.writerows(map(asdict, rows))
 
 
 def _timed(folder: Path, name: str) -> dict[str, Any]:

@@ -193,6 +193,8 @@ def test_a_calibration_export_decodes_on_the_emulated_npu_and_names_what_to_time
     with (folder / "calibration-rows.csv").open() as file:
         rows = list(csv.DictReader(file))
     golden = np.load(folder / "calibration-golden.npz")
+    products = {row["precision"] for row in rows if row["graph"] == "product"}
+    assert products == {"fp16", "int8", "int4"}
     for row in rows:
         compiled = read_context(folder / f"calibration-SM8750-{row['file']}.tflite")
         assert row["signature"] in {graph.signature for graph in compiled.graphs}
