@@ -221,6 +221,16 @@ def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refres
         "window is 'multi_block', and the block before predicts a block's first token (shifted "
         "outputs, attention that is causal between blocks); allowed: 'by_cache'",
     )
+    causal, window = setup.model.causal, setup.window
+    require(
+        causal is None or window.leaves_tokens or (causal == "filled" and not window.caches),
+        f"cache is {config.cache!r} and the model's attention is causal; allowed: 'blockwise'",
+    )
+    require(
+        causal is None or not (window.drafts or setup.rule.revises),
+        f"the model's attention is causal, and window is {window.chosen_by['window']!r} and accept "
+        f"{config.accept!r}; allowed: 'by_cache', and rules that never change a token",
+    )
     needs = setup.own_rule.head_needs if setup.own_rule else ()
     require(
         not needs or denoiser.measure_rows is not None,
