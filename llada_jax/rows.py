@@ -43,9 +43,7 @@ def make_rows(
     )
 
 
-def filled_order(
-    masked: Bool[Array, "B R"], positions: Int[Array, "B R"]
-) -> Int[Array, "B R"]:
+def filled_order(masked: Bool[Array, "B R"], positions: Int[Array, "B R"]) -> Int[Array, "B R"]:
     """Returns the order in which tokens come before masks, both by position."""
     return positions + jnp.where(masked, jnp.int32(LONGEST), 0)
 

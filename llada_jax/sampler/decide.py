@@ -17,7 +17,7 @@ from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_
 from llada_jax.sampler.rules.rule import Rescored, accepted
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
-from llada_jax.sampler.stop import stop_faulty, stop_rows
+from llada_jax.sampler.stop import ends_of, stop_faulty, stop_rows
 from llada_jax.types import Scores
 
 
@@ -72,6 +72,7 @@ def _commit_and_revise(
         at=plan.query.rescored,
         passed=positions_of(canvas) < canvas.settled[:, None],
         fresh=fresh,
+        ends=ends_of(setup, canvas),
         config=setup.config,
     )
     return setup.rule.revise(canvas, rescored)._replace(accepted=fresh.sum(1, dtype=jnp.int32))

@@ -57,12 +57,23 @@ def llada(setting):
     return lj.SamplerConfig.preset("llada", **setting)
 
 
+def nemotron(setting):
+    modes = {"ar": "autoregressive", "diffusion": "nemotron", "speculation": "self_speculation"}
+    return lj.SamplerConfig.preset(
+        modes[setting["mode"]],
+        eos_early_stop=setting["eos_id"] is not None,
+        **{name: setting[name] for name in ("gen_length", "block_length", "threshold")
+           if name in setting},
+    )  # fmt: skip
+
+
 DECODERS = {
     "sdar-b4": sdar,
     "fast-dllm-v2": fast_dllm_v2,
     "stable-diffcoder": stable_diffcoder,
     "a2d-qwen3-mdlm": mdlm,
     "llada-moe-released": llada,
+    "nemotron": nemotron,
 }
 
 
@@ -113,4 +124,4 @@ def test_every_case_is_here():
     counts = {family: 0 for family in DECODERS}
     for group in groups():
         counts[group.values[0]] += len(group.values[1])
-    assert list(counts.values()) == [16, 20, 6, 12, 8]
+    assert list(counts.values()) == [16, 20, 6, 12, 8, 96]

@@ -28,6 +28,7 @@ class Rescored:
       at: Visible tokens that were scored.
       passed: Positions before the window: the cache has what was fed there last.
       fresh: Tokens of the current block that this step committed.
+      ends: Tokens that end an answer, where a row stops there.
       config: The sampler's settings, with the ids that they need.
     """
 
@@ -36,6 +37,7 @@ class Rescored:
     at: Bool[Array, "B L"]
     passed: Bool[Array, "B L"]
     fresh: Bool[Array, "B L"]
+    ends: Bool[Array, "B L"]
     config: SamplerConfig
 
     def other(self, canvas: Canvas) -> Bool[Array, "B L"]:
@@ -66,6 +68,8 @@ class Rule:
     """Where the rule is published."""
     revises: ClassVar[bool] = False
     """Whether committed tokens may still change: they are visible before they are stable."""
+    verifies: ClassVar[bool] = False
+    """Whether it holds drafts against what finished tokens predict: for families where they do."""
     forces_progress: ClassVar[bool] = True
     """Whether a step commits its best candidate, however unsure it is, so that decoding ends."""
     spread: ClassVar[bool] = False
