@@ -226,7 +226,7 @@ def hidden_states(
     """
     live = jnp.ones(tokens.shape, bool) if live is None else live
     positions = jnp.maximum(jnp.cumsum(live, axis=1, dtype=jnp.int32) - 1, 0)
-    order = _own_order(config, tokens, positions) if order is None else order
+    order = own_order(config, tokens, positions) if order is None else order
     nothing = jnp.zeros((tokens.shape[0], 0), bool)
     cache_order = None if order is None else order[:, :0]
     rows = make_rows(tokens, positions, live, nothing, order, cache_order)
@@ -234,9 +234,10 @@ def hidden_states(
     return forward_rows(params, config, rows, nothing_cached, hooks, run).hidden
 
 
-def _own_order(
+def own_order(
     config: ModelConfig, tokens: Int[Array, "B L"], positions: Int[Array, "B L"]
 ) -> Int[Array, "B L"] | None:
+    """Returns the order between the positions of a canvas; None where all see each other."""
     if config.causal == "filled" and config.mask_id is not None:
         return filled_order(tokens == config.mask_id, positions)
     if config.causal is not None:

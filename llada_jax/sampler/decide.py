@@ -41,7 +41,8 @@ def decide(
     else:
         revised = forced(setup, revised)
     edited = ((revised.tokens != before.tokens) & rescored).any(axis=1)
-    canvas = decided = stop_rows(setup, advance(setup, revised, edited, ~before.done))
+    advanced = setup.window.moved(advance(setup, revised, edited, ~before.done), setup.config)
+    canvas = decided = stop_rows(setup, advanced)
     canvas = next_for_own_rule(canvas, canvas.block != before.block)
     if setup.window.drafts and not setup.needs("drafts"):
         moved = (canvas.block != before.block) & ~canvas.done

@@ -236,6 +236,11 @@ def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refres
         f"{config.accept!r}; allowed: 'by_cache', and rules that never change a token",
     )
     require(
+        not window.slides or (block is None and causal != "finished"),
+        "window is 'sliding', and the model's blocks begin where it was trained to begin them; "
+        "allowed: 'by_cache'",
+    )
+    require(
         causal == "finished" or not setup.rule.verifies,
         f"accept is {config.accept!r} and the model's finished tokens do not predict the next one; "
         "allowed: another rule",

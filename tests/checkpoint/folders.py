@@ -26,6 +26,8 @@ NEW_FAMILIES = (
     "a2d-qwen2-mdlm",
     "a2d-qwen3-mdlm",
     "nemotron",
+    "wedlm",
+    "wedlm-bias",
 )
 """Of which every forward is tested, and what is their own."""
 TOLERANCE = 2e-4

@@ -25,6 +25,8 @@ GOLDENS = {
     "a2d-qwen2-mdlm": "qwen2",
     "a2d-qwen3-mdlm": "qwen3",
     "nemotron": "nemotron",
+    "wedlm": "wedlm",
+    "wedlm-bias": "wedlm",
 }
 
 
@@ -54,7 +56,6 @@ LOOK_ALIKES = {
         {"model_type": "nemotron_labs_diffusion_vlm"},
         "an encoder of their own",
     ),
-    "WeDLM": ("sdar-b4", {"model_type": "wedlm"}, "order in which they were filled"),
     "DiffusionGemma": ("dream", {"model_type": "diffusion_gemma"}, "has no mask token"),
 }
 
@@ -103,6 +104,8 @@ def test_who_knows_better_names_the_family():
         ("nemotron", {"rope_parameters": {**YARN, "factor": 0.25}}, "yarn_factor is 0.25"),
         ("nemotron", {"dlm_type": "dream"}, "dlm_type is 'dream'; allowed: 'llada'"),
         ("nemotron", {"dlm_paradigm": "block_diff"}, "dlm_paradigm is 'block_diff'"),
+        ("wedlm", {"attention_bias": "yes"}, "attention_bias is 'yes'; allowed: true or false"),
+        ("a2d-qwen3-mdlm", {"attention_bias": True}, "attention_bias is True; allowed: False"),
         ("nemotron", {"block_size": 16}, "block_size is 16; allowed: 32"),
     ],
 )  # fmt: skip

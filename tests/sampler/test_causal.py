@@ -61,12 +61,15 @@ def test_greedy_self_speculation_gives_the_tokens_of_one_after_another(seed):
     assert (found.nfe <= 2 * one.nfe).all()
 
 
-@pytest.mark.parametrize("name", ["nemotron", "self_speculation"])
-def test_a_batch_gives_each_row_what_it_gives_alone(name):
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("nemotron", "nemotron"), ("nemotron", "self_speculation"), ("wedlm", "wedlm")],
+)
+def test_a_batch_gives_each_row_what_it_gives_alone(family, name):
     config = PRESET(name, gen_length=GEN, block_length=8)
-    together = lj.generate(golden("nemotron"), PROMPTS, config)
+    together = lj.generate(golden(family), PROMPTS, config)
     for row, prompt in enumerate(PROMPTS):
-        alone = lj.generate(golden("nemotron"), [prompt], config, loop="host")
+        alone = lj.generate(golden(family), [prompt], config, loop="host")
         np.testing.assert_array_equal(together.generated[row], alone.generated[0])
         assert together.nfe[row] == alone.nfe[0]
 
@@ -81,12 +84,24 @@ def test_a_batch_gives_each_row_what_it_gives_alone(name):
         ("nemotron", {"cache": "blockwise", "accept": "token_edit"}, "accept 'token_edit'"),
         ("sdar-b4", {"cache": "blockwise", "block_length": 4, "accept": "speculate"},
          "finished tokens do not predict the next one"),
+        ("wedlm", {"cache": "dual"}, "cache is 'dual' and the model's attention is causal"),
+        ("wedlm", {"cache": "blockwise", "accept": "staged"}, "accept 'staged'"),
+        ("sdar-b4", {"cache": "blockwise", "window": "sliding", "block_length": 4,
+                     "threshold": 0.9}, "window is 'sliding', and the model's blocks begin"),
+        ("nemotron", {"cache": "blockwise", "window": "sliding", "threshold": 0.9},
+         "window is 'sliding', and the model's blocks begin"),
     ],
 )  # fmt: skip
 def test_what_no_such_family_can_do_is_refused(family, settings, message):
     config = lj.SamplerConfig(**{"gen_length": 8, "block_length": 8, **settings})
     with pytest.raises(ValueError, match=message):
         lj.generate(golden(family), [[1, 2, 3]], config)
+
+
+@pytest.mark.parametrize("accept", ["quota", "staged"])
+def test_a_window_slides_by_what_each_step_commits(accept):
+    with pytest.raises(ValueError, match=f"window is 'sliding' and accept is '{accept}'"):
+        lj.SamplerConfig(window="sliding", cache="blockwise", accept=accept)
 
 
 def test_holes_and_constraints_are_not_speculated_about():

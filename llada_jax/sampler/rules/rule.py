@@ -106,6 +106,10 @@ class Rule:
         """Returns the transfer mask: which candidates are committed."""
         raise NotImplementedError
 
+    def priority(self, candidates: Candidates) -> Float[Array, "B C"]:
+        """Returns what the progress that is forced ranks candidates by, high to low."""
+        return candidates.priority
+
     def stable(self, confidence: Float[Array, "B C"]) -> Bool[Array, "B C"]:
         """Returns which tokens, committed with this confidence, never change."""
         return jnp.full(confidence.shape, not self.revises)
@@ -178,7 +182,7 @@ def accepted(rule: Rule, candidates: Candidates) -> Bool[Array, "B C"]:
     least = jnp.ones_like(candidates.quota)
     if candidates.parity.forced_progress == "quota":
         least = jnp.maximum(candidates.quota, least)
-    rank = candidates.ranks(candidates.priority)
+    rank = candidates.ranks(rule.priority(candidates))
     return taken | (candidates.open & (rank < least[:, None]))
 
 
