@@ -103,7 +103,8 @@ def _order(setup: Setup, canvas: Canvas, positions: Int[Array, "B R"]) -> Int[Ar
     if setup.model.block_length is not None:
         return positions // setup.model.block_length
     if setup.model.causal == "filled":
-        return filled_order(take(canvas.state, positions) == MASKED, positions)
+        every = jnp.broadcast_to(positions, (canvas.tokens.shape[0], positions.shape[1]))
+        return filled_order(take(canvas.state, every) == MASKED, every)
     if setup.model.causal == "finished":
         return jnp.minimum(positions, block_start(canvas, setup.config.block_length)[:, None])
     return setup.window.attention_order(canvas, positions, setup.config)
