@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 import llada_jax as lj
 from llada_jax.model.forward import forward
+from llada_jax.sampler.canvas import STABLE
+from llada_jax.sampler.states import KEPT, event_states
 from tests.checkpoint.folders import GOLDENS, TOLERANCE
 
 GEN, EOS = 16, 95
@@ -67,7 +69,13 @@ def test_greedy_self_speculation_gives_the_tokens_of_one_after_another(seed):
 )
 def test_a_batch_gives_each_row_what_it_gives_alone(family, name):
     config = PRESET(name, gen_length=GEN, block_length=8)
-    together = lj.generate(golden(family), PROMPTS, config)
+    together = lj.generate(golden(family), PROMPTS, config, trace=True)
+    trace, left = together.trace, {}
+    for row, position, state in zip(
+        trace.event_row, trace.event_position, event_states(trace), strict=True
+    ):
+        left[row, position] = left[row, position] if state == KEPT else state
+    assert len(left) == len(PROMPTS) * GEN and {*left.values()} == {STABLE}
     for row, prompt in enumerate(PROMPTS):
         alone = lj.generate(golden(family), [prompt], config, loop="host")
         np.testing.assert_array_equal(together.generated[row], alone.generated[0])
