@@ -10,6 +10,9 @@ from jaxtyping import Array, Bool, Int
 
 from llada_jax.types import KVCache, Rows, RowsOut
 
+LONGEST = 1 << 24
+"""No canvas is longer."""
+
 
 def make_rows(
     tokens: Int[Array, "B R"],
@@ -38,6 +41,11 @@ def make_rows(
         jnp.broadcast_to(sees_cache, (batch, n_rows, cached.shape[1])),
         jnp.broadcast_to(sees_rows, (batch, n_rows, n_rows)),
     )
+
+
+def filled_order(masked: Bool[Array, "B R"], positions: Int[Array, "B R"]) -> Int[Array, "B R"]:
+    """Returns the order in which tokens come before masks, both by position."""
+    return positions + jnp.where(masked, jnp.int32(LONGEST), 0)
 
 
 def write_rows(cache: KVCache, rows: Rows, out: RowsOut) -> KVCache:

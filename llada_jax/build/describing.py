@@ -32,7 +32,13 @@ class Description:
         experts = f", {moe.n_experts} experts, {moe.experts_per_token} a token" if moe else ""
         ids = {name: getattr(config, f"{name}_id") for name in ("mask", "eos", "eot", "pad")}
         ids |= {"stop": ", ".join(map(str, config.stop_ids)) or None}
-        block = f"causal between blocks of {config.block_length}" if config.block_length else "full"
+        blocks = f"causal between blocks of {config.block_length}"
+        own = "predict the next position" if config.shift_logits else "predict their own"
+        attention, outputs = {
+            "finished": ("causal before the current block, which sees itself whole",
+                         "predict the next position before the current block, there their own"),
+            "filled": ("causal, tokens before masks", own),
+        }.get(config.causal or "", (blocks if config.block_length else "full", own))  # fmt: skip
         lines = {
             "family": config.family,
             "shape": f"{config.n_layers} layers, width {config.width}, {config.n_heads} heads on "
@@ -41,8 +47,8 @@ class Description:
             "parameters": f"{self.parameters:,}",
             "bytes": f"{self.bytes:,} ({', '.join(f'{n} {k}' for k, n in self.kinds.items())})",
             "ids": ", ".join(f"{name} {id_}" for name, id_ in ids.items() if id_ is not None),
-            "attention": block,
-            "outputs": "predict the next position" if config.shift_logits else "predict their own",
+            "attention": attention,
+            "outputs": outputs,
             "decoded by": ", ".join(self.presets) or "no preset",
             "missing": "; ".join(self.missing) or "nothing",
         }

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from llada_jax.config.checks import require, require_choice, require_counts, require_numbers
 
 Router = Literal["softmax", "sigmoid"]
+Causal = Literal["finished", "filled"]
 _MOST_LAYERS, _MOST_EXPERTS = 1000, 4096  # each is looked for by name, which must end
 _IDS = ("mask_id", "eos_id", "eot_id", "pad_id")
 
@@ -70,13 +71,24 @@ class ModelConfig:
     """Longest canvas (prompt and generation) that the model was made for, in tokens."""
     rotary_dims: int = 0
     """Leading dimensions of each head that RoPE rotates; 0 stands for all of them."""
+    yarn_factor: float = 1.0
+    """How much longer YaRN makes the context than `yarn_length`; 1 for plain RoPE."""
+    yarn_length: int | None = None
+    """Positions that RoPE was trained for, before YaRN."""
     qkv_bias: bool = False
     qk_norm: bool = False
     tied_embeddings: bool = False
     shift_logits: bool = False
     """The output at position i predicts the token at i + 1 (Dream), not the one at i."""
     block_length: int | None = None
-    """Block of the block-causal attention mask; None for fully bidirectional families."""
+    """Block of the block-causal attention mask; None for families whose mask has no block."""
+    causal: Causal | None = None
+    """In which order a row sees only what comes before it; None where it sees all.
+
+    - `finished`: tokens before the current block are by position, and each predicts the next one;
+      the current block comes after them, sees itself whole, and predicts its own (Nemotron).
+    - `filled`: tokens come first, then masks, both by position (WeDLM).
+    """
     moe: MoEConfig | None = None
     mask_id: int | None = None
     eos_id: int | None = None
@@ -91,6 +103,19 @@ class ModelConfig:
                        "ffn_width", "max_length", "block_length")  # fmt: skip
         require_numbers(self, "rope_theta", above=0)
         require_numbers(self, "norm_eps", least=0, most=0.1)
+        require_numbers(self, "yarn_factor", least=1)
+        require_counts(self, "yarn_length")
+        if self.causal is not None:
+            require_choice("causal", self.causal, Causal)
+            require(
+                self.block_length is None and not self.shift_logits,
+                f"block_length is {self.block_length} and shift_logits {self.shift_logits} where "
+                f"causal is {self.causal!r}; allowed: None and False",
+            )
+        require(
+            self.yarn_factor == 1 or self.yarn_length is not None,
+            f"yarn_factor is {self.yarn_factor} and yarn_length None; allowed: a whole number",
+        )
         require_counts(self, *_IDS, least=0)
         require(
             self.n_heads % self.n_kv_heads == 0,

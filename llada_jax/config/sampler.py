@@ -42,12 +42,13 @@ class SamplerConfig:
       steps: Forwards over the whole generation under the rule `quota`, a multiple of the number of
         blocks. It follows `gen_length`, one token a forward, unless it is set.
       rule: What commits tokens and what becomes of them, a value of `llada_jax.sampler.rules`.
-      accept: The rule by name: `quota`, `threshold`, `factor`, `entropy_bound`, `staged`, `wino` or
-        `token_edit`; or `module:Class`, a rule of one's own. The numbers `threshold`, `factor` and
-        `entropy_bound` choose theirs.
+      accept: The rule by name: `quota`, `threshold`, `factor`, `entropy_bound`, `staged`, `wino`,
+        `token_edit`, `entropy_distance` or `speculate`; or `module:Class`, a rule of one's own. The
+        numbers `threshold`, `factor` and `entropy_bound` choose theirs.
       window: Which rows a forward runs, a value of `llada_jax.sampler.windows`; or `by_cache`, the
         one that `cache` names; or `multi_block`, which slides with the committed tokens and reaches
-        into later blocks, whose predictions are drafts (llada.cpp; with `cache="blockwise"`).
+        into later blocks, whose predictions are drafts (llada.cpp; with `cache="blockwise"`); or
+        `sliding`, whose block begins at the first mask (WeDLM; with `cache="blockwise"`).
       cache: The window by name: `none` the whole canvas; `prefix` the block and what follows it;
         `dual` the block (both Fast-dLLM, refreshed at each block); `blockwise` the block, with keys
         and values of finished tokens only and no masked suffix (llada.cpp).
@@ -205,8 +206,9 @@ class SamplerConfig:
         """Returns a published sampler by name, with some settings changed.
 
         `llada` is the original LLaDA sampler and `fast_dllm` is Fast-dLLM v1 (June 2025), both
-        token for token. `sdar`, `fast_dllm_v2`, `stable_diffcoder`, `bd3lm` and `dream` are those
-        of their families. `llada_cpp` is llada.cpp's decoding, of which `multi_block` and `staged`
+        token for token. `sdar`, `fast_dllm_v2`, `stable_diffcoder`, `bd3lm`, `dream`, `nemotron`
+        and `wedlm` are those of their families, and so are Nemotron's others, `autoregressive` and
+        `self_speculation`. `llada_cpp` is llada.cpp's decoding, of which `multi_block` and `staged`
         are one technique each; `wino` and `token_edit` (LLaDA2.1) are other rules that revise. All
         but `llada`, `fast_dllm` and `dream` stop at EOS.
 

@@ -65,6 +65,10 @@ def log_likelihoods(
     require(
         params is not None, "the model has no parameters (it is an export); allowed: a checkpoint"
     )
+    require(
+        config.causal is None,
+        f"causal is {config.causal!r}, for which LLaDA's bound says nothing; allowed: None",
+    )
     if config.mask_id is None:
         raise ValueError("mask_id is not set by the model's configuration, and likelihoods need it")
 

@@ -29,7 +29,7 @@ from llada_jax.model.layers import (
 from llada_jax.model.moe import moe_feed_forward
 from llada_jax.model.params import Experts, Layer, ModelParams
 from llada_jax.model.quantize import linear
-from llada_jax.rows import make_rows
+from llada_jax.rows import filled_order, make_rows
 from llada_jax.types import KVCache, Rows, RowsOut
 
 FeedForwardOf = Callable[[Float[Array, "B R D"], Layer, ModelConfig, int], Float[Array, "B R D"]]
@@ -220,18 +220,29 @@ def hidden_states(
     Args:
       live: positions that exist (default: all); positions count the live ones.
       order: makes the mask causal between positions of different order (default: the number of
-        each position's block, for a model that has blocks).
+        each position's block, for a model that has blocks; for one that is causal, the position,
+        as if everything were finished, and that of [MASK] after all tokens where these are first).
       hooks, run: how the layers and their parts are run, as in `forward_rows`.
     """
     live = jnp.ones(tokens.shape, bool) if live is None else live
     positions = jnp.maximum(jnp.cumsum(live, axis=1, dtype=jnp.int32) - 1, 0)
-    if order is None and config.block_length is not None:
-        order = positions // config.block_length
+    order = own_order(config, tokens, positions) if order is None else order
     nothing = jnp.zeros((tokens.shape[0], 0), bool)
     cache_order = None if order is None else order[:, :0]
     rows = make_rows(tokens, positions, live, nothing, order, cache_order)
     nothing_cached = cache_for(params, config, len(tokens), 0)
     return forward_rows(params, config, rows, nothing_cached, hooks, run).hidden
+
+
+def own_order(
+    config: ModelConfig, tokens: Int[Array, "B L"], positions: Int[Array, "B L"]
+) -> Int[Array, "B L"] | None:
+    """Returns the order between the positions of a canvas; None where all see each other."""
+    if config.causal == "filled" and config.mask_id is not None:
+        return filled_order(tokens == config.mask_id, positions)
+    if config.causal is not None:
+        return positions
+    return None if config.block_length is None else positions // config.block_length
 
 
 def cache_for(params: ModelParams, config: ModelConfig, batch: int, length: int) -> KVCache:

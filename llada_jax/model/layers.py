@@ -4,12 +4,14 @@ What stands between two matrix products is compiled where nothing around it is (
 one body serves programs that are compiled as a whole and hosts whose products are not JAX's.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from llada_jax.config import ModelConfig
@@ -17,6 +19,8 @@ from llada_jax.model.params import Attention, FeedForward
 from llada_jax.model.quantize import linear, per_row
 from llada_jax.types import Rows
 
+YARN_TURNS = (32, 1)
+"""Turns of RoPE's fast and slow frequencies, between which YaRN blends (arXiv 2309.00071)."""
 HIDDEN_SCORE = -3e4
 """Added to the score of what a row may not see: its share is exactly 0, and float16 holds it."""
 
@@ -63,8 +67,25 @@ def rotation(config: ModelConfig, positions: Int[Array, "B R"]) -> Rotation:
     """Returns RoPE's angles at absolute positions, in float32."""
     half = config.rotary_dims // 2
     frequency = config.rope_theta ** -(jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions[:, :, None, None].astype(jnp.float32) * frequency
+    angle = positions[:, :, None, None].astype(jnp.float32) * (frequency * _stretch(config))
     return Rotation(jnp.cos(angle), jnp.sin(angle))
+
+
+def _stretch(config: ModelConfig) -> Float[np.ndarray, " half"] | float:
+    """Returns what YaRN multiplies each frequency of RoPE by: 1 where it turns more than
+    `YARN_TURNS[0]` times in the length that was trained, 1/factor where less than `YARN_TURNS[1]`
+    times, and what is linear between them elsewhere."""
+    half, length = config.rotary_dims // 2, config.yarn_length
+    if config.yarn_factor == 1 or length is None:
+        return 1.0
+
+    def dimension(turns: float) -> float:
+        return half * math.log(length / (turns * 2 * math.pi)) / math.log(config.rope_theta)
+
+    fast, slow = map(dimension, YARN_TURNS)
+    low, high = max(math.floor(fast), 0), min(math.ceil(slow), 2 * half - 1)
+    slowed = np.clip((np.arange(half, dtype=np.float32) - low) / max(high - low, 1e-3), 0, 1)
+    return 1 + slowed * (1 / config.yarn_factor - 1)
 
 
 def rotate(x: Float[Array, "B R K Dh"], angles: Rotation) -> Float[Array, "B R K Dh"]:

@@ -17,7 +17,7 @@ from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_
 from llada_jax.sampler.rules.rule import Rescored, accepted
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
-from llada_jax.sampler.stop import stop_faulty, stop_rows
+from llada_jax.sampler.stop import ends_of, stop_faulty, stop_rows
 from llada_jax.types import Scores
 
 
@@ -41,7 +41,8 @@ def decide(
     else:
         revised = forced(setup, revised)
     edited = ((revised.tokens != before.tokens) & rescored).any(axis=1)
-    canvas = decided = stop_rows(setup, advance(setup, revised, edited, ~before.done))
+    advanced = setup.window.moved(advance(setup, revised, edited, ~before.done), setup.config)
+    canvas = decided = stop_rows(setup, advanced)
     canvas = next_for_own_rule(canvas, canvas.block != before.block)
     if setup.window.drafts and not setup.needs("drafts"):
         moved = (canvas.block != before.block) & ~canvas.done
@@ -72,6 +73,7 @@ def _commit_and_revise(
         at=plan.query.rescored,
         passed=positions_of(canvas) < canvas.settled[:, None],
         fresh=fresh,
+        ends=ends_of(setup, canvas),
         config=setup.config,
     )
     return setup.rule.revise(canvas, rescored)._replace(accepted=fresh.sum(1, dtype=jnp.int32))

@@ -74,7 +74,8 @@ def record_of(
     first = (before.nfe == 1) & ~before.done
     given = first[:, None] & (before.state == STABLE)  # before the first forward
     committed = (was_masked | given) & (after.state >= VISIBLE) & ~filled
-    ahead = committed & (decided.state == MASKED)
+    unverified = (after.state == VISIBLE) & rule.verifies
+    ahead = committed & ((decided.state == MASKED) | unverified)
     sure = (before.state == STABLE) | (committed & ~ahead & rule.stable(after.confidence))
     flags = {
         COMMIT: committed,

@@ -186,6 +186,10 @@ def checked_run(
     _check_setup(setup, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
+    require(
+        not (setup.rule.verifies and (infill or texts is not None)),
+        f"accept is {config.accept!r} with holes or a constraint; allowed: another rule",
+    )
     placed = None
     if texts is not None:
         require_constrainable(setup)
@@ -220,6 +224,26 @@ def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refres
         not (setup.shift and block and setup.window.drafts),
         "window is 'multi_block', and the block before predicts a block's first token (shifted "
         "outputs, attention that is causal between blocks); allowed: 'by_cache'",
+    )
+    causal, window = setup.model.causal, setup.window
+    require(
+        causal is None or window.leaves_tokens or (causal == "filled" and not window.caches),
+        f"cache is {config.cache!r} and the model's attention is causal; allowed: 'blockwise'",
+    )
+    require(
+        causal is None or (not window.drafts and (setup.rule.verifies or not setup.rule.revises)),
+        f"the model's attention is causal, and window is {window.chosen_by['window']!r} and accept "
+        f"{config.accept!r}; allowed: 'by_cache', and rules that never change a token",
+    )
+    require(
+        not window.slides or (block is None and causal != "finished"),
+        "window is 'sliding', and the model's blocks begin where it was trained to begin them; "
+        "allowed: 'by_cache'",
+    )
+    require(
+        causal == "finished" or not setup.rule.verifies,
+        f"accept is {config.accept!r} and the model's finished tokens do not predict the next one; "
+        "allowed: another rule",
     )
     needs = setup.own_rule.head_needs if setup.own_rule else ()
     require(

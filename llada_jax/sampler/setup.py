@@ -54,6 +54,8 @@ class Setup:
     @property
     def seeds(self) -> bool:
         """Whether the first token of a block is committed before the rest of it is run."""
+        if self.model.causal == "finished":
+            return True
         blocks = self.shift > 0 and self.whole_block is not None
         return blocks and self.window.leaves_tokens and self.rule.forces_progress
 

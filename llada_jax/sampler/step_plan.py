@@ -81,11 +81,11 @@ def _of_whole_blocks(setup: Setup, canvas: Canvas, window: Span) -> Span:
 
     Where outputs are shifted, too, the last row of a block predicts the first token of the next
     one without seeing it: it is committed by the forward that settles its block, before the others
-    of its own block are run (Fast-dLLM v2).
+    of its own block are run (Fast-dLLM v2, Nemotron).
     """
-    block = setup.whole_block
-    if block is None:
+    if setup.whole_block is None and not setup.seeds:
         return window
+    block = setup.whole_block or 1
     stop = jnp.minimum(-(-window.stop // block) * block, canvas.end)
     if setup.seeds:
         first = block_start(canvas, setup.config.block_length) // block * block
@@ -104,7 +104,7 @@ def _query(
     setup: Setup, canvas: Canvas, span: Span, extra: ExtraRows, measured: Bool[Array, "B L"]
 ) -> Query:
     slots = extra.slots + span.length[:, None, None]
-    row = jnp.maximum(positions_of(canvas) - setup.shift - span.start[:, None], 0)
+    row = jnp.maximum(positions_of(canvas) - _shift(setup, canvas, span) - span.start[:, None], 0)
     for kind in (SHADOW, PROBE) if setup.shadows else (REFRESH,):
         row = jnp.where(extra.at(kind), slots[:, kind], row)
     if setup.shadows:
@@ -119,12 +119,22 @@ def _query(
     return Query(at, jnp.maximum(jnp.minimum(take(row, at), last), 0), rescored)
 
 
+def _shift(setup: Setup, canvas: Canvas, span: Span) -> Int[Array, "B L"] | int:
+    """Returns how many positions before each one the row stands that predicts it: where finished
+    tokens predict the next one, that is one as far as the current block, if such a row runs."""
+    if setup.model.causal != "finished":
+        return setup.shift
+    position, first = positions_of(canvas), block_start(canvas, setup.config.block_length)
+    shifted = (position > span.start[:, None]) & (position <= first[:, None])
+    return shifted.astype(jnp.int32)
+
+
 def _open_positions(setup: Setup, canvas: Canvas, span: Span) -> Bool[Array, "B L"]:
     """Returns the positions of the current block, and drafts: the masked ones, or all."""
     config = setup.config
     start = block_start(canvas, config.block_length)
     stop = span.stop if setup.scores_drafts else block_stop(canvas, config)
     if setup.seeds:
-        stop = jnp.minimum(stop, span.stop + setup.shift)
+        stop = jnp.minimum(stop, span.stop + 1)
     positions = in_span(canvas, start, stop) & ~canvas.done[:, None]
     return positions & (canvas.state == MASKED) if config.selective_logits else positions

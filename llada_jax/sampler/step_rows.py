@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from llada_jax.rows import make_rows
-from llada_jax.sampler.canvas import Canvas, take
+from llada_jax.rows import filled_order, make_rows
+from llada_jax.sampler.canvas import MASKED, Canvas, block_start, take
 from llada_jax.sampler.extra_rows import (
     NOTHING,
     PROBE,
@@ -99,9 +99,14 @@ def _sees_rows(
 
 
 def _order(setup: Setup, canvas: Canvas, positions: Int[Array, "B R"]) -> Int[Array, "B R"] | None:
-    """Returns the order between positions where attention is causal between blocks."""
+    """Returns the order between positions where a row does not see all others."""
     if setup.model.block_length is not None:
         return positions // setup.model.block_length
+    if setup.model.causal == "filled":
+        every = jnp.broadcast_to(positions, (canvas.tokens.shape[0], positions.shape[1]))
+        return filled_order(take(canvas.state, every) == MASKED, every)
+    if setup.model.causal == "finished":
+        return jnp.minimum(positions, block_start(canvas, setup.config.block_length)[:, None])
     return setup.window.attention_order(canvas, positions, setup.config)
 
 

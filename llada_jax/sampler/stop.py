@@ -21,12 +21,10 @@ def stop_rows(setup: Setup, canvas: Canvas) -> Canvas:
     config = setup.config
     if not config.eos_early_stop:
         return canvas
-    assert config.eos_id is not None
     masked, position = canvas.state == MASKED, positions_of(canvas)
     length = canvas.tokens.shape[1]
     first_mask = jnp.where(masked, position, length).min(axis=1)
-    is_end = jnp.isin(canvas.tokens, jnp.array([config.eos_id, *setup.model.stop_ids], jnp.int32))
-    ended = (canvas.state >= STABLE) & is_end
+    ended = (canvas.state >= STABLE) & ends_of(setup, canvas)
     first_eos = jnp.where(ended, position, length).min(axis=1)
     stopped = first_eos < first_mask
     fill = masked & stopped[:, None]
@@ -38,6 +36,15 @@ def stop_rows(setup: Setup, canvas: Canvas) -> Canvas:
     )
     done = stopped & setup.rule.may_end(canvas, canvas.steady_steps)
     return canvas._replace(done=canvas.done | done)
+
+
+def ends_of(setup: Setup, canvas: Canvas) -> Bool[Array, "B L"]:
+    """Returns the tokens at which a row stops, if `eos_early_stop` says so."""
+    if not setup.config.eos_early_stop:
+        return jnp.zeros(canvas.tokens.shape, bool)
+    assert setup.config.eos_id is not None
+    ids = jnp.array([setup.config.eos_id, *setup.model.stop_ids], jnp.int32)
+    return jnp.isin(canvas.tokens, ids)
 
 
 def stop_faulty(canvas: Canvas, faults: Bool[Array, "B L"]) -> Canvas:

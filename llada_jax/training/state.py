@@ -29,12 +29,13 @@ def create_state(
     """Makes the state before the first step, of `parent` or of parameters as `config.start` says.
     With `config.lora` the state has adapters alone, and the parent stays beside it.
 
-    Raises ValueError for a model without [MASK] or EOS, one that shifts its outputs, adapters
-    without a parent, and a mixture whose layers are to be run twice.
+    Raises ValueError for a model without [MASK] or EOS, one that shifts its outputs or is
+    causal, adapters without a parent, and a mixture whose layers are to be run twice.
     """
     require(model.mask_id is not None, "mask_id is None; allowed: a token id")
     require(model.eos_id is not None, "eos_id is None; allowed: a token id")
     require(not model.shift_logits, "shift_logits is True; allowed: False")
+    require(model.causal is None, f"causal is {model.causal!r}; allowed: None")
     require(
         not config.remat or model.moe is None,
         "remat is True for a mixture of experts, whose routers are listened to; allowed: False",

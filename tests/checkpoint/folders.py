@@ -25,6 +25,9 @@ NEW_FAMILIES = (
     "dream-reasoner",
     "a2d-qwen2-mdlm",
     "a2d-qwen3-mdlm",
+    "nemotron",
+    "wedlm",
+    "wedlm-bias",
 )
 """Of which every forward is tested, and what is their own."""
 TOLERANCE = 2e-4

@@ -92,8 +92,14 @@ def test_rope_keys_of_transformers_5() -> None:
     moved = {**hf, "rope_parameters": {"rope_type": "default", "rope_theta": hf["rope_theta"]}}
     del moved["rope_theta"]
     assert config_from_hf(moved) == config_from_hf(hf)
-    with pytest.raises(ValueError, match=r"rope_type is 'yarn'; allowed: 'default'"):
-        config_from_hf({**hf, "rope_parameters": {"rope_type": "yarn"}})
+    with pytest.raises(ValueError, match=r"rope_type is 'llama3'; allowed: 'default', 'yarn'"):
+        config_from_hf({**hf, "rope_parameters": {"rope_type": "llama3"}})
+
+
+@pytest.mark.parametrize("name", ["nemotron", "wedlm", "wedlm-bias"])
+def test_configurations_of_causal_families_are_written_as_they_were_read(name: str) -> None:
+    config = config_from_hf(golden_config(name))
+    assert config_from_hf(config_to_hf(config)) == config
 
 
 def test_tensors_decide_on_qk_norm_where_the_configuration_is_silent(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ GOLDENS = {
     "stable-diffcoder": "stable_diffcoder",
     "a2d-qwen2-mdlm": "qwen2",
     "a2d-qwen3-mdlm": "qwen3",
+    "nemotron": "nemotron",
+    "wedlm": "wedlm",
+    "wedlm-bias": "wedlm",
 }
 
 
@@ -36,6 +39,7 @@ def test_the_goldens_are_of_every_family():
     assert {*GOLDENS.values()} == {*families()}
 
 
+YARN = golden_config("nemotron")["rope_parameters"]
 LOOK_ALIKES = {
     "LLaDA2.2": ("llada2-moe", {"expert_capacity": 48}, "choose its experts together"),
     "merged": ("llada2-moe", {"model_type": "llada2_moe_veomni"}, "all experts of a layer"),
@@ -48,11 +52,10 @@ LOOK_ALIKES = {
     ),
     "Llama": ("stable-diffcoder", {"architectures": ["LlamaForCausalLM"]}, "A causal language"),
     "Nemotron": (
-        "stable-diffcoder",
-        {"model_type": "nemotron_labs_diffusion"},
-        "when it is stored",
+        "nemotron",
+        {"model_type": "nemotron_labs_diffusion_vlm"},
+        "an encoder of their own",
     ),
-    "WeDLM": ("sdar-b4", {"model_type": "wedlm"}, "order in which they were filled"),
     "DiffusionGemma": ("dream", {"model_type": "diffusion_gemma"}, "has no mask token"),
 }
 
@@ -94,6 +97,16 @@ def test_who_knows_better_names_the_family():
         ("sdar-b4", {"architectures": "SDARForCausalLM"}, "allowed: a list of names"),
         ("dream", {"layer_types": [{}]}, "allowed: 'full_attention' alone"),
         ("dream", {"rope_parameters": [1]}, "rope_parameters is .*; allowed: an object"),
+        ("dream", {"rope_parameters": {"rope_type": "llama3"}}, "allowed: 'default', 'yarn'"),
+        ("dream", {"rope_parameters": {"rope_type": "yarn"}}, "beta_fast of YaRN is None"),
+        ("nemotron", {"rope_parameters": {**YARN, "mscale": 0.7}}, "mscale of YaRN is 0.7"),
+        ("nemotron", {"rope_parameters": {**YARN, "factor": None}}, "factor is None; allowed"),
+        ("nemotron", {"rope_parameters": {**YARN, "factor": 0.25}}, "yarn_factor is 0.25"),
+        ("nemotron", {"dlm_type": "dream"}, "dlm_type is 'dream'; allowed: 'llada'"),
+        ("nemotron", {"dlm_paradigm": "block_diff"}, "dlm_paradigm is 'block_diff'"),
+        ("wedlm", {"attention_bias": "yes"}, "attention_bias is 'yes'; allowed: true or false"),
+        ("a2d-qwen3-mdlm", {"attention_bias": True}, "attention_bias is True; allowed: False"),
+        ("nemotron", {"block_size": 16}, "block_size is 16; allowed: 32"),
     ],
 )  # fmt: skip
 def test_what_decides_the_computation_is_never_ignored(golden, changes, message):

@@ -57,17 +57,50 @@ def llada(setting):
     return lj.SamplerConfig.preset("llada", **setting)
 
 
+def nemotron(setting):
+    modes = {"ar": "autoregressive", "diffusion": "nemotron", "speculation": "self_speculation"}
+    return lj.SamplerConfig.preset(
+        modes[setting["mode"]],
+        eos_early_stop=setting["eos_id"] is not None,
+        **{name: setting[name] for name in ("gen_length", "block_length", "threshold")
+           if name in setting},
+    )  # fmt: skip
+
+
+def wedlm(setting):
+    if setting["decoder"] == "blocks":
+        return lj.SamplerConfig.preset(
+            "blockwise",
+            gen_length=setting["max_tokens"],
+            block_length=setting["block_size"],
+            threshold=setting["confidence"] or 1.0,
+            predict_mask=True,
+            eos_early_stop=False,
+        )
+    window = setting["window"]
+    return lj.SamplerConfig.preset(
+        "wedlm",
+        gen_length=setting["max_tokens"] + 16,  # its window reaches beyond the end
+        block_length=window,
+        max_entropy=setting["entropy"] or 0.0,
+        distance_penalty=setting["penalty"],
+        eos_early_stop=setting["eos_id"] is not None,
+    )
+
+
 DECODERS = {
     "sdar-b4": sdar,
     "fast-dllm-v2": fast_dllm_v2,
     "stable-diffcoder": stable_diffcoder,
     "a2d-qwen3-mdlm": mdlm,
     "llada-moe-released": llada,
+    "nemotron": nemotron,
+    "wedlm": wedlm,
 }
 
 
 def shape(case):
-    numbers = ("threshold", "confidence_threshold")
+    numbers = ("threshold", "confidence_threshold", "confidence", "entropy", "penalty")
     kept = {k: v for k, v in case["setting"].items() if k not in numbers}
     return len(case["prompt"][0]), json.dumps(kept)
 
@@ -113,4 +146,4 @@ def test_every_case_is_here():
     counts = {family: 0 for family in DECODERS}
     for group in groups():
         counts[group.values[0]] += len(group.values[1])
-    assert list(counts.values()) == [16, 20, 6, 12, 8]
+    assert list(counts.values()) == [16, 20, 6, 12, 8, 96, 60]

@@ -18,6 +18,9 @@ from llada_jax.model.families.family import (
 
 _READ_ELSEWHERE = ("layer_types", "num_shared_experts", "partial_rotary_factor", "rope_parameters",
                    "rotary_dim")  # fmt: skip
+_YARN = {"rope_type": "yarn", "beta_fast": 32, "beta_slow": 1, "mscale": 1, "mscale_all_dim": 1,
+         "llama_4_scaling_beta": 0.1}  # fmt: skip
+_YARN_NUMBERS = ("factor", "original_max_position_embeddings")
 _REQUIRED_MOE = ("n_experts", "experts_per_token", "expert_width")
 
 
@@ -103,6 +106,10 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     for ours, keys in family.keys.items():
         value = getattr(config if hasattr(config, ours) else config.moe, ours, None)
         hf.update((key, _spell(key, value, config)) for key in keys if value is not None)
+    if config.yarn_length is not None:
+        numbers = (hf.pop(key, None) for key in ("yarn_factor", "yarn_length"))
+        named = dict(zip(_YARN_NUMBERS, numbers, strict=True))
+        hf["rope_parameters"] = {**_YARN, **named, "rope_theta": hf.pop("rope_theta")}
     if config.rotary_dims != config.head_dim:
         hf["partial_rotary_factor"] = config.rotary_dims / config.head_dim
     back = config_from_hf(hf, family_name=config.family).replace(stop_ids=config.stop_ids)
@@ -131,9 +138,17 @@ def _spellings(name: str, family: Family) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row.keys.get(name, ())))
 
 
+def _own_keys(family: Family) -> set[str]:
+    return {key for keys in family.keys.values() for key in keys}
+
+
 def _read(hf: Mapping[str, Any], family: Family, record: type) -> dict[str, Any]:
+    fixed = {*table()["computed"], *family.constants} - _own_keys(family)
     keys = {f: _spellings(f.name, family) for f in fields(record)}
-    given = {f: [key for key in each if hf.get(key) is not None] for f, each in keys.items()}
+    given = {
+        f: [key for key in each if hf.get(key) is not None and key not in fixed]
+        for f, each in keys.items()
+    }
     return {f.name: _plain(each[0], hf[each[0]], f.type) for f, each in given.items() if each}
 
 
@@ -156,14 +171,28 @@ def _rope_parameters(hf: Mapping[str, Any]) -> dict[str, Any]:
     rope = hf.get("rope_parameters") or {}
     require(isinstance(rope, Mapping), f"rope_parameters is {rope!r}; allowed: an object")
     kind = rope.get("rope_type", "default")
-    require(kind == "default", f"rope_type is {kind!r}; allowed: 'default'")
-    return {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    require(kind in ("default", "yarn"), f"rope_type is {kind!r}; allowed: 'default', 'yarn'")
+    read = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    return read if kind == "default" else {**read, **_yarn(hf, rope)}
+
+
+def _yarn(hf: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns YaRN's numbers, and the longest canvas: behind what RoPE was trained for, queries
+    would grow with their position, which nothing here computes."""
+    for key, allowed in _YARN.items():
+        value = rope.get(key)
+        require(value == allowed, f"{key} of YaRN is {value!r}; allowed: {allowed!r}")
+    factor, trained = (number(key, rope.get(key)) for key in _YARN_NUMBERS)
+    longest = number("max_position_embeddings", hf.get("max_position_embeddings", trained))
+    found = {"yarn_factor": factor, "yarn_length": trained}
+    return {**found, "max_position_embeddings": min(longest, trained)}
 
 
 def _reject_unsupported(hf: Mapping[str, Any], family: Family) -> None:
     """Raises ValueError for what the forward does not compute, and for keys that may decide it
     without anybody here knowing how."""
-    harmless = {*table()["harmless"]} - {*table()["computed"]}
+    own = _own_keys(family)
+    harmless = ({*table()["harmless"]} - {*table()["computed"]}) | own
     for key, allowed in {**table()["computed"], **family.constants}.items():
         value = hf.get(key)
         require(

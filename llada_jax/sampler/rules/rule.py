@@ -28,6 +28,7 @@ class Rescored:
       at: Visible tokens that were scored.
       passed: Positions before the window: the cache has what was fed there last.
       fresh: Tokens of the current block that this step committed.
+      ends: Tokens that end an answer, where a row stops there.
       config: The sampler's settings, with the ids that they need.
     """
 
@@ -36,6 +37,7 @@ class Rescored:
     at: Bool[Array, "B L"]
     passed: Bool[Array, "B L"]
     fresh: Bool[Array, "B L"]
+    ends: Bool[Array, "B L"]
     config: SamplerConfig
 
     def other(self, canvas: Canvas) -> Bool[Array, "B L"]:
@@ -66,6 +68,8 @@ class Rule:
     """Where the rule is published."""
     revises: ClassVar[bool] = False
     """Whether committed tokens may still change: they are visible before they are stable."""
+    verifies: ClassVar[bool] = False
+    """Whether it holds drafts against what finished tokens predict: for families where they do."""
     forces_progress: ClassVar[bool] = True
     """Whether a step commits its best candidate, however unsure it is, so that decoding ends."""
     spread: ClassVar[bool] = False
@@ -101,6 +105,10 @@ class Rule:
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
         """Returns the transfer mask: which candidates are committed."""
         raise NotImplementedError
+
+    def priority(self, candidates: Candidates) -> Float[Array, "B C"]:
+        """Returns what the progress that is forced ranks candidates by, high to low."""
+        return candidates.priority
 
     def stable(self, confidence: Float[Array, "B C"]) -> Bool[Array, "B C"]:
         """Returns which tokens, committed with this confidence, never change."""
@@ -174,7 +182,7 @@ def accepted(rule: Rule, candidates: Candidates) -> Bool[Array, "B C"]:
     least = jnp.ones_like(candidates.quota)
     if candidates.parity.forced_progress == "quota":
         least = jnp.maximum(candidates.quota, least)
-    rank = candidates.ranks(candidates.priority)
+    rank = candidates.ranks(rule.priority(candidates))
     return taken | (candidates.open & (rank < least[:, None]))
 
 

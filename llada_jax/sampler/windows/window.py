@@ -42,6 +42,8 @@ class Window:
     """Whether only finished tokens are cached, so that one may leave while it is visible."""
     drafts: ClassVar[bool] = False
     """Whether the window reaches into later blocks."""
+    slides: ClassVar[bool] = False
+    """Whether blocks begin where the window says, not where the one before ends."""
 
     def check(self, config: SamplerConfig) -> None:
         """Raises ValueError where the window cannot work with the rest of the settings."""
@@ -53,6 +55,11 @@ class Window:
     def settled(self, canvas: Canvas, config: SamplerConfig, span: Span) -> Int[Array, " B"]:
         """Returns the position before which, after the forward of `span`, the cache may be read."""
         return canvas.end
+
+    def moved(self, canvas: Canvas, config: SamplerConfig) -> Canvas:
+        """Returns the canvas after a decision, with its current block where the next step has
+        it."""
+        return canvas
 
     def sizes(self, layout: CanvasLayout, config: SamplerConfig, shift: int) -> tuple[int, ...]:
         """Returns lengths that spans round up to, ascending; the last one holds every span."""

@@ -46,6 +46,7 @@ def trajectory_canvases(trace: Trace, model: ModelConfig) -> Canvases:
         "the run revised tokens or drafted; allowed for exact scores: one that only commits",
     )
     require(not model.shift_logits, "shift_logits is True; allowed: False")
+    require(model.causal is None, f"causal is {model.causal!r}; allowed: None")
     commit_step = trace.commit_steps()
     commits = trace.event_kind == Event.COMMIT
     steps_and_rows = np.stack([trace.event_step[commits], trace.event_row[commits]])

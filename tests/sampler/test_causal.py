@@ -1,0 +1,129 @@
+"""Families whose rows see what comes before them, in an order that their canvas gives."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import llada_jax as lj
+from llada_jax.model.forward import forward
+from llada_jax.sampler.canvas import STABLE
+from llada_jax.sampler.states import KEPT, event_states
+from tests.checkpoint.folders import GOLDENS, TOLERANCE
+
+GEN, EOS = 16, 95
+PROMPTS = [[5, 6, 7, 8, 9], [10, 11], list(range(20, 29))]
+PRESET = lj.SamplerConfig.preset
+ONE = PRESET("autoregressive", gen_length=GEN)
+DRAFTED = PRESET("self_speculation", gen_length=GEN, block_length=8)
+logits_of = jax.jit(forward, static_argnums=1)
+
+
+@functools.cache
+def golden(name):
+    return lj.load(GOLDENS / name)
+
+
+def drawn(name: str, seed: int) -> lj.Model:
+    """The golden's shape with other weights, where EOS comes up as often as another token."""
+    model, rng = golden(name), np.random.default_rng(seed)
+
+    def scaled(leaf):
+        scale = rng.choice([0.5, 1, 2], (*leaf.shape[:1], *[1] * (leaf.ndim - 1)))
+        return jnp.asarray(leaf * scale, leaf.dtype)
+
+    params = jax.tree.map(scaled, model.params)
+    likely = int(
+        np.asarray(logits_of(params, model.config, np.array(PROMPTS[0])[None]))[0, -1].argmax()
+    )
+    swapped = params.head.at[jnp.array([EOS, likely])].set(params.head[jnp.array([likely, EOS])])
+    return model._replace(params=params._replace(head=swapped) if seed % 3 == 0 else params)
+
+
+def test_a_block_sees_itself_whole_behind_what_is_finished():
+    model, data = golden("nemotron"), np.load(GOLDENS / "nemotron" / "forward.npz")
+    order = jnp.minimum(jnp.arange(data["tokens"].shape[1]), data["start"])[None]
+    order = jnp.broadcast_to(order, data["tokens"].shape)
+    found = logits_of(model.params, model.config, data["tokens"], None, order)
+    np.testing.assert_allclose(found, data["denoised"], rtol=0, atol=TOLERANCE)
+
+
+@settings(max_examples=24, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6))
+def test_greedy_self_speculation_gives_the_tokens_of_one_after_another(seed):
+    model, rng = drawn("nemotron", seed), np.random.default_rng(seed)
+    prompts = [rng.integers(0, 90, len(prompt)).tolist() for prompt in PROMPTS]
+    one = lj.generate(model, prompts, ONE)
+    found = lj.generate(model, prompts, DRAFTED)
+    np.testing.assert_array_equal(found.generated, one.generated)
+    assert (found.nfe <= 2 * one.nfe).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("nemotron", "nemotron"), ("nemotron", "self_speculation"), ("wedlm", "wedlm")],
+)
+def test_a_batch_gives_each_row_what_it_gives_alone(family, name):
+    config = PRESET(name, gen_length=GEN, block_length=8)
+    together = lj.generate(golden(family), PROMPTS, config, trace=True)
+    trace, left = together.trace, {}
+    for row, position, state in zip(
+        trace.event_row, trace.event_position, event_states(trace), strict=True
+    ):
+        left[row, position] = left[row, position] if state == KEPT else state
+    assert len(left) == len(PROMPTS) * GEN and {*left.values()} == {STABLE}
+    for row, prompt in enumerate(PROMPTS):
+        alone = lj.generate(golden(family), [prompt], config, loop="host")
+        np.testing.assert_array_equal(together.generated[row], alone.generated[0])
+        assert together.nfe[row] == alone.nfe[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("nemotron", {"cache": "none"}, "cache is 'none' and the model's attention is causal"),
+        ("nemotron", {"cache": "dual"}, "cache is 'dual' and the model's attention is causal"),
+        ("nemotron", {"window": "multi_block", "cache": "blockwise", "threshold": 0.9},
+         "window is 'multi_block' and accept 'threshold'; allowed: 'by_cache'"),
+        ("nemotron", {"cache": "blockwise", "accept": "token_edit"}, "accept 'token_edit'"),
+        ("sdar-b4", {"cache": "blockwise", "block_length": 4, "accept": "speculate"},
+         "finished tokens do not predict the next one"),
+        ("wedlm", {"cache": "dual"}, "cache is 'dual' and the model's attention is causal"),
+        ("wedlm", {"cache": "blockwise", "accept": "staged"}, "accept 'staged'"),
+        ("sdar-b4", {"cache": "blockwise", "window": "sliding", "block_length": 4,
+                     "threshold": 0.9}, "window is 'sliding', and the model's blocks begin"),
+        ("nemotron", {"cache": "blockwise", "window": "sliding", "threshold": 0.9},
+         "window is 'sliding', and the model's blocks begin"),
+    ],
+)  # fmt: skip
+def test_what_no_such_family_can_do_is_refused(family, settings, message):
+    config = lj.SamplerConfig(**{"gen_length": 8, "block_length": 8, **settings})
+    with pytest.raises(ValueError, match=message):
+        lj.generate(golden(family), [[1, 2, 3]], config)
+
+
+@pytest.mark.parametrize("accept", ["quota", "staged"])
+def test_a_window_slides_by_what_each_step_commits(accept):
+    with pytest.raises(ValueError, match=f"window is 'sliding' and accept is '{accept}'"):
+        lj.SamplerConfig(window="sliding", cache="blockwise", accept=accept)
+
+
+def test_holes_and_constraints_are_not_speculated_about():
+    with pytest.raises(ValueError, match="'speculate' with holes or a constraint"):
+        lj.infill(golden("nemotron"), [[1, 94, 94, 2]], PRESET("self_speculation"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": 0.5}, "temperature is 0.5"),
+        ({"predict_mask": True}, "predict_mask is True"),
+    ],
+)
+def test_speculation_is_greedy(settings, message):
+    with pytest.raises(ValueError, match=message):
+        PRESET("self_speculation", **settings)
