@@ -24,7 +24,7 @@ import llada_jax as lj
 QUESTION = "Anna had 4 apples. She bought 5 more apples. How many apples does Anna have?"
 model = lj.load("tiny")
 prompt = model.tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
-sampler = lj.SamplerConfig.preset("llada_cpp", gen_length=32, steps=32)
+sampler = lj.SamplerConfig.preset("llada_cpp", gen_length=16, block_length=16, steps=16)
 result = lj.generate(model, [prompt], sampler, trace=True)
 
 phone = lj.phone("SM8750")
@@ -37,8 +37,9 @@ profile = (package / "phone" / "profiles" / "SM8750.yaml").read_text()
 Path("my_phone.yaml").write_text(profile.replace("soc: SM8750", "soc: mine"))
 mine = lj.phone("my_phone.yaml").time(result.trace, shape="llada_8b")
 
+plain = lj.SamplerConfig(gen_length=8, block_length=8, steps=8)
 scored = lj.evaluate(
-    model, task="yes_no", sampler=sampler, items=1, seed=0, folder="answers", progress=False
+    model, task="yes_no", sampler=plain, items=1, seed=0, folder="answers", progress=False
 )
 print(json.dumps({
     "package": str(package),

@@ -140,8 +140,7 @@ def test_text_needs_a_tokenizer(model):
         _ = result.text
 
 
-def test_fused_attention_is_a_backend_of_its_own():
-    model = lj.load("tiny")
+def test_fused_attention_is_a_backend_of_its_own(model):
     sampler = lj.SamplerConfig(cache="dual", threshold=0.9, gen_length=16, block_length=8)
     ours, fused = (
         lj.generate(model, [[5, 6, 7, 8]], sampler, backend=backend)

@@ -22,6 +22,7 @@ VOCAB = 41
 CHUNKS = (1, 7, 16, 41, 8192)
 
 score = jax.jit(score_rows, static_argnums=3)
+all_logits = jax.jit(logits_of)
 
 
 class Expected(NamedTuple):
@@ -77,7 +78,7 @@ def assert_scores(scores: Scores, expected: Expected, largest_logit: float) -> N
 @pytest.mark.parametrize("scale", [0.02, 1.0, 8.0])
 def test_every_chunk_size_gives_the_softmax(chunk: int, scale: float) -> None:
     params, hidden = random_case(VOCAB, 8, 5, scale)
-    logits = np.asarray(logits_of(params, hidden))
+    logits = np.asarray(all_logits(params, hidden))
     scores = score(params, hidden, None, ScoreRules(chunk=chunk))
     assert {leaf.dtype.name for leaf in scores} == {"int32", "float32"}
     assert_scores(scores, direct(logits), np.abs(logits).max())
@@ -86,7 +87,7 @@ def test_every_chunk_size_gives_the_softmax(chunk: int, scale: float) -> None:
 @pytest.mark.parametrize("chunk", [7, 41])
 def test_forbidden_and_discounted_ids(chunk: int) -> None:
     params, hidden = random_case(VOCAB, 8, 5, 3.0)
-    logits = np.asarray(logits_of(params, hidden))
+    logits = np.asarray(all_logits(params, hidden))
     best = [int(token) for token in np.unique(logits.argmax(axis=-1))]
     forbidden, discounted = tuple(best[:3]), tuple(best[3:6])
     rules = ScoreRules(forbidden=forbidden, discounted=discounted, chunk=chunk)
@@ -116,7 +117,7 @@ def test_float64_confidence() -> None:
         rules = ScoreRules(confidence_dtype="float64", chunk=16)
         scores = score(params, hidden, None, rules)
         assert scores.confidence.dtype == np.float64
-        expected = direct(np.asarray(logits_of(params, hidden)))
+        expected = direct(np.asarray(all_logits(params, hidden)))
         np.testing.assert_allclose(scores.confidence, expected.confidence, rtol=1e-12)
         np.testing.assert_allclose(scores.entropy, expected.entropy, rtol=1e-12)
         np.testing.assert_allclose(scores.margin, expected.margin, rtol=1e-11)
@@ -126,7 +127,7 @@ def test_a_quantized_head_is_streamed_too() -> None:
     params, hidden = random_case(VOCAB, 32, 5)
     for bits in (8, 4):
         quantized = params._replace(head=quantize(np.asarray(params.head), bits))
-        logits = np.asarray(logits_of(quantized, hidden))
+        logits = np.asarray(all_logits(quantized, hidden))
         scores = score(quantized, hidden, None, ScoreRules(chunk=16))
         assert_scores(scores, direct(logits), np.abs(logits).max())
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax, logsumexp
 
-from llada_jax.model.head import logits_of, score_rows
+from llada_jax.model.head import score_rows
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.score_rules import ScoreRules
 from llada_jax.types import Asked
-from tests.model.test_head import VOCAB, random_case
+from tests.model.test_head import VOCAB, all_logits, random_case, score
 
 N_CLASSES, FORBIDDEN, DISCOUNTED = 5, 3, 11
 CLASS_OF = jnp.asarray(np.arange(VOCAB) * 7 % N_CLASSES, jnp.int32)
@@ -24,7 +24,7 @@ def measure(params, hidden, asked, chunk=16, discounted=(DISCOUNTED,)):
 
 
 def counted(params, hidden, discounted=(DISCOUNTED,)):
-    logits = np.array(logits_of(params, hidden), np.float64)
+    logits = np.array(all_logits(params, hidden), np.float64)
     logits[..., [FORBIDDEN, *discounted]] = -np.inf
     return logits
 
@@ -38,7 +38,7 @@ def test_every_chunk_size_measures_the_same(chunk):
     scores, found = measure(params, hidden, asked, chunk)
     logits = counted(params, hidden)
 
-    plain = score_rows(params, hidden, None, ScoreRules((FORBIDDEN,), (DISCOUNTED,), chunk=chunk))
+    plain = score(params, hidden, None, ScoreRules((FORBIDDEN,), (DISCOUNTED,), chunk=chunk))
     np.testing.assert_array_equal(scores.token, plain.token)
     np.testing.assert_allclose(scores.confidence, plain.confidence, rtol=1e-5)
     np.testing.assert_allclose(found.log_sum_exp, logsumexp(logits, axis=-1), rtol=1e-5)

@@ -34,6 +34,8 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 CACHED = 40
 forward = jax.jit(forward_rows, static_argnums=1)
+score = jax.jit(score_rows, static_argnums=3)
+rows_of = jax.jit(make_rows)
 
 
 @pytest.fixture(scope="module")
@@ -42,31 +44,42 @@ def multiply():
         yield multiplier
 
 
-def plain(leaf):
-    if not isinstance(leaf, Tiles):
-        return leaf
-    return dequantize(QuantArray(*map(jnp.asarray, unpack_q4_0(leaf))), jnp.float32)
+def plain(packed):
+    """Returns what tiles stand for in float32, of whole parameters at once."""
+
+    def unpacked(leaf):
+        return QuantArray(*unpack_q4_0(leaf)) if isinstance(leaf, Tiles) else leaf
+
+    return decoded(jax.tree.map(unpacked, packed))
+
+
+@jax.jit
+def decoded(params):
+    def floats(leaf):
+        return dequantize(leaf, jnp.float32) if isinstance(leaf, QuantArray) else leaf
+
+    return jax.tree.map(floats, params, is_leaf=lambda leaf: isinstance(leaf, QuantArray))
 
 
 @functools.cache
 def model_of(config):
     """Packed parameters, and what they stand for in float32."""
     packed = pack_params(drawn_params(config), config)
-    return packed, jax.tree.map(plain, packed)
+    return packed, plain(packed)
 
 
 def cache_of(config, batch, length=CACHED, dtype=jnp.float32):
     shape = (config.n_layers, batch, length, config.n_kv_heads, config.head_dim)
-    keys = jax.random.split(jax.random.key(1), 2)
-    return KVCache(*(jax.random.normal(key, shape).astype(dtype) for key in keys))
+    rng = np.random.default_rng(1)
+    return KVCache(*(jnp.asarray(rng.standard_normal(shape), dtype) for _ in range(2)))
 
 
 def some_rows(batch=2, length=CACHED):
     """Scattered positions, the last row of each dead."""
-    positions = jnp.asarray([[3, 17, 20, 0], [30, 5, 6, 0]][:batch], jnp.int32)
-    live = jnp.asarray([[True, True, True, False], [True, True, False, False]][:batch])
-    cached = jnp.arange(length) < 33
-    return make_rows(positions + 7, positions, live, jnp.broadcast_to(cached, (batch, length)))
+    positions = np.int32([[3, 17, 20, 0], [30, 5, 6, 0]][:batch])
+    live = np.array([[True, True, True, False], [True, True, False, False]][:batch])
+    cached = np.arange(length) < 33
+    return rows_of(positions + 7, positions, live, np.broadcast_to(cached, (batch, length)))
 
 
 def assert_near(found, expected, at):
@@ -105,7 +118,7 @@ def test_norms_biases_and_a_tied_head(multiply):
     )
     assert_same_rows(found, expected, rows.live)
     scores = denoiser.score_rows(packed, expected.hidden, None)
-    for ours, theirs in zip(scores, score_rows(params, expected.hidden, None), strict=True):
+    for ours, theirs in zip(scores, score(params, expected.hidden, None, ScoreRules()), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
 
 
@@ -137,10 +150,11 @@ def test_keys_have_the_dtype_of_the_cache(multiply):
 )  # fmt: skip
 def test_scores(multiply, rules):
     packed, params = model_of(CONFIG)
-    hidden = jax.random.normal(jax.random.key(2), (2, 3, CONFIG.width))
+    rng = np.random.default_rng(2)
+    hidden = jnp.asarray(rng.standard_normal((2, 3, CONFIG.width)), jnp.float32)
     keys = jax.random.split(jax.random.key(3), (2, 3)) if rules.temperature else None
     found = tiled_denoiser(CONFIG, rules, multiply).score_rows(packed, hidden, keys)
-    expected = score_rows(params, hidden, keys, rules)
+    expected = score(params, hidden, keys, rules)
     np.testing.assert_array_equal(found.token, expected.token)
     for ours, theirs in zip(found[1:], expected[1:], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
@@ -150,7 +164,7 @@ def test_scores(multiply, rules):
 def tiled_and_plain():
     """The bundled model in tiles, and what they stand for in float32."""
     tiles = lj.tiled(lj.load("tiny"))
-    return tiles, tiles._replace(params=jax.tree.map(plain, tiles.params))
+    return tiles, tiles._replace(params=plain(tiles.params))
 
 
 PROMPT = [[10, 20, 30, 40]]

@@ -1,6 +1,6 @@
 """A score that is no finite number stops its canvas, and the run says which, when and where."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import pytest
 from llada_jax.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
-from llada_jax.types import Denoiser
+from llada_jax.types import Denoiser, KVCache, Rows, RowsOut, Scores
 from tests.sampler.toy import CONFIG, MASK, forward_rows, toy_decode, toy_denoiser
 
 LENGTH = 12
@@ -18,38 +18,54 @@ ONE_BY_ONE = SamplerConfig(gen_length=LENGTH, block_length=LENGTH, steps=LENGTH)
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 
 
-def poisoned(at: dict[int, int], kind: str = "confidence", value: float = np.nan) -> Denoiser:
-    """The toy; the canvas whose prompt starts with a key gets a bad number in that forward.
+class Poison(NamedTuple):
+    """Parameters of the toy. Numbers that a program gets, so that all cases share its compilation.
 
-    It commits a token a forward, so the masks that it feeds count them.
+    A row of `at` is the first token of a prompt, and the forward in which its canvas goes bad.
     """
-    plain = toy_denoiser(with_ids(ONE_BY_ONE, CONFIG))
 
-    def forward(salt, rows, cache):
-        out = forward_rows(salt, rows, cache)
-        masks = ((rows.tokens == MASK) & rows.live).sum(axis=1)
-        bad = jnp.zeros(rows.tokens.shape, bool)
-        for first, forward in at.items():
-            here = (rows.tokens[:, 0] == first) & (masks == LENGTH - forward)
-            bad |= here[:, None]
-        mark = jnp.where(bad, value if kind == "hidden" else 1.0, 0.0)
-        hidden = jnp.concatenate([out.hidden.astype(jnp.float32), mark[..., None]], axis=-1)
-        return out._replace(hidden=hidden)
-
-    def score(salt, hidden, keys):
-        found = plain.score_rows(salt, hidden[..., :2].astype(jnp.int32), keys)
-        if kind == "entropy":
-            nothing = jnp.full_like(found.entropy, jnp.nan)
-            return found._replace(entropy=nothing, margin=nothing)
-        confidence = jnp.where(hidden[..., 2] == 1, value, found.confidence)
-        return found._replace(confidence=confidence)
-
-    return Denoiser(forward, score, plain.empty_cache)
+    at: np.ndarray
+    mark: np.float32
+    """What the hidden state then has: 1 where `value` is to be the confidence."""
+    value: np.float32
+    entropy: np.float32
+    """Is added to every entropy and margin."""
 
 
-def run(denoiser: Denoiser, prompts=PROMPTS, **options: Any):
+def poisoned(at: dict[int, int], kind: str = "confidence", value: float = np.nan) -> Poison:
+    """The canvas whose prompt starts with a key gets a bad number in that forward."""
+    found = np.full((2, 2), -1, np.int32)
+    found[: len(at)] = np.reshape(list(at.items()), (-1, 2))
+    mark = value if kind == "hidden" else 1
+    entropy = np.nan if kind == "entropy" else 0
+    return Poison(found, *map(np.float32, (mark, value, entropy)))
+
+
+def forward(poison: Poison, rows: Rows, cache: KVCache) -> RowsOut:
+    """The toy commits a token a forward, so the masks that it feeds count them."""
+    out = forward_rows(jnp.int32(0), rows, cache)
+    masks = ((rows.tokens == MASK) & rows.live).sum(axis=1)
+    first, number = poison.at[:, :1], poison.at[:, 1:]
+    bad = ((rows.tokens[:, 0] == first) & (masks == LENGTH - number)).any(axis=0)
+    mark = jnp.where(bad[:, None, None], poison.mark, 0.0)
+    mark = jnp.broadcast_to(mark, (*rows.tokens.shape, 1))
+    return out._replace(hidden=jnp.concatenate([out.hidden.astype(jnp.float32), mark], axis=-1))
+
+
+def score(poison: Poison, hidden: jax.Array, keys: Any) -> Scores:
+    found = PLAIN.score_rows(jnp.int32(0), hidden[..., :2].astype(jnp.int32), keys)
+    confidence = jnp.where(hidden[..., 2] == 1, poison.value, found.confidence)
+    spoilt = {name: getattr(found, name) + poison.entropy for name in ("entropy", "margin")}
+    return found._replace(confidence=confidence, **spoilt)
+
+
+PLAIN = toy_denoiser(with_ids(ONE_BY_ONE, CONFIG))
+POISONED = Denoiser(forward, score, PLAIN.empty_cache)
+
+
+def run(poison: Poison, prompts=PROMPTS, **options: Any):
     config = with_ids(ONE_BY_ONE, CONFIG)
-    return decode(denoiser, jnp.int32(0), CONFIG, prompts, config, trace=True, **options)
+    return decode(POISONED, poison, CONFIG, prompts, config, trace=True, **options)
 
 
 @pytest.mark.parametrize("loop", ["compiled", "host"])
@@ -86,7 +102,7 @@ def test_a_bad_canvas_stops_and_the_others_go_on() -> None:
 @pytest.mark.parametrize("loop", ["compiled", "host"])
 def test_what_nobody_asked_for_may_be_nan(loop: Any) -> None:
     expected = toy_decode(PROMPTS, ONE_BY_ONE, loop=loop)
-    for denoiser in (poisoned({}, "entropy"), poisoned({4: 0})):
-        found = run(denoiser, loop=loop)
+    for poison in (poisoned({}, "entropy"), poisoned({4: 0})):
+        found = run(poison, loop=loop)
         assert found.trace is not None and found.trace.same_decoding(expected.trace)
         assert jax.tree.all(jax.tree.map(np.array_equal, found.generated, expected.generated))

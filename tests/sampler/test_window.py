@@ -75,7 +75,10 @@ def test_programs_of_a_shifted_model_hold_the_row_before_the_window():
         assert buckets_for(changed, layout, SHIFTED) == with_row
 
 
-@pytest.mark.parametrize("model", [BLOCK_CAUSAL, SHIFTED.replace(block_length=8)])
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(BLOCK_CAUSAL, marks=pytest.mark.slow), SHIFTED.replace(block_length=8)],
+)
 def test_parts_of_a_models_block_see_the_whole_block(model):
     """With cached blocks and with none, whether a sub-block decides or the block does."""
     config = SamplerConfig(gen_length=16, block_length=4, steps=16)

@@ -21,8 +21,8 @@ from llada_jax.experts.decoding.generation import (
 from llada_jax.experts.expert_policies import POLICIES
 from llada_jax.experts.replay import replay
 from llada_jax.experts.routing import RoutingTrace
-from llada_jax.model.params import init_params
 from tests.checkpoint.folders import GOLDENS
+from tests.drawn_params import drawn_params
 
 COSTS = ExpertCosts(
     cpu_expert=3.0, cpu_row=1.0, cpu_first=0.5, accelerator=1.0, transfer=4.0, dense=2.0
@@ -115,7 +115,7 @@ def test_tokens_are_the_plain_ones_at_every_budget(dtype, tmp_path):
     config = model("llada2-moe").config
     moe = replace(config.moe, expert_width=32, shared_width=32)
     config = config.replace(ffn_width=64, moe=moe)
-    floats = init_params(config, jax.random.key(0))
+    floats = drawn_params(config)
     cast = jax.tree.map(  # in bfloat16, rounding would decide about tokens
         lambda leaf: leaf.astype("float32") if leaf.dtype == "bfloat16" else leaf,
         cast_params(config, floats, dtype),
