@@ -4,8 +4,9 @@
     python -m experiments.policy questions_of=yes_no steps=10 hydra.run.dir=outputs/yes_no
     python -m experiments.policy weaken=0.3 estimate=masked seed=1 hydra.run.dir=outputs/masked
 
-`results.json` has exact match of held-out items, before and after. `metrics.jsonl` has the mean
-reward of each step; nothing else is kept.
+`results.json` has exact match of held-out items, before and after, and the difference on the same
+items. `metrics.jsonl` has of each step the mean reward and the share of questions whose answers
+differed in theirs: only those teach. Nothing else is kept.
 """
 
 from dataclasses import dataclass
@@ -18,13 +19,12 @@ import numpy as np
 import optax
 
 import llada_jax as lj
-from experiments.harness.results import ResultRow
+from experiments.evaluate.result_rows import difference_rows, tally_rows
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import SamplerConfig, require_choice, require_counts, require_numbers
+from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import lengthened
-from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.tasks import load_task
-from llada_jax.training.loop import METRICS_FILE, MetricsFile
 from llada_jax.training.policy import (
     GRPO,
     Canvases,
@@ -69,16 +69,12 @@ def improve(config: PolicyConfig, run: Run) -> None:
     if tokenizer is None:
         raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
     run.begin()
-    metrics = MetricsFile(run.folder / METRICS_FILE, 0)
     greedy = sampler.replace(temperature=0.0)
 
-    def scored(when: str) -> ResultRow:
-        found = lj.evaluate(model, task, greedy, items=config.items, seed=config.seed)
-        right, n = sum(found.counted.values()), len(found.counted)
-        interval = wilson_interval(right, n)
-        return ResultRow(f"{when}/exact_match", right / n, "of items", n=n, interval=interval)
+    def scored(model: lj.Model) -> Evaluation:
+        return lj.evaluate(model, task, greedy, items=config.items, seed=config.seed)
 
-    before, optimizer = scored("before"), optax.adam(config.learning_rate)
+    before, optimizer = scored(model), optax.adam(config.learning_rate)
     params, moments = model.params, optimizer.init(model.params)
     items, rng = task.items(config.seed, "train"), np.random.default_rng(config.seed)
     for step in range(config.steps):
@@ -94,8 +90,12 @@ def improve(config: PolicyConfig, run: Run) -> None:
             params, moments, model.config, optimizer, canvases, of_each, config.grpo
         )
         model = model._replace(params=params)
-        metrics.append({"step": step + 1, "reward": float(rewards.mean())})
-    run.finish([before, scored("after")])
+        taught = float((rewards.std(axis=1) > 0).mean())
+        run.record({"step": step + 1, "reward": float(rewards.mean()), "taught": taught})
+    after = scored(model).compared_with(before)
+    assert after.against is not None
+    rows = [*tally_rows("before", before.tally), *tally_rows("after", after.tally)]
+    run.finish([*rows, *difference_rows("after/against/before", after.against, config.items)])
 
 
 def weakened(model: lj.Model, noise: float, seed: int) -> lj.Model:

@@ -117,8 +117,9 @@ def test_norms_biases_and_a_tied_head(multiply):
         forward(params, config, rows, cache),
     )
     assert_same_rows(found, expected, rows.live)
-    scores = denoiser.score_rows(packed, expected.hidden, None)
-    for ours, theirs in zip(scores, score(params, expected.hidden, None, ScoreRules()), strict=True):
+    found = denoiser.score_rows(packed, expected.hidden, None)
+    wanted = score(params, expected.hidden, None, ScoreRules())
+    for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
 
 

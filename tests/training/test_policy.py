@@ -1,6 +1,6 @@
 """Scores of trajectories, estimates of them, and a step that raises a reward."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from llada_jax.training.policy import (
     trajectory_canvases,
 )
 from llada_jax.training.policy.canvases import padded
+from llada_jax.training.policy.grpo import surrogate
 from tests.drawn_params import drawn_params
 from tests.training.echo import MODEL
 
@@ -114,6 +115,20 @@ def test_advantages_are_standardised_within_groups(rewards):
     mixed = np.array(rewards).std(axis=1) > 0
     np.testing.assert_allclose(found[mixed].std(axis=1), 1, atol=1e-5)
     assert (found[~mixed] == 0).all()
+
+
+def test_a_single_update_needs_no_scores_before():
+    canvases = trajectory_canvases(trace(), MODEL)
+    advantage = np.arange(len(canvases.trajectory), dtype=np.float32) - 3
+    slope = jax.jit(jax.grad(surrogate), static_argnums=1)
+    told = log_probabilities(PARAMS, MODEL, canvases)
+    found = slope(PARAMS, MODEL, canvases, advantage, None, 0.2)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, atol=1e-5),
+        found,
+        slope(PARAMS, MODEL, canvases, advantage, told, 0.2),
+    )
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(found)) > 0.1
 
 
 def test_equal_rewards_change_nothing():

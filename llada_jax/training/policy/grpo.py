@@ -57,11 +57,13 @@ def surrogate(
     model: ModelConfig,
     canvases: Canvases,
     advantage: Float[Array, " N"],
-    before: Float[Array, "N L"],
+    before: Float[Array, "N L"] | None,
     clip: float,
 ) -> Float[Array, ""]:
-    """Returns the negative sum of clipped, weighted advantages over the tokens of canvases."""
-    ratio = jnp.exp(log_probabilities(params, model, canvases) - before)
+    """Returns the negative sum of clipped, weighted advantages over the tokens of canvases. Without
+    the scores before, it is for the parameters that chose the tokens."""
+    scores = log_probabilities(params, model, canvases)
+    ratio = jnp.exp(scores - (jax.lax.stop_gradient(scores) if before is None else before))
     of_canvas = advantage[:, None]
     bounded = jnp.clip(ratio, 1 - clip, 1 + clip) * of_canvas
     return -(canvases.weight * jnp.minimum(ratio * of_canvas, bounded)).sum()
@@ -87,7 +89,7 @@ def grpo_step(
     if not kept.any():
         return params, moments
     parts = list(_parts(whole, config))
-    before = [_score(params, model, part) for part in parts]
+    before = [_score(params, model, part) if config.updates > 1 else None for part in parts]
     for _ in range(config.updates):
         total: Any = None
         for part, own in zip(parts, before, strict=True):
