@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,7 +15,7 @@ from llada_jax.sampler.generate import Result
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.run import checked_run
 from llada_jax.types import Denoiser
-from tests.sampler.test_faults import ONE_BY_ONE, poisoned
+from tests.sampler.test_faults import ONE_BY_ONE, POISONED, poisoned
 from tests.sampler.toy import CONFIG, toy_decode, toy_denoiser
 
 LENGTHS = {"gen_length": 16, "block_length": 8, "steps": 16}
@@ -37,11 +36,12 @@ def places_for(
     config: SamplerConfig,
     places: int,
     denoiser: Denoiser | None = None,
+    params: Any = 1,
     **options: Any,
 ) -> Places:
     config = with_ids(config, CONFIG)
     denoiser = denoiser or toy_denoiser(config)
-    return Places(checked_run(denoiser, jnp.int32(1), CONFIG, prompts, config, **options), places)
+    return Places(checked_run(denoiser, params, CONFIG, prompts, config, **options), places)
 
 
 def assert_same(found: Result, expected: Result) -> None:
@@ -104,7 +104,8 @@ def test_results_come_in_the_order_of_prompts_while_others_wait():
 @pytest.mark.parametrize("loop", ["compiled", "host"])
 def test_a_bad_canvas_ends_the_stream_where_its_result_would_be(loop):
     prompts = [[3, 1], [4, 1], [9, 2], [5, 3], [6, 5]]
-    results = places_for(prompts, ONE_BY_ONE, 2, poisoned({9: 3, 5: 1}), loop=loop).results()
+    bad = poisoned({9: 3, 5: 1})
+    results = places_for(prompts, ONE_BY_ONE, 2, POISONED, bad, loop=loop).results()
     assert [len(next(results).generated[0]) for _ in range(2)] == [12, 12]
     message = (
         r"infinite \(canvas 2: forward 3, position \d+; canvas 3: forward 1, position \d+; all"
