@@ -65,4 +65,5 @@ def _on_phone(trace: lj.Trace, phone: lj.Phone) -> Iterator[ResultRow]:
     }
     for what, (baseline, software) in baselines.items():
         timer = replace(phone, system=software).timer(SHAPE, baseline.canvas)
-        yield row(what, timer.latency(baseline))
+        slowdown = phone.profile.session.slowdown(software.body)
+        yield row(what, slowdown * timer.latency(baseline))

@@ -81,21 +81,11 @@ class Judge:
         """
         if self.config.phone != HERE:
             runs = [run for part in judged.parts for run in workloads(part, self.config.shape)]
-            return self._modelled(runs, planner)
+            return modelled_price(self._phone, self.config.shape, runs, planner)
         warm = [batch for part in judged.parts for batch in part.timed if not batch.compiled]
         require(len(warm) > 0, "items are all decoded while programs compile; allowed: more items")
         answers = sum(len(batch.generations) for batch in warm)
         return Price(sum(batch.seconds for batch in warm) / answers, math.nan)
-
-    def _modelled(self, runs: Sequence[Workload], planner: str | None) -> Price:
-        forwards = tuple(forward for run in runs for forward in run.forwards)
-        whole = Workload(forwards, max(run.canvas for run in runs), 0, runs[0].source)
-        if planner is None:
-            timer = self._phone.timer(self.config.shape, whole.canvas)
-            found = simulate(whole, timer)
-            return Price(found.seconds / len(runs), found.energy.joules / len(runs))
-        planned = self._phone.time(whole, self.config.shape, planner=planner)
-        return Price(planned.seconds / len(runs), planned.energy.joules / len(runs))
 
     @cached_property
     def _phone(self) -> lj.Phone:
@@ -129,3 +119,17 @@ def named(sampler: SamplerConfig) -> str:
 def digest(text: str) -> str:
     """Returns twelve letters that stand for a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def modelled_price(
+    phone: lj.Phone, shape: str, runs: Sequence[Workload], planner: str | None = None
+) -> Price:
+    """Returns what a run takes on average on a phone as warm as its published sessions."""
+    forwards = tuple(forward for run in runs for forward in run.forwards)
+    whole = Workload(forwards, max(run.canvas for run in runs), 0, runs[0].source)
+    if planner is None:  # without an interval, which takes a hundred times as long
+        slowdown = phone.profile.session.slowdown(phone.system.body)
+        found = simulate(whole, phone.timer(shape, whole.canvas), slowdown)
+    else:
+        found = phone.time(whole, shape, planner=planner)
+    return Price(found.seconds / len(runs), found.energy.joules / len(runs))

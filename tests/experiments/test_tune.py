@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import llada_jax as lj
 from experiments.harness.run import offer_preset_file
 from experiments.tune import __main__ as entry
 from experiments.tune import search as searching
-from experiments.tune.judge import Price
+from experiments.tune.judge import Price, modelled_price
 from experiments.tune.search import fastest_allowed, front
 from experiments.tune.settings import Family, drawn, first_proposals
 from llada_jax.config import SamplerConfig
 from llada_jax.evaluation import harness
 from llada_jax.evaluation.sweep import Axes
+from llada_jax.phone.workload import Forward, Workload
 from tests.experiments.in_process import run_experiment
 
 FAMILIES = (
@@ -117,6 +119,18 @@ def test_bad_settings_leave_nothing(tmp_path, random_model, change, said):
     with pytest.raises(SystemExit, match=said):
         run(random_model, tmp_path / "run", change)
     assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("soc", ["SM8650", "SM8750"])
+def test_a_price_is_what_the_phone_says_with_its_session(soc):
+    runs = [Workload((Forward(32, 128, 32),) * n, 256, 0, "drawn") for n in (3, 5)]
+    phone = lj.phone(soc)
+    whole = phone.time(Workload(runs[0].forwards + runs[1].forwards, 256, 0, ""), "llada_8b")
+    price = modelled_price(phone, "llada_8b", runs)
+    assert price.seconds == pytest.approx(whole.seconds / 2)
+    assert price.joules == pytest.approx(whole.energy.joules / 2)
+    planned = modelled_price(phone, "llada_8b", runs, "steady")
+    assert planned.seconds == pytest.approx(price.seconds, rel=0.1)
 
 
 def test_values_that_another_makes_too_large_are_as_large():
