@@ -94,7 +94,6 @@ ALONE: list[dict[str, Any]] = [
     {"predict_mask": True},
 ]
 
-
 ATTENTIVE = random_model(n_layers=2)
 """The keys of its second layer depend on what rows see."""
 _LENGTHS: dict[str, Any] = {"gen_length": 16, "block_length": 8, "steps": 16}
@@ -282,6 +281,7 @@ class TestLiteRT:
         assert len(views) == result.nfe.max()
         np.testing.assert_array_equal(views[-1].tokens[0], result.tokens[0])
 
+    @pytest.mark.slow
     def test_a_second_run_starts_from_nothing(
         self, tiny: lj.Model, prompts: list[list[int]]
     ) -> None:
@@ -291,6 +291,7 @@ class TestLiteRT:
         again = lj.generate(tiny, prompts, config, backend="litert", trace=True)
         assert again.trace.same_decoding(first.trace)
 
+    @pytest.mark.slow
     def test_a_run_inside_another_run(self, tiny: lj.Model, prompts: list[list[int]]) -> None:
         """As a callback that decodes with the same model, or two threads, would do it."""
         config = SHORT.replace(cache="dual")

@@ -146,7 +146,7 @@ WORDS = by_letters(
 )  # one letter of eight is free
 
 
-@pytest.mark.parametrize("loop", ["compiled", "host"])
+@pytest.mark.parametrize("loop", ["compiled", pytest.param("host", marks=pytest.mark.slow)])
 def test_tokens_without_alternative_need_no_forward(loop):
     config, options = SamplerConfig(gen_length=12, block_length=4, threshold=0.99), {"loop": loop}
     result = toy_decode(PROMPTS[:1], config, texts=texts(WORDS), trace=True, **options)
@@ -174,6 +174,7 @@ def test_the_models_own_confidence_waits_for_forwards():
     assert toy_decode(PROMPTS[:1], config, texts=texts(WORDS, confidence="raw")).nfe[0] > 3
 
 
+@pytest.mark.slow
 def test_a_stream_gives_each_prompt_what_it_gets_alone():
     config = SamplerConfig(**LENGTHS, threshold=LOW, eos_early_stop=True)
     automata = (BRACKETS, FEW, WORDS)

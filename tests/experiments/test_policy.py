@@ -33,7 +33,7 @@ def run(random_model, tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("estimate", ["exact", "masked"])
+@pytest.mark.parametrize("estimate", ["exact", pytest.param("masked", marks=pytest.mark.slow)])
 def test_the_folder_holds_both_scores_and_their_difference(run, tmp_path, estimate, monkeypatch):
     scored, evaluate = [], lj.evaluate
 

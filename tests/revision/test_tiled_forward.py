@@ -170,7 +170,6 @@ def tiled_and_plain():
 
 PROMPT = [[10, 20, 30, 40]]
 
-
 REFRESHED = lj.SamplerConfig.preset(
     "staged", gen_length=32, block_length=8, steps=32, theta_visible=0.2, theta_stable=0.9,
     refresh="worker",
@@ -224,6 +223,7 @@ def fails_in_a_job(monkeypatch):
     return failed
 
 
+@pytest.mark.slow
 def test_a_run_leaves_no_thread():
     tiles, model = tiled_and_plain()
     before = set(threading.enumerate())

@@ -65,7 +65,11 @@ def test_greedy_self_speculation_gives_the_tokens_of_one_after_another(seed):
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [("nemotron", "nemotron"), ("nemotron", "self_speculation"), ("wedlm", "wedlm")],
+    [
+        ("nemotron", "self_speculation"),
+        pytest.param("nemotron", "nemotron", marks=pytest.mark.slow),
+        pytest.param("wedlm", "wedlm", marks=pytest.mark.slow),
+    ],
 )
 def test_a_batch_gives_each_row_what_it_gives_alone(family, name):
     config = PRESET(name, gen_length=GEN, block_length=8)

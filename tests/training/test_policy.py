@@ -137,7 +137,7 @@ def test_equal_rewards_change_nothing():
     jax.tree.map(np.testing.assert_array_equal, after, PARAMS)
 
 
-@pytest.mark.parametrize("estimate", ["exact", "masked"])
+@pytest.mark.parametrize("estimate", ["exact", pytest.param("masked", marks=pytest.mark.slow)])
 def test_steps_raise_a_reward(estimate):
     """The reward is how often an answer has the token 7."""
     params, adam, rewards = drawn_params(MODEL), optax.adam(1e-2), []

@@ -109,6 +109,7 @@ def test_more_rows_than_the_head_takes_at_a_time(whole: Path) -> None:
     np.testing.assert_array_equal(together.generated[1], alone.generated[0])
 
 
+@pytest.mark.slow
 def test_a_folder_for_two_canvases_packs_them_and_gives_the_tokens_of_one_for_single_ones(
     whole: Path, tmp_path: Path
 ) -> None:

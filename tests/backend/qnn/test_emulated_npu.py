@@ -110,6 +110,7 @@ def test_bad_input_of_the_emulator(arguments, message):
         EmulatedNpu(**arguments)
 
 
+@pytest.mark.slow
 def test_recording_changes_nothing_and_keeps_the_inputs(tiny):
     pytest.importorskip("ai_edge_litert")
     pytest.importorskip("litert_converter")

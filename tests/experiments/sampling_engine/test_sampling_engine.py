@@ -99,6 +99,7 @@ def test_areas_follow_from_gates_and_one_fitted_factor():
     assert deepest <= 53
 
 
+@pytest.mark.slow
 def test_engines_of_more_lanes_lie_on_a_straight_line():
     units = ("max_index", "elements")
     cells = netlist(32).cells()

@@ -60,6 +60,7 @@ def test_recording_changes_nothing(family):
     )
 
 
+@pytest.mark.slow
 def test_rows_change_where_a_token_was_committed_or_the_block_is_new():
     result, trace = recorded("llada-moe")
     commits = np.zeros((trace.n_steps, 2), int)
@@ -109,7 +110,8 @@ def test_a_budget_changes_speed_alone(name):
     ]
 
 
-@pytest.mark.parametrize("dtype", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_tokens_are_the_plain_ones_at_every_budget(dtype, tmp_path):
     """A shared expert and dense layers stay where they are."""
     config = model("llada2-moe").config
