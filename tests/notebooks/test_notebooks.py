@@ -16,11 +16,17 @@ SMALLER = {
     "train_and_edit": {"STEPS, ITEMS = 120, 150": "STEPS, ITEMS = 24, 6"},
 }
 """What is put in place of what, where a notebook takes minutes as it stands."""
+QUICK = ("quickstart", "structured_output", "the_phone")
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow)
+        for path in NOTEBOOKS
+    ],
+)
 def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
