@@ -51,6 +51,7 @@ NO_RESULTS = ("report", "view")
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
 _multirun = hydra_main.Hydra.multirun
+_get_mode = hydra_main.Hydra.get_mode
 
 # `sampler=default`, and one for each preset: every setting, so that each can be overridden.
 _SAMPLER = {**SamplerConfig().as_dict(), "steps": None}  # which follow gen_length
@@ -61,7 +62,7 @@ for _name, _changes in {"default": {}, **PRESETS}.items():
 for _shape in ARCHITECTURES.glob("*.yaml"):
     ConfigStore.instance().store(_shape.stem, OmegaConf.load(_shape), group="architecture")
 
-
+SAYS_MODE = re.compile(r"[+~]*hydra(\.mode)?(=|$)")
 T = TypeVar("T")
 
 
@@ -117,8 +118,16 @@ def entry_point(
         keep_compiled_programs()
         arguments = hydra_utils.get_args_parser().parse_args()
         pickled = arguments.experimental_rerun
+
+        def mode(started: Any, **options: Any) -> Any:
+            """Spares the composition of all settings, where none of them says the mode."""
+            files = arguments.config_dir or arguments.config_path or arguments.config_name
+            said = files or any(map(SAYS_MODE.match, arguments.overrides))
+            return _get_mode(started, **options) if said else None
+
         with (
             patch.object(hydra_main, "ConfigLoaderImpl", DataOnlyLoader),
+            patch.object(hydra_main.Hydra, "get_mode", mode),
             patch.object(hydra_utils, "run_and_report", reported),
             patch.object(hydra_main.Hydra, "multirun", multirun),
             told_in_a_line(resume),
