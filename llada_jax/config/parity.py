@@ -7,6 +7,7 @@ from llada_jax.config.checks import require_choice
 
 FloatDtype = Literal["float32", "float64"]
 Progress = Literal["top1", "quota"]
+Schedule = Literal["even", "noise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,9 @@ class Parity:
       strict_threshold: Accept confidence > threshold instead of >=.
       forced_progress: What a step commits at the least under rules that compare: `top1`, the best
         candidate, or `quota`, what LLaDA's schedule would (Fast-dLLM's code for `threshold`).
+      schedule: How `steps` share out a block's masks: `even`, LLaDA's equal parts; or `noise`, the
+        share of what is left by which the noise level falls, rounded down (Dream's code: with a
+        token a forward its first forward commits none, and its last one two).
       predict_mask: Let the model predict [MASK] itself, as both references do.
     """
 
@@ -30,12 +34,14 @@ class Parity:
     noise_dtype: FloatDtype = "float32"
     strict_threshold: bool = False
     forced_progress: Progress = "top1"
+    schedule: Schedule = "even"
     predict_mask: bool = False
 
     def __post_init__(self) -> None:
         require_choice("confidence_dtype", self.confidence_dtype, FloatDtype)
         require_choice("noise_dtype", self.noise_dtype, FloatDtype)
         require_choice("forced_progress", self.forced_progress, Progress)
+        require_choice("schedule", self.schedule, Schedule)
 
     @property
     def wide(self) -> bool:

@@ -206,11 +206,11 @@ class SamplerConfig:
         """Returns a published sampler by name, with some settings changed.
 
         `llada` is the original LLaDA sampler and `fast_dllm` is Fast-dLLM v1 (June 2025), both
-        token for token. `sdar`, `fast_dllm_v2`, `stable_diffcoder`, `bd3lm`, `dream`, `nemotron`
-        and `wedlm` are those of their families, and so are Nemotron's others, `autoregressive` and
-        `self_speculation`. `llada_cpp` is llada.cpp's decoding, of which `multi_block` and `staged`
-        are one technique each; `wino` and `token_edit` (LLaDA2.1) are other rules that revise. All
-        but `llada`, `fast_dllm` and `dream` stop at EOS.
+        token for token. `sdar`, `fast_dllm_v2`, `stable_diffcoder`, `bd3lm`, `dream`, `rnd1`,
+        `llada2`, `nemotron` and `wedlm` are those of their families, and so are Nemotron's others,
+        `autoregressive` and `self_speculation`. `llada_cpp` is llada.cpp's decoding, of which
+        `multi_block` and `staged` are one technique each; `wino` and `token_edit` (LLaDA2.1) are
+        other rules that revise. All but `llada`, `fast_dllm`, `dream` and `rnd1` stop at EOS.
 
         Where llada.cpp refreshes by a worker, these presets have `refresh="rows"`: the same tokens,
         while a worker needs the host loop and a model that two threads may call.

@@ -1,16 +1,40 @@
 """Products of rows with the matrix of the group that they belong to: experts of a mixture."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, DTypeLike, Float, Int
 
-from llada_jax.model.quantize import Weight, is_quantized, linear
+from llada_jax.model.quantize import QuantArray, Weight, dequantize, is_quantized, linear
 
 MOST_ROWS = 32
 """Rows of a tile at most: then what a product costs is its arithmetic, not reading a matrix."""
+
+
+class PairedInt4(NamedTuple):
+    """Matrices of int4, two numbers in a byte, the earlier one in its low bits.
+
+    XLA's CPU passes int4 into a loop as a byte each: it would unpack all matrices for every product
+    of a few.
+    """
+
+    bytes: Int[Array, "E Out In/2"]
+    scale: Float[Array, "E Out G"]
+
+
+def with_paired_int4(params: Any) -> Any:
+    """Returns the tree with `PairedInt4` for int4 matrices of groups, for programs whose loops run
+    them."""
+
+    def paired(leaf: Any) -> Any:
+        if not (is_quantized(leaf) and leaf.values.dtype == jnp.int4 and leaf.values.ndim == 3):
+            return leaf
+        pairs = leaf.values.reshape(*leaf.values.shape[:-1], -1, 2)
+        return PairedInt4(jax.lax.bitcast_convert_type(pairs, jnp.int8), leaf.scale)
+
+    return jax.tree.map(paired, params, is_leaf=is_quantized)
 
 
 def grouped_product(
@@ -20,12 +44,15 @@ def grouped_product(
 
     Args:
       rows: sorted by group: the first `group_sizes[0]` of group 0, and so on.
-      weights: [E, Out, In], a matrix for each group. Of quantized ones, one matrix is unpacked at a
-        time, as `linear` does it.
+      weights: [E, Out, In], a matrix for each group. Of int4, one matrix is unpacked at a time, and
+        once, however many rows its group has.
 
     On a CPU the work is proportional to the rows, as XLA's own `ragged_dot` is not: there it
     multiplies all rows by all matrices. That of the gradients is, too.
     """
+    weights = with_paired_int4(weights)
+    if isinstance(weights, PairedInt4):
+        return _group_by_group(rows, weights, group_sizes)
     if is_quantized(weights):
         return _tile_by_tile(rows, weights, group_sizes)
     return jax.lax.platform_dependent(
@@ -82,6 +109,41 @@ def _tile_by_tile(
 
     empty = jnp.zeros((len(padded), n_out), rows.dtype)
     return _each_tile(size, group_sizes, with_tile, empty)[: len(rows)]
+
+
+def _group_by_group(
+    rows: Float[Array, "T In"], weights: PairedInt4, group_sizes: Int[Array, " E"]
+) -> Float[Array, "T Out"]:
+    """Multiplies the same tiles as `_tile_by_tile`, and unpacks the matrix of a group that has rows
+    before its first one."""
+    n_groups, n_out = weights.bytes.shape[:2]
+    size = tile_rows(len(rows), n_groups)
+    padded = jnp.pad(rows, [(0, size), (0, 0)])
+    starts, n_tiles = jnp.cumsum(group_sizes) - group_sizes, -(-group_sizes // size)
+    with_rows = jnp.argsort(group_sizes == 0, stable=True)
+
+    def with_group(number: Int[Array, ""], out: Float[Array, "t Out"]) -> Float[Array, "t Out"]:
+        group = with_rows[number]
+        # Without the barrier XLA unpacks number by number again for every tile.
+        matrix = jax.lax.optimization_barrier(_unpacked(weights, group, rows.dtype))
+
+        def with_tile(tile: Int[Array, ""], out: Float[Array, "t Out"]) -> Float[Array, "t Out"]:
+            start = starts[group] + size * tile
+            inputs = jax.lax.dynamic_slice_in_dim(padded, start, size)
+            return jax.lax.dynamic_update_slice_in_dim(out, linear(inputs, matrix), start, axis=0)
+
+        return jax.lax.fori_loop(0, n_tiles[group], with_tile, out)
+
+    empty = jnp.zeros((len(padded), n_out), rows.dtype)
+    return jax.lax.fori_loop(0, (group_sizes > 0).sum(), with_group, empty)[: len(rows)]
+
+
+def _unpacked(
+    weights: PairedInt4, group: Int[Array, ""], dtype: DTypeLike
+) -> Float[Array, "Out In"]:
+    pairs = weights.bytes[group]
+    values = jnp.stack([(pairs << 4) >> 4, pairs >> 4], axis=-1).reshape(len(pairs), -1)
+    return dequantize(QuantArray(values, weights.scale[group]), dtype)
 
 
 def _outer_by_tile(

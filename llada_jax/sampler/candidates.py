@@ -57,6 +57,14 @@ def quota(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> Int[Ar
     return masks // steps + (step < masks % steps).astype(masks.dtype)
 
 
+def noise_quota(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> Int[Array, " B"]:
+    """Returns how many of the `masks` that are left Dream commits, while its noise level falls
+    from 1 to 0.001 in equal steps; the last step commits all."""
+    level, lower = (1 - (1 - 1e-3) * ((step + i).astype(jnp.float32) / steps) for i in (0, 1))
+    due = (masks.astype(jnp.float32) * (1 - lower / level)).astype(masks.dtype)
+    return jnp.where(step < steps - 1, due, masks)
+
+
 def ranks(priority: Float[Array, "B C"], is_open: Bool[Array, "B C"]) -> Int[Array, "B C"]:
     """Returns how many open candidates come before each one: 0 for the highest priority, of equal
     ones for the first."""

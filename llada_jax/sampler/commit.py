@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
-from llada_jax.sampler.candidates import Candidates, quota
+from llada_jax.sampler.candidates import Candidates, noise_quota, quota
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, block_start, commit, take
 from llada_jax.sampler.setup import Setup
 from llada_jax.types import Scores
@@ -27,10 +27,18 @@ def block_candidates(
     if config.remasking == "random":
         keys = step_keys(canvas, positions, canvas.nfe[:, None])
         random = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32)))(keys)
-    due = quota(canvas.block_masks, canvas.block_step, config.steps_per_block)
+    due = _due(setup, canvas, (state == MASKED) & (positions < canvas.end[:, None]))
     return Candidates(
         scores, is_open & where[:, None], random, due, config.remasking, config.parity
     )
+
+
+def _due(setup: Setup, canvas: Canvas, masked: Bool[Array, "B C"]) -> Int[Array, " B"]:
+    """Returns how many tokens the schedule of `steps` commits in this step."""
+    step, steps = canvas.block_step, setup.config.steps_per_block
+    if setup.config.parity.schedule == "noise":
+        return noise_quota(masked.sum(axis=1, dtype=canvas.block_masks.dtype), step, steps)
+    return quota(canvas.block_masks, step, steps)
 
 
 def commit_block(

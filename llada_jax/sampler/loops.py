@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from llada_jax.model.grouped_product import with_paired_int4
 from llada_jax.on_mesh import loop_on_all
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, take
@@ -74,6 +75,7 @@ def _run_whole(
     if place is not None:
         return loop_on_all(place, _run_whole, decoding, canvas, until, most)
     setup, denoiser, limit = decoding.setup, decoding.denoiser, decoding.limit
+    params = with_paired_int4(decoding.params)
     length = canvas.tokens.shape[1]
     head_buckets = setup.head_sizes(length)
     sizes, head_sizes = (jnp.asarray(each, jnp.int32) for each in (decoding.buckets, head_buckets))
@@ -95,9 +97,9 @@ def _run_whole(
     def one_step(canvas):
         plan = plan_step(setup, canvas)
         bucket = jnp.searchsorted(sizes, plan.n_rows.max())
-        canvas, denoised = jax.lax.switch(bucket, forwards, decoding.params, canvas, plan)
+        canvas, denoised = jax.lax.switch(bucket, forwards, params, canvas, plan)
         head = jnp.searchsorted(head_sizes, denoised.counts.head_rows.max())
-        scores = jax.lax.switch(head, heads, decoding.params, denoised)
+        scores = jax.lax.switch(head, heads, params, denoised)
         canvas, record = decide(setup, canvas, plan, denoised.counts, scores)
         return canvas, record, sizes[bucket]
 

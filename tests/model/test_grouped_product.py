@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.model.grouped_product import MOST_ROWS, grouped_product, tile_rows
+from llada_jax.model.grouped_product import MOST_ROWS, grouped_product, tile_rows, with_paired_int4
 from llada_jax.model.quantize import linear, quantize
 
 IN, OUT, ROWS, GROUPS = 32, 12, 20, 5
@@ -90,3 +90,14 @@ def test_arithmetic_is_not_all_rows_by_all_groups():
 )
 def test_rows_of_a_tile(rows, groups, size):
     assert tile_rows(rows, groups) == size
+
+
+@pytest.mark.parametrize("in_advance", [False, True])
+def test_int4_goes_into_loops_in_pairs(in_advance):
+    """XLA's CPU makes a byte of each int4 that a loop is given: it would unpack all matrices."""
+    rows, weights = drawn(1)
+    quantized, sizes = quantize(np.asarray(weights), 4), sizes_of([2, 2, 9, 15])
+    given = jax.jit(with_paired_int4)(quantized) if in_advance else quantized
+    program = jax.jit(grouped_product).lower(rows, given, sizes).compile()
+    assert f"s8[{GROUPS},{OUT},{IN}]" not in (program.as_text() or "")
+    np.testing.assert_array_equal(program(rows, given, sizes), product(rows, quantized, sizes))

@@ -45,7 +45,7 @@ def stable_diffcoder(setting):
 
 def mdlm(setting):
     return lj.SamplerConfig.preset(
-        "llada",
+        {"mdlm": "llada", "bd3lm": "bd3lm"}[setting["sampler"]],
         gen_length=setting["max_new_tokens"],
         block_length=setting["block_size"],
         steps=setting["steps"],
@@ -55,6 +55,57 @@ def mdlm(setting):
 
 def llada(setting):
     return lj.SamplerConfig.preset("llada", **setting)
+
+
+def dream(setting):
+    orders = {"entropy": "entropy", "maskgit_plus": "low_confidence", "topk_margin": "margin"}
+    return lj.SamplerConfig.preset(
+        "dream",
+        gen_length=setting["max_new_tokens"],
+        block_length=setting["max_new_tokens"],
+        steps=setting["steps"],
+        remasking=orders[setting["alg"]],
+    )
+
+
+def rnd1(setting):
+    return lj.SamplerConfig.preset(
+        "rnd1",
+        gen_length=setting["gen_length"],
+        block_length=setting["gen_length"],
+        steps=setting["num_steps"],
+    )
+
+
+def llada2(setting):
+    shared = {"gen_length": setting["gen_length"], "block_length": setting["block_length"]}
+    if setting["sampler"] == "llada21":
+        return lj.SamplerConfig.preset(
+            "token_edit",
+            edit_unmask=setting["threshold"],
+            edit_replace=setting["editing_threshold"],
+            edit_steps=setting["max_post_steps"],
+            mask_id=setting["mask_id"],
+            **shared,
+        )
+    blocks = setting["gen_length"] // setting["block_length"]
+    return lj.SamplerConfig.preset(
+        "llada2",
+        steps=blocks * setting["steps"],
+        threshold=setting["threshold"],
+        mask_id=setting["mask_id"],
+        **shared,
+    )
+
+
+def low_confidence(setting):
+    names = ("gen_length", "block_length", "threshold")
+    return lj.SamplerConfig.preset(
+        "sdar",
+        **{name: setting[name] for name in names},
+        forced_progress="top1",
+        eos_early_stop=setting["eos_id"] is not None,
+    )
 
 
 def nemotron(setting):
@@ -96,6 +147,12 @@ DECODERS = {
     "llada-moe-released": llada,
     "nemotron": nemotron,
     "wedlm": wedlm,
+    "dream": dream,
+    "rnd1": rnd1,
+    "llada2-moe": llada2,
+    "sdar-moe-b4": sdar,
+    "dream-reasoner": low_confidence,
+    "a2d-qwen2-mdlm": mdlm,
 }
 
 
@@ -119,6 +176,9 @@ def groups():
 def model_of(family, setting):
     """The golden's model, which stops where the setting says."""
     model = lj.load(GOLDENS / family)
+    blocks = {"bd3lm": "block_size", "llada2": "block_length", "llada21": "block_length"}
+    if (name := blocks.get(setting.get("sampler"))) is not None:
+        model = model._replace(config=model.config.replace(block_length=setting[name]))
     if "stop_token" in setting:
         model = model._replace(config=model.config.replace(stop_ids=()))
     return model
@@ -146,4 +206,4 @@ def test_every_case_is_here():
     counts = {family: 0 for family in DECODERS}
     for group in groups():
         counts[group.values[0]] += len(group.values[1])
-    assert list(counts.values()) == [16, 20, 6, 12, 8, 96, 60]
+    assert list(counts.values()) == [16, 20, 6, 12, 8, 96, 60, 10, 6, 17, 6, 6, 12]

@@ -169,7 +169,9 @@ def require_for_revision(config: SamplerConfig, rule: str) -> None:
 
 
 def scheduled(config: SamplerConfig) -> int:
-    """Returns the most tokens that LLaDA's schedule commits in one step."""
+    """Returns the most tokens that the schedule commits in one step."""
+    if config.parity.schedule == "noise":
+        return config.block_length
     return -(-config.block_length // config.steps_per_block)
 
 
