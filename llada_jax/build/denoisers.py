@@ -21,6 +21,7 @@ from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.forward import PLAIN, LayerHooks
 from llada_jax.model.fused_attention import fused_attend_to_cache
+from llada_jax.model.grouped_product import with_paired_int4
 from llada_jax.model.head import score_rows
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.mesh import mesh_denoiser, mesh_of, specs_of
@@ -131,4 +132,6 @@ def denoiser_for(config: ModelConfig, rules: ScoreRules, hooks: LayerHooks = PLA
         return model_forward.cache_for(params, config, batch, length)
 
     score, measure = partial(score_rows, rules=rules), partial(measure_rows, rules=rules)
-    return Denoiser(forward_rows, score, empty_cache, measure_rows=measure)
+    return Denoiser(
+        forward_rows, score, empty_cache, measure_rows=measure, for_loops=with_paired_int4
+    )

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from llada_jax.model.grouped_product import with_paired_int4
 from llada_jax.on_mesh import loop_on_all
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, take
@@ -75,7 +74,7 @@ def _run_whole(
     if place is not None:
         return loop_on_all(place, _run_whole, decoding, canvas, until, most)
     setup, denoiser, limit = decoding.setup, decoding.denoiser, decoding.limit
-    params = with_paired_int4(decoding.params)
+    params = denoiser.for_loops(decoding.params)
     length = canvas.tokens.shape[1]
     head_buckets = setup.head_sizes(length)
     sizes, head_sizes = (jnp.asarray(each, jnp.int32) for each in (decoding.buckets, head_buckets))

@@ -18,7 +18,7 @@ class Settings:
 @pytest.fixture
 def shapes_of(tmp_path):
     """Runs a command, and returns the setting of each of its runs."""
-    (tmp_path / "nothing.yaml").write_text("")
+    (tmp_path / "asked_mode.yaml").write_text("")
 
     def shapes(*arguments):
         found = []
@@ -29,7 +29,7 @@ def shapes_of(tmp_path):
 
         folders = [f"hydra.run.dir={tmp_path}/run", f"hydra.sweep.dir={tmp_path}/sweep"]
         with patch("experiments.harness.run.CONF", tmp_path):
-            run_experiment(entry_point("nothing", note, Settings), [*arguments, *folders])
+            run_experiment(entry_point("asked_mode", note, Settings), [*arguments, *folders])
         return found
 
     return shapes
