@@ -37,11 +37,17 @@ class Page:
         leaves it to the notebook, which shows it by itself. Returns the page."""
         if path is not None:
             atomic.write_text(path, self.html)
-        elif "ipykernel" not in sys.modules:
+        elif not _in_a_notebook():
             file = Path(tempfile.mkdtemp(prefix="llada_jax-")) / "run.html"
             self.show(file)
             webbrowser.open(file.as_uri())
         return self
+
+
+def _in_a_notebook() -> bool:
+    """Whether a kernel runs this code: tools that start kernels import its packages, too."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def page_of(runs: Sequence[Mapping[str, Any]]) -> Page:

@@ -100,6 +100,19 @@ def test_a_result_shows_itself_in_a_browser_or_as_a_file(trace, tmp_path, monkey
         result_of(None).show()
 
 
+def test_a_notebook_alone_shows_a_page_by_itself(trace, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path))
+    pytest.importorskip("ipykernel")  # what starts kernels imports it, and runs in none
+    result_of(trace).show()
+    assert len(opened) == 1
+    IPython = pytest.importorskip("IPython")
+    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(kernel=None))
+    result_of(trace).show()
+    assert len(opened) == 1
+
+
 SCRUB = """
 const said = (text) => { document.title += `|${text}`; };
 const press = (key) => document.dispatchEvent(new KeyboardEvent("keydown", { key }));
