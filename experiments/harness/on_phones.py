@@ -64,6 +64,6 @@ def _on_phone(trace: lj.Trace, phone: lj.Phone) -> Iterator[ResultRow]:
         "plain_sampler": (vanilla(prompt, gen_length), phone.system),
     }
     for what, (baseline, software) in baselines.items():
-        timer = replace(phone, system=software).timer(SHAPE, baseline.canvas)
-        slowdown = phone.profile.session.slowdown(software.body)
-        yield row(what, slowdown * timer.latency(baseline))
+        other = replace(phone, system=software)
+        timer = other.timer(SHAPE, baseline.canvas)
+        yield row(what, other.simulated(baseline, timer).seconds)

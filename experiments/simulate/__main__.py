@@ -133,8 +133,7 @@ def on_phone(
         )  # fmt: skip
 
     timer = phone.timer(shape, workload.canvas, found.plan)
-    slowdown = phone.profile.session.slowdown(system.body)
-    headline = mean_of([slowdown * timer.latency(each) for each in workloads])
+    headline = mean_of([phone.simulated(each, timer).seconds for each in workloads])
     band = [bound * headline.value / found.seconds for bound in found.interval]
     yield row("latency", headline.value, "s", interval=tuple(band), n=headline.n)
     if headline.interval is not None:

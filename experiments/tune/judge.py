@@ -19,7 +19,6 @@ from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.metrics import Paired, paired
 from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.evaluation.tasks import load_task
-from llada_jax.phone.simulate import simulate
 from llada_jax.phone.workload import Workload
 
 
@@ -127,9 +126,8 @@ def modelled_price(
     """Returns what a run takes on average on a phone as warm as its published sessions."""
     forwards = tuple(forward for run in runs for forward in run.forwards)
     whole = Workload(forwards, max(run.canvas for run in runs), 0, runs[0].source)
-    if planner is None:  # without an interval, which takes a hundred times as long
-        slowdown = phone.profile.session.slowdown(phone.system.body)
-        found = simulate(whole, phone.timer(shape, whole.canvas), slowdown)
+    if planner is None:
+        found = phone.simulated(whole, phone.timer(shape, whole.canvas))
     else:
         found = phone.time(whole, shape, planner=planner)
     return Price(found.seconds / len(runs), found.energy.joules / len(runs))

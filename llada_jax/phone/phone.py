@@ -134,15 +134,14 @@ class Phone:
         def timer(profile: Profile) -> ForwardTimer:
             return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan)
 
-        session, processor = self.profile.session, self.system.body
         alike = workload.alike()
         sure = with_uncertainty(
             self.profile,
             lambda moved: timer(moved).latency(alike),
             self.system.uses,
-            session.spread(processor),
+            self.profile.session.spread(self.system.body),
         )
-        found = simulate(workload, timer(self.profile), session.slowdown(processor))
+        found = self.simulated(workload, timer(self.profile))
         scale = found.seconds / sure.seconds if sure.seconds else 1.0
         low, high = (bound * scale for bound in sure.bounds)
         factor = math.exp(TWO_SIDED * math.hypot(sure.relative, POWER_SPREAD))
@@ -162,6 +161,11 @@ class Phone:
             ),
             plan=plan,
         )
+
+    def simulated(self, workload: Workload, timer: ForwardTimer) -> Simulated:
+        """Returns what `time` says of a run, priced by one of this phone's timers, without the
+        interval that takes most of `time`'s own."""
+        return simulate(workload, timer, self.profile.session.slowdown(self.system.body))
 
     def latency_table(
         self, shape: Shape, rows: Sequence[int] = ROWS, *, canvas: int = CANVAS
