@@ -29,6 +29,7 @@ from tests.sampler.user_rules.klass import KLASS
 from tests.sampler.user_rules.local_leap import LocalLeap
 from tests.sampler.user_rules.prophet import Prophet
 from tests.sampler.user_rules.rcr import RCR
+from tests.sampler.user_rules.remask import RemaskByShadow, RemaskByToken
 from tests.sampler.user_rules.saber import Saber
 
 LENGTHS = dict(gen_length=24, block_length=8, steps=12, cache="blockwise")
@@ -308,6 +309,22 @@ def test_a_sure_prophet_fills_what_a_window_shows():
     assert decode(rule=SURE).nfe.tolist() == [3] * 3
     window = dict(window="multi_block", lookahead_trigger=8)
     assert (decode(rule=SURE, **window).nfe < 3).all()
+
+
+@pytest.mark.parametrize("rule", [RemaskByToken, RemaskByShadow])
+def test_what_is_doubted_becomes_a_mask_again(rule):
+    plain = decode(threshold=0.2)
+    trusting, doubting = (decode(rule=rule(threshold=0.2, doubt=doubt)) for doubt in (0.0, 0.9))
+    assert (trusting.tokens == plain.tokens).all()
+    assert trusting.trace.count(Event.REMASK).sum() == 0
+    assert (doubting.trace.count(Event.REMASK).sum(axis=0) > 0).all()
+    assert (doubting.nfe > plain.nfe).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [RemaskByToken, RemaskByShadow])
+def test_a_doubting_rule_does_what_it_owes(rule):
+    check_rule(rule(threshold=0.2, doubt=0.2), salts=(2,), steps=12)
 
 
 def test_the_trace_says_which_rule_ran():
