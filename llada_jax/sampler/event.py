@@ -16,7 +16,7 @@ class Event(IntEnum):
     REPLACE = 4
     """A visible token gave way to another one."""
     REMASK = 5
-    """A visible token was masked again."""
+    """A committed token was masked again."""
     FREEZE = 6
     """A visible token became stable as it was: nothing would revise it any more."""
     REOPEN = 7

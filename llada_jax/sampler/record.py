@@ -82,7 +82,7 @@ def record_of(
         AHEAD: ahead,
         PROMOTE: was_visible & (revised.state == STABLE),
         REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.state > MASKED),
-        REMASK: was_visible & (revised.state == MASKED),
+        REMASK: (before.state >= VISIBLE) & (revised.state == MASKED),
         FREEZE: (revised.state == VISIBLE) & (after.state == STABLE),
         REOPEN: sure & (revised.state == VISIBLE),
     }

@@ -29,7 +29,7 @@ from tests.sampler.user_rules.klass import KLASS
 from tests.sampler.user_rules.local_leap import LocalLeap
 from tests.sampler.user_rules.prophet import Prophet
 from tests.sampler.user_rules.rcr import RCR
-from tests.sampler.user_rules.remask import RemaskByShadow, RemaskByToken
+from tests.sampler.user_rules.remask import RemaskByShadow, RemaskByToken, RemaskOnward
 from tests.sampler.user_rules.saber import Saber
 
 LENGTHS = dict(gen_length=24, block_length=8, steps=12, cache="blockwise")
@@ -311,7 +311,10 @@ def test_a_sure_prophet_fills_what_a_window_shows():
     assert (decode(rule=SURE, **window).nfe < 3).all()
 
 
-@pytest.mark.parametrize("rule", [RemaskByToken, RemaskByShadow])
+DOUBTING = (RemaskByToken, RemaskByShadow, RemaskOnward)
+
+
+@pytest.mark.parametrize("rule", DOUBTING)
 def test_what_is_doubted_becomes_a_mask_again(rule):
     plain = decode(threshold=0.2)
     trusting, doubting = (decode(rule=rule(threshold=0.2, doubt=doubt)) for doubt in (0.0, 0.9))
@@ -321,8 +324,29 @@ def test_what_is_doubted_becomes_a_mask_again(rule):
     assert (doubting.nfe > plain.nfe).all()
 
 
+def test_what_stands_behind_a_doubted_token_is_masked_with_it():
+    trace = decode(rule=RemaskOnward(threshold=0.2, doubt=0.5)).trace
+    masked_again = 0
+    for step, row in zip(*np.nonzero(trace.count(Event.REMASK)), strict=True):
+        here = (trace.event_step == step) & (trace.event_row == row)
+        again = set(trace.event_position[here & (trace.event_kind == Event.REMASK)].tolist())
+        before = (trace.event_step < step) & (trace.event_row == row)
+        state = {}
+        for kind, position in zip(
+            trace.event_kind[before], trace.event_position[before], strict=True
+        ):
+            state[int(position)] = kind == Event.COMMIT or (
+                state.get(int(position), False) and kind != Event.REMASK
+            )
+        end = len(PROMPTS[row]) + 8 * (trace.block[step, row] + 1)
+        behind = {at for at, stands in state.items() if stands and min(again) <= at < end}
+        assert again <= behind
+        masked_again += len(again) > 1
+    assert masked_again > 0
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [RemaskByToken, RemaskByShadow])
+@pytest.mark.parametrize("rule", DOUBTING)
 def test_a_doubting_rule_does_what_it_owes(rule):
     check_rule(rule(threshold=0.2, doubt=0.2), salts=(2,), steps=12)
 

@@ -27,7 +27,7 @@ from llada_jax.sampler.rules.rule import (
 )
 
 OnDoubt = Literal["keep", "replace", "remask"]
-OnChange = Literal["keep", "reopen"]
+OnChange = Literal["keep", "reopen", "remask"]
 MOST_REMASKS = 1
 """How often a position may become a mask again, so that decoding ends."""
 
@@ -48,7 +48,8 @@ class Staged(RevisingRule):
         where no token reaches it, the position of the current block becomes a mask again, once.
       on_change: What becomes of tokens of a block that were committed after one that changes:
         `keep` they stay as they are; `reopen` they are visible again, stable ones, too, and while
-        something changes, nothing becomes stable.
+        something changes, nothing becomes stable; `remask` that, and all that stands behind the
+        change in the current block becomes masks again, once.
       refresh: What happens to `staged` tokens that are still visible when their block is finished:
         `none` they stay as they are; `rows` further rows of the forwards refresh them; `worker` a
         thread of the host does, with the same result.
@@ -97,14 +98,15 @@ class Staged(RevisingRule):
 
     @property
     def keeps_history(self) -> bool:
-        return self.on_doubt == "remask" or self.on_change == "reopen"
+        return "remask" in (self.on_doubt, self.on_change) or self.on_change == "reopen"
 
     def measures(self, canvas: Canvas, config: SamplerConfig) -> Bool[Array, "B L"]:
         """Leaves out an EOS behind another one: it becomes stable with that one."""
         return super().measures(canvas, config) & ~_repeated_eos(canvas, config, VISIBLE)
 
     def block_steps(self, config: SamplerConfig) -> int:
-        return config.block_length * (1 + MOST_REMASKS * (self.on_doubt == "remask"))
+        remasks = "remask" in (self.on_doubt, self.on_change)
+        return config.block_length * (1 + MOST_REMASKS * remasks)
 
     def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
         """Replaces tokens by others whose confidence reaches `theta_visible`.
@@ -118,7 +120,7 @@ class Staged(RevisingRule):
         stable = sure & (~other | (replaced & ~rescored.passed))
         stable &= confidence >= self.theta_stable
         state = canvas.state
-        if self.on_change == "reopen":
+        if self.on_change != "keep":
             changes = replaced.any(axis=1, keepdims=True)
             stable &= ~changes
             state = jnp.where(_after_changes(canvas, rescored, replaced), jnp.int8(VISIBLE), state)
@@ -127,14 +129,25 @@ class Staged(RevisingRule):
         )
         settled = _repeated_eos(canvas, config, STABLE) & ~rescored.fresh
         canvas = canvas._replace(state=jnp.where(settled, jnp.int8(STABLE), canvas.state))
-        if self.on_doubt != "remask":
+        again = jnp.zeros(replaced.shape, bool)
+        if self.on_doubt == "remask":
+            again |= rescored.at & ~sure
+        if self.on_change == "remask":
+            again |= _behind_changes(canvas, replaced)
+        return self._masked_again(canvas, again & ~rescored.passed, config)
+
+    def _masked_again(
+        self, canvas: Canvas, again: Bool[Array, "B L"], config: SamplerConfig
+    ) -> Canvas:
+        """Masks tokens of the current block that were not masked again before, where it has the
+        forwards to fill them all."""
+        if not self.keeps_history:
             return canvas
-        doubted = rescored.at & ~sure & ~rescored.passed
         assert canvas.history is not None
         here = blocks_of(canvas, config.block_length) == canvas.block[:, None]
-        again = doubted & here & (canvas.history.remasks < MOST_REMASKS)
+        again &= here & (canvas.history.remasks < MOST_REMASKS)
         masks = masks_left(canvas, config.block_length) + again.sum(axis=1)
-        room = canvas.block_step + 1 + masks <= self.block_steps(config)  # to fill them all
+        room = canvas.block_step + 1 + masks <= self.block_steps(config)
         return masked_again(canvas, again & room[:, None], config.mask_id)
 
     def may_end(self, canvas: Canvas, steady: Int[Array, " B"]) -> Bool[Array, " B"]:
@@ -173,3 +186,9 @@ def _after_changes(
     )
     generated = (canvas.state == STABLE) & ~canvas.filled
     return generated & (when > take(first, block))
+
+
+def _behind_changes(canvas: Canvas, replaced: Bool[Array, "B L"]) -> Bool[Array, "B L"]:
+    """Returns the generated tokens behind the first one that changes now."""
+    behind = jnp.cumsum(replaced, axis=1) > replaced.astype(jnp.int32)
+    return behind & ~replaced & (canvas.state >= VISIBLE) & ~canvas.filled

@@ -38,3 +38,21 @@ class RemaskByShadow:
     def decide(self, seen, state):
         doubted = seen.rescored & (seen.current < jnp.log(self.doubt))
         return lj.Decision(commit=seen.confidence >= self.threshold, remask=doubted), state
+
+
+@lj.rule
+class RemaskOnward:
+    """Commits what reaches a threshold. Where the model, reading a token, gives it less than
+    `doubt`, that token and all behind it in the block are masked again: they were built on it."""
+
+    needs: ClassVar[set[str]] = {"current"}
+    revises = True
+    rescore = "token"
+
+    threshold: float = 0.9
+    doubt: float = 0.5
+
+    def decide(self, seen, state):
+        doubted = seen.rescored & (seen.current < jnp.log(self.doubt))
+        onward = seen.committed & jnp.cumsum(doubted, axis=1, dtype=bool)
+        return lj.Decision(commit=seen.confidence >= self.threshold, remask=onward), state
