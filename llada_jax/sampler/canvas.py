@@ -25,13 +25,6 @@ PAD, PROMPT, MASKED, VISIBLE, STABLE = range(5)
 """State of a position. A committed token is visible while it may still change, then stable."""
 
 
-class History(NamedTuple):
-    """What became of each position, for rules that ask."""
-
-    committed_at: Int[Array, "B L"]  # the forward that last committed it; -1: none
-    remasks: Int[Array, "B L"]  # how often it was masked again
-
-
 class Canvas(NamedTuple):
     """The state of decoding. Each row of the batch is a state machine of its own."""
 
@@ -50,7 +43,7 @@ class Canvas(NamedTuple):
     nfe: Int[Array, " B"]
     latest: Scores | None  # the last scores of each position, [B, L], for rules that need drafts
     rule_state: Any  # what a user's own rule remembers; None for others
-    history: History | None  # None for rules that do not ask
+    remasks: Int[Array, "B L"] | None  # how often masked again; None for rules that do not ask
     text: Placed | None  # where a constraint's text lies; None without one
     done: Bool[Array, " B"]
     fault: Int[Array, " B"]  # where the first score was that is no finite number; -1: none
@@ -98,12 +91,12 @@ def new_canvas(
     in_block = (np.arange(length) - origin[:, None]) // config.block_length == block[:, None]
     masked = state == MASKED
     counters = ("block_step", "steady_steps", "accepted", "settled", "nfe")
-    history = latest = None
+    remasks = latest = None
     if "drafts" in getattr(config.rule, "needs", ()):
         none = [np.zeros(tokens.shape, config.parity.confidence_dtype) for _ in range(3)]
         latest = Scores(np.full_like(tokens, -1), *none)  # pyright: ignore
-    if config.rule.keeps_history:
-        history = History(np.full_like(tokens, -1), np.zeros_like(tokens))  # pyright: ignore
+    if config.rule.counts_remasks:
+        remasks = np.zeros_like(tokens)
     fields: dict[str, Any] = dict(
         {name: np.zeros(batch, np.int32) for name in counters},  # one each: loops donate them
         tokens=tokens,
@@ -115,7 +108,7 @@ def new_canvas(
         block=block.astype(np.int32),
         block_masks=(masked & in_block).sum(axis=1, dtype=np.int32),
         latest=latest,
-        history=history,
+        remasks=remasks,
         done=~masked.any(axis=1),
         fault=np.full(batch, -1, np.int32),
     )

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool
 
 from llada_jax.sampler.advance import advance
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import MASKED, VISIBLE, Canvas, History, positions_of
+from llada_jax.sampler.canvas import MASKED, VISIBLE, Canvas, positions_of
 from llada_jax.sampler.commit import block_candidates, commit_block
 from llada_jax.sampler.constrained import forced, held, step_constrained
 from llada_jax.sampler.own_decision import decide_by_own_rule
@@ -49,8 +49,9 @@ def decide(
         if setup.may_differ:
             scores = step_constrained(setup, canvas, said)
         canvas = _take_drafts(setup, canvas, scores.here, moved)
-    if canvas.history is not None:
-        canvas = canvas._replace(history=_remembered(canvas.history, before, revised, canvas))
+    if canvas.remasks is not None:
+        again = (before.state >= VISIBLE) & (revised.state == MASKED)
+        canvas = canvas._replace(remasks=canvas.remasks + again.astype(jnp.int32))
     record = record_of(setup.rule, counts, before, revised, decided, canvas)
     if setup.keeps_scores:
         here = scores.here
@@ -99,13 +100,3 @@ def _take_drafts(setup: Setup, canvas: Canvas, scores: Scores, moved: Bool[Array
         return canvas, (canvas.block != at) & ~canvas.done
 
     return jax.lax.while_loop(another, take_over, (canvas, moved))[0]
-
-
-def _remembered(history: History, before: Canvas, revised: Canvas, after: Canvas) -> History:
-    was_masked, was_visible = before.state == MASKED, before.state == VISIBLE
-    committed = was_masked & (after.state >= VISIBLE)
-    remasked = was_visible & (revised.state == MASKED)
-    return History(
-        jnp.where(committed, before.nfe[:, None], history.committed_at),
-        history.remasks + remasked.astype(jnp.int32),
-    )

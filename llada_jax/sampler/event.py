@@ -19,8 +19,6 @@ class Event(IntEnum):
     """A committed token was masked again."""
     FREEZE = 6
     """A visible token became stable as it was: nothing would revise it any more."""
-    REOPEN = 7
-    """A stable token became visible again, because one before it changed."""
     SCORE = 8
     """The forward's prediction for a position to which nothing else happened: its token, and the
     confidence in it. Only where the run kept its scores (`trace="scores"`)."""

@@ -52,8 +52,8 @@ def decide_by_own_rule(
     memory = remembered(memory, state, candidates.scores.token >= 0, scores)
 
     remask = replace = jnp.zeros_like(seen.committed)
-    if canvas.history is not None:
-        remasks = take(canvas.history.remasks, positions)
+    if canvas.remasks is not None:
+        remasks = take(canvas.remasks, positions)
         remask = seen.committed & full.remask & (remasks < rule.most_remasks)
         replace = seen.committed & full.replace & ~remask
     wanted = seen.masked & full.commit

@@ -10,7 +10,7 @@ from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, put
 from llada_jax.sampler.rules.rule import Rule
 from llada_jax.types import Measured, Scores
 
-COMMIT, AHEAD, PROMOTE, REPLACE, REMASK, FREEZE, REOPEN = (1 << bit for bit in range(7))
+COMMIT, AHEAD, PROMOTE, REPLACE, REMASK, FREEZE = (1 << bit for bit in range(6))
 """What may happen to a position in a step, as bits. AHEAD comes with COMMIT."""
 
 
@@ -76,7 +76,6 @@ def record_of(
     committed = (was_masked | given) & (after.state >= VISIBLE) & ~filled
     unverified = (after.state == VISIBLE) & rule.verifies
     ahead = committed & ((decided.state == MASKED) | unverified)
-    sure = (before.state == STABLE) | (committed & ~ahead & rule.stable(after.confidence))
     flags = {
         COMMIT: committed,
         AHEAD: ahead,
@@ -84,7 +83,6 @@ def record_of(
         REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.state > MASKED),
         REMASK: (before.state >= VISIBLE) & (revised.state == MASKED),
         FREEZE: (revised.state == VISIBLE) & (after.state == STABLE),
-        REOPEN: sure & (revised.state == VISIBLE),
     }
     events = jnp.asarray(sum(bit * flag.astype(jnp.int8) for bit, flag in flags.items()), jnp.int8)
     return StepRecord(counts, before.block, events, after.tokens, after.confidence)

@@ -19,9 +19,8 @@ _AFTER = {
     Event.PROMOTE: STABLE,
     Event.FREEZE: STABLE,
     Event.REMASK: MASKED,
-    Event.REOPEN: VISIBLE,
 }
-_OF_VISIBLE = (Event.PROMOTE, Event.REPLACE, Event.REMASK, Event.FREEZE)
+_OF_VISIBLE = (Event.PROMOTE, Event.REPLACE, Event.FREEZE)
 
 
 def event_states(trace: "Trace") -> Int[np.ndarray, " X"]:
@@ -43,7 +42,8 @@ def event_states(trace: "Trace") -> Int[np.ndarray, " X"]:
         after = following.get(tuple(place))
         if kind == Event.COMMIT:
             drafted = after == Event.AHEAD and rule is not None and rule.revises
-            visible = after in _OF_VISIBLE or drafted or (after is None and stays)
+            masked_again = after == Event.REMASK and (rule is None or stays)
+            visible = after in _OF_VISIBLE or drafted or masked_again or (after is None and stays)
             states.append(VISIBLE if visible else STABLE)
         else:
             states.append(_AFTER.get(kind, KEPT))

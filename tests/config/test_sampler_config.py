@@ -122,7 +122,7 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
             "refresh is 'gpu'; allowed: 'none', 'rows', 'worker'",
         ),
         ({"accept": "staged", "on_doubt": "drop"}, "on_doubt is 'drop'; allowed: 'keep', 'repl"),
-        ({"accept": "staged", "on_change": "redo"}, "on_change is 'redo'; allowed: 'keep', 'reop"),
+        ({"accept": "staged", "on_change": "redo"}, "on_change is 'redo'; allowed: 'keep', 'rema"),
         ({"latency_table": "SM1"}, "latency_table is 'SM1'; allowed: SM8650, SM8750, SM8850"),
         ({"accept": "best"}, "accept is 'best'; allowed: 'quota', 'threshold'"),
     ],

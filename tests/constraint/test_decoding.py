@@ -36,7 +36,7 @@ SETTINGS = {
     "staged": {"accept": "staged", "theta_visible": LOW, "theta_stable": HIGH, **BY_BLOCK},
     "remasking": {
         "accept": "staged", "theta_visible": LOW, "theta_stable": HIGH, "on_doubt": "remask",
-        "on_change": "reopen", **BY_BLOCK,
+        "on_change": "remask", **BY_BLOCK,
     },
     "llada.cpp": {
         "accept": "staged", "theta_visible": LOW, "theta_stable": HIGH, "window": "multi_block",

@@ -129,7 +129,7 @@ def test_what_becomes_of_a_doubted_token(on_doubt):
     assert trace.tokens[0, 3] == (D if on_doubt == "keep" else F)
 
 
-@pytest.mark.parametrize("on_change", ["keep", "reopen", "remask"])
+@pytest.mark.parametrize("on_change", ["keep", "remask"])
 def test_what_was_committed_after_a_token_that_changes(on_change):
     """`d` becomes `a` in the third forward, after `e`, which was stable."""
 
@@ -140,17 +140,10 @@ def test_what_was_committed_after_a_token_that_changes(on_change):
 
     trace, fed = story(script, on_change=on_change)
     assert (2, 3, A) in events(trace, Event.REPLACE)
-    found = [events(trace, kind) for kind in (Event.REOPEN, Event.REMASK, Event.PROMOTE)]
-    opened = [(2, 4, E), (2, 5, F)]
-    assert (
-        found
-        == {
-            "keep": [[], [], [(2, 3, A)]],
-            "reopen": [opened, [], [(3, 3, A), (3, 4, E), (3, 5, F)]],
-            "remask": [[], [(2, 4, MASK)], [(3, 3, A)]],  # `f` was committed in the third forward
-        }[on_change]
-    )
-    assert fed[3][4] == {"keep": [E], "reopen": [E, MASK], "remask": [MASK]}[on_change]
+    found = [events(trace, kind) for kind in (Event.REMASK, Event.PROMOTE)]
+    again = [(2, 4, MASK)]  # `f` was committed by the third forward itself
+    assert found == [again if on_change == "remask" else [], [(2, 3, A)]]
+    assert fed[3][4] == ([MASK] if on_change == "remask" else [E])
 
 
 def test_what_is_masked_again_behind_a_change_is_so_once():
@@ -260,13 +253,8 @@ def test_tokens_beyond_those_that_are_refreshed_wait():
         pytest.param(STAGED, id="blockwise", marks=pytest.mark.slow),
         pytest.param(SLIDING.replace(refresh_rows=2), id="sliding"),
         pytest.param(
-            SLIDING.replace(on_doubt="remask", on_change="reopen"),
-            id="doubting",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
             SLIDING.replace(on_doubt="remask", on_change="remask"),
-            id="remasking",
+            id="doubting",
             marks=pytest.mark.slow,
         ),
         pytest.param(STAGED.replace(cache="none"), id="no_cache", marks=pytest.mark.slow),
@@ -280,7 +268,7 @@ def test_tokens_beyond_those_that_are_refreshed_wait():
 def test_both_loops_and_any_batch_decode_alike(config):
     together = toy_decode(PROMPTS, config, salt=3, loop="compiled")
     doubts = config.on_doubt == "remask"  # then something always changes, so nothing is promoted
-    for kind in (Event.REPLACE, *((Event.REMASK, Event.REOPEN) if doubts else (Event.PROMOTE,))):
+    for kind in (Event.REPLACE, Event.REMASK if doubts else Event.PROMOTE):
         assert together.trace.count(kind).sum() > 0, f"the case shows no {kind.name}"
     assert not (together.tokens == MASK).any()
     for row, prompt in enumerate(PROMPTS):

@@ -193,7 +193,7 @@ class OwnRule(Rule):
         )
 
     @property
-    def keeps_history(self) -> bool:
+    def counts_remasks(self) -> bool:
         return self.revises
 
     @property

@@ -89,8 +89,8 @@ class Rule:
         return self.refresh != "none"
 
     @property
-    def keeps_history(self) -> bool:
-        """Whether the rule asks when tokens were committed, and how often masked again."""
+    def counts_remasks(self) -> bool:
+        """Whether the rule asks how often positions were masked again."""
         return False
 
     def check(self, config: SamplerConfig) -> None:

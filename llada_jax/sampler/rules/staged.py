@@ -15,7 +15,6 @@ from llada_jax.sampler.canvas import (
     blocks_of,
     masked_again,
     masks_left,
-    take,
 )
 from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.rule import (
@@ -27,7 +26,7 @@ from llada_jax.sampler.rules.rule import (
 )
 
 OnDoubt = Literal["keep", "replace", "remask"]
-OnChange = Literal["keep", "reopen", "remask"]
+OnChange = Literal["keep", "remask"]
 MOST_REMASKS = 1
 """How often a position may become a mask again, so that decoding ends."""
 
@@ -46,10 +45,8 @@ class Staged(RevisingRule):
       on_doubt: What becomes of a visible token that the model no longer prefers: `keep` it stands;
         `replace` another token that reaches `theta_visible` takes its place; `remask` that, and
         where no token reaches it, the position of the current block becomes a mask again, once.
-      on_change: What becomes of tokens of a block that were committed after one that changes:
-        `keep` they stay as they are; `reopen` they are visible again, stable ones, too, and while
-        something changes, nothing becomes stable; `remask` that, and all that stands behind the
-        change in the current block becomes masks again, once.
+      on_change: What becomes of tokens behind one that changes, in the current block: `keep` they
+        stay as they are; `remask` they become masks again, once.
       refresh: What happens to `staged` tokens that are still visible when their block is finished:
         `none` they stay as they are; `rows` further rows of the forwards refresh them; `worker` a
         thread of the host does, with the same result.
@@ -97,16 +94,15 @@ class Staged(RevisingRule):
         return confidence >= self.theta_stable
 
     @property
-    def keeps_history(self) -> bool:
-        return "remask" in (self.on_doubt, self.on_change) or self.on_change == "reopen"
+    def counts_remasks(self) -> bool:
+        return "remask" in (self.on_doubt, self.on_change)
 
     def measures(self, canvas: Canvas, config: SamplerConfig) -> Bool[Array, "B L"]:
         """Leaves out an EOS behind another one: it becomes stable with that one."""
         return super().measures(canvas, config) & ~_repeated_eos(canvas, config, VISIBLE)
 
     def block_steps(self, config: SamplerConfig) -> int:
-        remasks = "remask" in (self.on_doubt, self.on_change)
-        return config.block_length * (1 + MOST_REMASKS * remasks)
+        return config.block_length * (1 + MOST_REMASKS * self.counts_remasks)
 
     def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
         """Replaces tokens by others whose confidence reaches `theta_visible`.
@@ -119,13 +115,8 @@ class Staged(RevisingRule):
         replaced = sure & other & (self.on_doubt != "keep")
         stable = sure & (~other | (replaced & ~rescored.passed))
         stable &= confidence >= self.theta_stable
-        state = canvas.state
-        if self.on_change != "keep":
-            changes = replaced.any(axis=1, keepdims=True)
-            stable &= ~changes
-            state = jnp.where(_after_changes(canvas, rescored, replaced), jnp.int8(VISIBLE), state)
         canvas = rescored.changed(canvas, replaced)._replace(
-            state=jnp.where(stable, jnp.int8(STABLE), state)
+            state=jnp.where(stable, jnp.int8(STABLE), canvas.state)
         )
         settled = _repeated_eos(canvas, config, STABLE) & ~rescored.fresh
         canvas = canvas._replace(state=jnp.where(settled, jnp.int8(STABLE), canvas.state))
@@ -141,11 +132,11 @@ class Staged(RevisingRule):
     ) -> Canvas:
         """Masks tokens of the current block that were not masked again before, where it has the
         forwards to fill them all."""
-        if not self.keeps_history:
+        if not self.counts_remasks:
             return canvas
-        assert canvas.history is not None
+        assert canvas.remasks is not None
         here = blocks_of(canvas, config.block_length) == canvas.block[:, None]
-        again &= here & (canvas.history.remasks < MOST_REMASKS)
+        again &= here & (canvas.remasks < MOST_REMASKS)
         masks = masks_left(canvas, config.block_length) + again.sum(axis=1)
         room = canvas.block_step + 1 + masks <= self.block_steps(config)
         return masked_again(canvas, again & room[:, None], config.mask_id)
@@ -168,24 +159,6 @@ def _repeated_eos(canvas: Canvas, config: SamplerConfig, after: int) -> Bool[Arr
     first = eos & (canvas.state >= after)
     behind = jnp.cumsum(first, axis=1) > first.astype(jnp.int32)
     return behind & eos & (canvas.state == VISIBLE)
-
-
-def _after_changes(
-    canvas: Canvas, rescored: Rescored, replaced: Bool[Array, "B L"]
-) -> Bool[Array, "B L"]:
-    """Returns the stable tokens that were committed after one of their block that changes now."""
-    assert canvas.history is not None
-    batch, length = canvas.tokens.shape
-    never = jnp.iinfo(jnp.int32).max
-    when = jnp.where(rescored.fresh, canvas.nfe[:, None], canvas.history.committed_at)
-    block = blocks_of(canvas, rescored.config.block_length)
-    block = jnp.where(block < 0, length, block)
-    first = jnp.full((batch, length), never, jnp.int32)
-    first = first.at[jnp.arange(batch)[:, None], block].min(
-        jnp.where(replaced, when, never), mode="drop"
-    )
-    generated = (canvas.state == STABLE) & ~canvas.filled
-    return generated & (when > take(first, block))
 
 
 def _behind_changes(canvas: Canvas, replaced: Bool[Array, "B L"]) -> Bool[Array, "B L"]:
