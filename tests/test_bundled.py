@@ -46,7 +46,7 @@ def test_the_intervals_of_its_scores_are_those_of_its_counts(name):
         assert (score.low, score.high) == pytest.approx((low, high), abs=6e-4)
 
 
-@pytest.mark.parametrize("name", ["small", "tiny"])
+@pytest.mark.parametrize("name", ["revising", "small", "tiny"])
 def test_models_that_people_measure_with_are_scored_on_tasks_of_today(name):
     assert not outdated_tasks(model_path(name))
 
