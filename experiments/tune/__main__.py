@@ -17,6 +17,7 @@ take, `front.png`, and the study and its answers: the same command on the same f
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import llada_jax as lj
 from experiments.harness.pictures import ScorePoint, forwards_curves, require_plots, save
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from experiments.tune.judge import Judge, Judged
+from experiments.tune.judge import Judge, Judged, Price
 from experiments.tune.search import Candidate, candidate, fastest_allowed, front, search
 from experiments.tune.settings import HERE, Family, TuneConfig
 from llada_jax.config import SamplerConfig
@@ -102,8 +103,7 @@ def _confirmation(config: TuneConfig, judge: Judge, best: SamplerConfig) -> Iter
     price, n = judge.price(found), len(found.tally.right)
     yield ResultRow("tune/confirmed/exact_match", found.tally.exact_match, "of questions", n=n,
                     interval=found.tally.interval)  # fmt: skip
-    yield ResultRow("tune/confirmed/seconds", price.seconds, "s", n=n, **told)
-    yield ResultRow("tune/confirmed/joules", price.joules, "J", n=n, **told)
+    yield from _price_rows("tune/confirmed", price, n=n, **told)
     for name, sampler in {"reference": config.reference, "published": config.published}.items():
         other = judge.confirmed(sampler)
         theirs, difference = judge.price(other), found.against(other)
@@ -122,9 +122,14 @@ def _confirmation(config: TuneConfig, judge: Judge, best: SamplerConfig) -> Iter
 def _front_rows(candidates: Sequence[Candidate], told: Mapping[str, Any]) -> Iterator[ResultRow]:
     for number, each in enumerate(candidates):
         name, n = f"tune/front/{number}/{described(each)}", len(each.judged.tally.right)
-        yield ResultRow(f"{name}/seconds", each.price.seconds, "s", n=n, **told)
-        yield ResultRow(f"{name}/joules", each.price.joules, "J", n=n, **told)
+        yield from _price_rows(name, each.price, n=n, **told)
         yield ResultRow(f"{name}/lost", each.lost, "points")
+
+
+def _price_rows(name: str, price: Price, **told: Any) -> Iterator[ResultRow]:
+    yield ResultRow(f"{name}/seconds", price.seconds, "s", **told)
+    if math.isfinite(price.joules):
+        yield ResultRow(f"{name}/joules", price.joules, "J", **told)
 
 
 def _told(config: TuneConfig) -> dict[str, Any]:

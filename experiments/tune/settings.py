@@ -73,7 +73,14 @@ class TuneConfig:
         names = [family.name for family in self.families]
         twice = [name for name in names if names.count(name) > 1]
         require(not twice, f"family {twice[:1]} is there twice; allowed: each name once")
-        if self.phone != HERE:
+        if self.phone == HERE:
+            counts = self.at_once, self.items, self.confirm_items
+            require(
+                self.at_once < min(counts[1:]),
+                f"at_once, items, confirm_items are {counts}; allowed with phone={HERE}: at_once "
+                "below the others, as programs compile while the first are decoded",
+            )
+        else:
             _ = load_profile(self.phone)
         for name in self.planners:
             _ = planner(name)

@@ -86,6 +86,15 @@ def test_a_preset_file_is_a_choice_of_every_verb(interrupted):
         offer_preset_file("sampler=llada,nowhere.json")
 
 
+@pytest.mark.slow
+def test_the_machine_at_hand_is_measured(random_model, tmp_path):
+    rows = run(random_model, tmp_path, "phone=here", "loss=0")
+    seconds = rows["tune/confirmed/seconds"]
+    assert seconds["kind"] == "measured"
+    assert seconds["value"] > 0
+    assert not [name for name in rows if "joules" in name or "planner" in name]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -108,16 +117,17 @@ def test_a_damaged_preset_is_refused(tmp_path, content, said):
     [
         ("phone=SM1", "SM1"),
         ("planners=[best]", "planner is 'best'"),
+        ("phone=here items=2", r"at_once, items, confirm_items are \(2, 2, 4\); allowed"),
         ("loss=-1", "loss is -1"),
         ("budget=0", "budget is 0"),
         ("confirm_seed=2000", "allowed: another one"),
         ("families=[]", "families is empty"),
-        ("families=[{name: a, sampler: {cache: blockwise}, over: {block_length: [7]}}]", "allowed"),
+        ("families=[{name:a,sampler:{cache:blockwise},over:{block_length:[7]}}]", "allowed"),
     ],
 )
 def test_bad_settings_leave_nothing(tmp_path, random_model, change, said):
     with pytest.raises(SystemExit, match=said):
-        run(random_model, tmp_path / "run", change)
+        run(random_model, tmp_path / "run", *change.split())
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
