@@ -1,7 +1,7 @@
 """The suite `start`: what passes before the first forward.
 
-The compiled loop of a shape, from its function to a program; and `experiments.generate` as a
-process, the first time and again.
+The compiled loop of a shape, from its function to a program; opening an export of it; and
+`experiments.generate` as a process, the first time and again.
 """
 
 import os
@@ -11,11 +11,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import jax
 
 import llada_jax as lj
+from experiments.bench.opening_bench import time_opening
 from experiments.harness.own_process import in_own_process
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of
@@ -42,9 +44,11 @@ class StartBenchConfig:
     prompt_length: int = 64
     gen_length: int = 128
     block_length: int = 32
+    opening_layers: int = FEW_LAYERS
+    scratch: str = "outputs/opening"
 
     def __post_init__(self) -> None:
-        require_counts(self, "prompt_length")
+        require_counts(self, "prompt_length", "opening_layers")
         _ = lj.SamplerConfig(**self.lengths)  # which checks them
 
     @property
@@ -61,6 +65,8 @@ def time_start(
         sampler = with_ids(lj.SamplerConfig(**config.lengths, **window), shape)
         told = name, shape, sampler, prompt
         yield from in_own_process(_compiled_loop, *told, environment=NOTHING_KEPT)
+    opened = shape.replace(n_layers=config.opening_layers)
+    yield from time_opening(opened, Path(config.scratch), repeats)
     with TemporaryDirectory() as cache:
         environment = {**os.environ, "XDG_CACHE_HOME": cache}
         environment.pop("JAX_COMPILATION_CACHE_DIR", None)

@@ -68,6 +68,7 @@ def test_packed_canvases_beside_one_after_the_other(tmp_path):
         ("repeats=0", "repeats is 0; allowed: 1 or more"),
         ("start.block_length=3", "start: gen_length is 8; allowed: a multiple of block_length"),
         ("start.prompt_length=0", "start: prompt_length is 0; allowed: 1 or more"),
+        ("start.opening_layers=0", "start: opening_layers is 0; allowed: 1 or more"),
     ],
 )
 def test_bad_input(override, message, tmp_path):
@@ -125,12 +126,15 @@ def test_loading_beside_loading_unseen():
 def test_programs_do_not_grow_with_depth_and_processes_start_faster_again(tmp_path):
     small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
     special = [f"++architecture.{name}_id=null" for name in ("eos", "eot", "pad")]
-    config = composed(*small, *special, "++architecture.n_layers=8", "suite=start", "model=tiny")
+    config = composed(*small, *special, "++architecture.n_layers=8", "suite=start", "model=tiny",
+                      f"start.scratch={tmp_path / 'opening'}")  # fmt: skip
     timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
     rows = {row.name: row.value for row in timed}
     for window in ("dual", "blockwise", "llada_cpp"):
         assert 1 < rows[f"start/{window}/lines_by_depth"] < 1.2
     assert rows["start/generate/again vs first"] > 1
+    assert 0 < rows["start/opening/again"] <= rows["start/opening/first"]
+    assert list((tmp_path / "opening").iterdir()) == []
 
 
 @pytest.mark.slow
