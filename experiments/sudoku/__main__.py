@@ -1,13 +1,13 @@
 """Order matters on Sudoku: a small model, decoded in several orders (after arXiv 2502.06768).
 
     python -m experiments.sudoku hydra.run.dir=outputs/sudoku
-    python -m experiments.sudoku items=1000 blanks=[40,50] hydra.run.dir=outputs/sudoku
+    python -m experiments.sudoku trained=experiments/sudoku/trained items=1000 blanks=[40,50]
     python -m experiments.sudoku objective=self_fill hydra.run.dir=outputs/sudoku_revising
 
 It trains a masked-diffusion model on grids drawn here, fits a quality head to it, and decodes
 puzzles of several numbers of blanks: in random order, by confidence, by margin, in parallel, and
 with revision. It replicates the ordering that the paper found, not its test set. The same command
-goes on from the last checkpoint. The run folder gets `metrics.jsonl`, `checkpoints/`,
+goes on from the last checkpoint. The run folder gets `metrics.jsonl`, `checkpoints/`, `model/`,
 `results.json`, `quality_head.json` and `sudoku.png`.
 """
 
@@ -35,6 +35,7 @@ from experiments.sudoku.puzzles import (
     cells_of,
     scored_puzzles,
 )
+from llada_jax.checkpoint import load_params, save_huggingface
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require, require_counts
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.training.data import batch_at
@@ -59,10 +60,11 @@ class SudokuConfig:
     model: ModelConfig
     train: TrainConfig
     objective: Objective
+    trained: str | None = None
     grids: int = 5000
     seed: int = 0
     head_steps: int = 300
-    blanks: tuple[int, ...] = (35, 45, 50)
+    blanks: tuple[int, ...] = (25, 35, 45, 50)
     items: int = 200
     batch_size: int = 50
 
@@ -98,11 +100,10 @@ class CellsOf(Objective):
 def replicate(config: SudokuConfig, run: Run) -> None:
     """Trains, decodes in every order, and draws exact match by blanks."""
     require_steps(run.folder, config.train)
+    model = None if config.trained is None else trained_before(config.trained, config.shape)
     run.begin()
     pool = Pool(config.seed, config.grids)
-    objective = CellsOf(inner=config.objective)
-    state = train(run.folder, config.shape, config.train, pool, objective=objective)
-    model = lj.Model(config.shape, state.params, None)
+    model = model or _trained(config, run, pool)
     head = _quality_head(config, model, pool)
     told = {"weight": head.weight.tolist(), "bias": head.bias.item()}
     run.write("quality_head.json", json.dumps(told) + "\n")
@@ -115,6 +116,22 @@ def replicate(config: SudokuConfig, run: Run) -> None:
     drawn = score_curves("Sudoku, by order of commits", points, "empty cells")
     save(drawn, run.folder / "sudoku.png")
     run.finish([row for row, _ in rows])
+
+
+def trained_before(folder: str, shape: ModelConfig) -> lj.Model:
+    """Loads a model of the shape that is asked for. Raises ValueError for another."""
+    found, params, _ = load_params(folder, "float32")
+    require(found == shape, f"trained {folder!r} is {found}; allowed: {shape}")
+    return lj.Model(found, params, None)
+
+
+def _trained(config: SudokuConfig, run: Run, pool: Pool) -> lj.Model:
+    """Trains a model, and keeps it in the Hugging Face layout."""
+    objective = CellsOf(inner=config.objective)
+    state = train(run.folder, config.shape, config.train, pool, objective=objective)
+    model = lj.Model(config.shape, state.params, None)
+    save_huggingface(run.folder / "model", model.config, model.params, "float32")
+    return model
 
 
 def _quality_head(config: SudokuConfig, model: lj.Model, pool: Pool) -> QualityHead:

@@ -105,3 +105,16 @@ def test_a_run_decodes_in_every_order(tmp_path):
     assert rows["random/3_blanks/nfe"]["value"] == 3
     assert rows["top_margin/3_blanks/exact_match"]["reference"] == 0.9
     assert (tmp_path / "sudoku.png").stat().st_size > 0
+    again = [f"trained={tmp_path / 'model'}", f"hydra.run.dir={tmp_path / 'again'}"]
+    run_experiment(entry.main, [*SMALL, *again])
+    assert json.loads((tmp_path / "again/results.json").read_text()) == list(rows.values())
+    assert not (tmp_path / "again/checkpoints").exists()
+
+
+def test_what_was_trained_before_has_the_recipes_shape():
+    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
+        config = read_config(entry.SudokuConfig, compose("sudoku"))
+    folder = str(REPOSITORY / "experiments/sudoku/trained")
+    assert entry.trained_before(folder, config.shape).config == config.shape
+    with pytest.raises(ValueError, match=r"trained .* allowed"):
+        entry.trained_before(folder, config.shape.replace(width=64))
