@@ -93,7 +93,8 @@ def _run_whole(
     forwards = [partial(forward, n_rows=n_rows) for n_rows in decoding.buckets]
     heads = [partial(score, n_heads=n_heads) for n_heads in head_buckets]
 
-    def one_step(canvas):
+    @partial(jax.jit, inline=True)  # so that the loop's body is what was traced for its shapes
+    def one_step(params, canvas):
         plan = plan_step(setup, canvas)
         bucket = jnp.searchsorted(sizes, plan.n_rows.max())
         canvas, denoised = jax.lax.switch(bucket, forwards, params, canvas, plan)
@@ -102,12 +103,12 @@ def _run_whole(
         canvas, record = decide(setup, canvas, plan, denoised.counts, scores)
         return canvas, record, sizes[bucket]
 
-    record = jax.eval_shape(one_step, canvas)[1]
+    record = jax.eval_shape(one_step, params, canvas)[1]
     records = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), record)
 
     def body(carry):
         step, canvas, records, rows = carry
-        canvas, record, n_rows = one_step(canvas)
+        canvas, record, n_rows = one_step(params, canvas)
         records = jax.tree.map(lambda all_, one: all_.at[step].set(one), records, record)
         return step + 1, canvas, records, rows.at[step].set(n_rows)
 
