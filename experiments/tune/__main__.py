@@ -100,14 +100,16 @@ def _confirmation(config: TuneConfig, judge: Judge, best: SamplerConfig) -> Iter
     """Yields what the best sampler gains over the reference and the published one, on items that
     the search never saw; and what the planners of the phone's address space make of it."""
     told, found = _told(config), judge.confirmed(best)
-    price, n = judge.price(found), len(found.tally.right)
+    others = {"reference": config.reference, "published": config.published}
+    judged = {name: judge.confirmed(sampler) for name, sampler in others.items()}
+    prices, n = judge.prices({"confirmed": found, **judged}), len(found.tally.right)
+    price = prices["confirmed"]
     yield ResultRow("tune/confirmed/exact_match", found.tally.exact_match, "of questions", n=n,
                     interval=found.tally.interval)  # fmt: skip
-    yield from _price_rows("tune/confirmed", price, n=n, **told)
-    for name, sampler in {"reference": config.reference, "published": config.published}.items():
-        other = judge.confirmed(sampler)
-        theirs, difference = judge.price(other), found.against(other)
-        yield ResultRow(f"tune/{name}/seconds", theirs.seconds, "s", n=n, **told)
+    yield from _price_rows("tune/confirmed", price, **told)
+    for name, other in judged.items():
+        theirs, difference = prices[name], found.against(other)
+        yield ResultRow(f"tune/{name}/seconds", theirs.seconds, "s", **told)
         yield ResultRow(f"tune/{name}/exact_match", other.tally.exact_match, "of questions", n=n,
                         interval=other.tally.interval)  # fmt: skip
         yield ResultRow(f"tune/against_{name}/seconds", price.seconds / theirs.seconds, "x as long",

@@ -3,14 +3,17 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
 import llada_jax as lj
 from experiments.evaluate.result_rows import workloads
+from experiments.harness.timers import times_in_turns
 from experiments.tune.settings import HERE, TuneConfig
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.graded import Evaluation
@@ -20,6 +23,8 @@ from llada_jax.evaluation.metrics import Paired, paired
 from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.phone.workload import Workload
+
+_ROUNDS = 7
 
 
 class Price(NamedTuple):
@@ -86,6 +91,26 @@ class Judge:
         answers = sum(len(batch.generations) for batch in warm)
         return Price(sum(batch.seconds for batch in warm) / answers, math.nan)
 
+    def prices(self, judged: Mapping[str, Judged]) -> dict[str, Price]:
+        """Returns what the answers of several samplers take. Here, they take turns with the first
+        items, since a machine's pace changes; the median of some rounds counts."""
+        if self.config.phone != HERE:
+            return {name: self.price(each) for name, each in judged.items()}
+        items = [self.config.confirmed(task) for task in map(load_task, self.config.tasks)]
+        turns = times_in_turns(
+            {name: partial(self._answer, each.sampler, items) for name, each in judged.items()},
+            _ROUNDS,
+        )
+        answers = len(items) * self.config.at_once
+        return {
+            name: Price(statistics.median(seconds) / answers, math.nan)
+            for name, seconds in turns.items()
+        }
+
+    def _answer(self, sampler: SamplerConfig, items: Sequence[TaskItems]) -> None:
+        for each in items:
+            deque(self._trial(sampler, each).answers(range(self.config.at_once)), maxlen=0)
+
     @cached_property
     def _phone(self) -> lj.Phone:
         return lj.phone(self.config.phone)
@@ -94,20 +119,22 @@ class Judge:
         return Judged(sampler, tuple(self._answered(sampler, each, count) for each in items))
 
     def _answered(self, sampler: SamplerConfig, items: TaskItems, count: int) -> Evaluation:
+        trial = self._trial(sampler, replace(items, count=count))
+        folder = self.folder / f"{items.task.name}-{items.seed}-{trial.sampler_name}"
+        return trial.run(trial.store(folder), progress=False)
+
+    def _trial(self, sampler: SamplerConfig, items: TaskItems) -> Trial:
         fitting = lengthened(sampler, items.task)
-        name = named(fitting)
-        trial = Trial(
+        return Trial(
             model=self.model,
             dtype=self.config.dtype,
-            items=replace(items, count=count),
-            sampler_name=name,
+            items=items,
+            sampler_name=named(fitting),
             sampler=fitting,
             backend=self.config.backend,
             batch_size=self.config.at_once,
             places=self.config.places,
         )
-        folder = self.folder / f"{items.task.name}-{items.seed}-{name}"
-        return trial.run(trial.store(folder), progress=False)
 
 
 def named(sampler: SamplerConfig) -> str:
