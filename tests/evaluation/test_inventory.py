@@ -50,9 +50,9 @@ def test_answers_take_four_to_eight_blocks():
 
 def test_wordings_are_drawn_alike_and_each_for_itself():
     told = [sentence for item in items(0, 200) for sentence in item.answer.split(". ")[:-1]]
-    openings = [f"{text}".strip().capitalize() for text in WORDS["opening"] if text]
-    form = re.compile(rf"({'|'.join(openings)})? ?(the|on the) \w+ shelf (.*?) ?[\d+=-]+ \w+(.*)", re.I)
-    parts = [form.fullmatch(sentence).groups() for sentence in told]
+    opening = "|".join(text.strip() for text in WORDS["opening"] if text)
+    form = rf"(?:({opening}) )?(the|on the) \w+ shelf (.*?) ?[\d+=-]+ \w+(.*)"
+    parts = [re.fullmatch(form, sentence, re.IGNORECASE).groups() for sentence in told]
     for place, kinds in ((0, WORDS["opening"]), (3, WORDS["ending"])):
         shares = Counter((groups[place] or "").strip().lower() for groups in parts)
         assert set(shares) == {kind.strip() for kind in kinds}

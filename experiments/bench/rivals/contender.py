@@ -24,6 +24,11 @@ class Timed(NamedTuple):
         """Returns the seconds of a model with so many times the layers."""
         return self.seconds + (times - 1) * self.layers
 
+    @property
+    def head(self) -> float:
+        """Returns the seconds of the product with the vocabulary, and of what is made of it."""
+        return self.seconds - self.layers
+
 
 @dataclass(frozen=True)
 class Contender:

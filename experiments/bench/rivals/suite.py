@@ -35,6 +35,7 @@ PROMPT_LENGTH, GEN_LENGTH, BLOCK_LENGTH, CACHED = 64, 128, 32, 256
 CANVAS = PROMPT_LENGTH + GEN_LENGTH
 BLOCKS = GEN_LENGTH // BLOCK_LENGTH
 DECODINGS = 2
+TimedPair = tuple[Timed, Timed]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +180,19 @@ class _Suite:
                     asked = self._in_turns(ours, running, other, work, number)
                     theirs = [each for _, each in asked]
                     yield from self._seconds(other, running.about, work, number, theirs)
-                    pairs = ([each.at_depth(self._deeper) for each in pair] for pair in asked)
-                    ratios = [theirs / ours for ours, theirs in pairs]
-                    name = f"ratio/{_named(work, other, number)}"
-                    yield from spread(name, ratios, f"x {mine.name}")
+                    yield from self._ratios(mine, other, work, number, asked)
         except Missing as error:
             left_out(other.name, str(error))
+
+    def _ratios(
+        self, mine: Contender, other: Contender, work: str, number: int, asked: list[TimedPair]
+    ) -> Iterator[ResultRow]:
+        unit, deeper = f"x {mine.name}", self._deeper
+        whole = [theirs.at_depth(deeper) / ours.at_depth(deeper) for ours, theirs in asked]
+        yield from spread(f"ratio/{_named(work, other, number)}", whole, unit)
+        if work == "forward":
+            heads = [theirs.head / ours.head for ours, theirs in asked]
+            yield from spread(f"ratio/head/{other.name}/{number}", heads, unit)
 
     def _works(self) -> Iterator[tuple[str, int]]:
         yield from (("forward", rows) for rows in self._config.rows)
@@ -195,7 +203,7 @@ class _Suite:
 
     def _in_turns(
         self, ours: Running, running: Running, other: Contender, work: str, number: int
-    ) -> list[tuple[Timed, Timed]]:
+    ) -> list[TimedPair]:
         def theirs() -> Timed:
             if work == "forward" or other.decodes:
                 return running.ask(work, number)
@@ -226,6 +234,9 @@ class _Suite:
     ) -> Iterator[ResultRow]:
         seconds = [each.at_depth(self._deeper) for each in asked]
         yield from spread(_named(work, contender, number), seconds, "s", about)
+        if work == "forward":
+            heads = [each.head for each in asked]
+            yield from spread(f"head/{contender.name}/{number}", heads, "s", about)
         if work == "forward" and contender.numbers in self._peaks:
             speed = 2 * number * multiplied(self._model) / statistics.median(seconds)
             share = speed / self._peaks[contender.numbers].ops_per_second

@@ -76,6 +76,13 @@ def test_others_are_compared_turn_by_turn(timed):
     assert names[first - 1 : first + 7] == [one, other, other, one, one, other, other, one]
 
 
+def test_the_head_stands_alone_too(timed):
+    rows, _ = timed()
+    assert rows["head/litert/int8/4"].value == pytest.approx(4 * 0.2)
+    assert rows["ratio/head/fast_dllm/bfloat16/4"].value == pytest.approx(3)
+    assert not any(name.startswith("head/") and "decode" in name for name in rows)
+
+
 def test_who_does_not_decode_forwards_the_canvas_in_each_step(timed):
     rows, calls = timed()
     assert ("llama.cpp/Q4_0", "forward", 192) in calls
