@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 import llada_jax as lj
-from experiments.harness.own_process import in_own_process
 from experiments.harness.random_weights import RandomWeights, random_params
 from experiments.harness.results import ResultRow
+from experiments.harness.timers import in_own_process
 from llada_jax.backend.resources import peak_memory
 from llada_jax.config import ModelConfig, Quant, SamplerConfig, require
 from llada_jax.experts.costs import ExpertCosts

@@ -11,9 +11,8 @@ import numpy as np
 from tqdm import tqdm
 
 import llada_jax as lj
-from experiments.bench.spread import require_quartiles, spread
 from experiments.harness.results import ResultRow
-from experiments.harness.timers import times_in_turns
+from experiments.harness.timers import spread, times_in_turns
 from llada_jax.backend.resources import available_cores
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.model.forward import cache_for, forward_rows
@@ -41,12 +40,7 @@ class Comparison(NamedTuple):
 
 
 def time_hot_paths(shape: ModelConfig, repeats: int, seed: int) -> Iterator[ResultRow]:
-    """Returns the rows of the suite. Raises ValueError for fewer repeats than quartiles need."""
-    require_quartiles(repeats)
-    return _timed(shape, repeats, seed)
-
-
-def _timed(shape: ModelConfig, repeats: int, seed: int) -> Iterator[ResultRow]:
+    """Yields all rows of the suite."""
     model = lj.Model(shape, init_params(shape, jax.random.key(seed)), None)
     with TileMultiplier(available_cores()) as multiply:
         compared = [

@@ -16,15 +16,31 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast, get_args
 
-from experiments.bench.peak import Numbers, Peak, measure_bandwidth, measure_peak
-from experiments.bench.rivals.contender import Contender, Missing, Running, Timed, started
-from experiments.bench.rivals.figures import instruction_sets, left_out, multiplied
-from experiments.bench.rivals.gguf_file import write_gguf
-from experiments.bench.rivals.program import seconds_a_step
-from experiments.bench.rivals.weight_error import error_as_stored, error_of_gguf
-from experiments.bench.spread import require_quartiles, spread
+from experiments.bench.peak import (
+    Numbers,
+    Peak,
+    instruction_sets,
+    measure_bandwidth,
+    measure_peak,
+)
+from experiments.bench.rivals.contender import (
+    Contender,
+    Missing,
+    Running,
+    Timed,
+    left_out,
+    seconds_a_step,
+    started,
+)
+from experiments.bench.rivals.random_files import (
+    error_as_stored,
+    error_of_gguf,
+    multiplied,
+    write_gguf,
+)
 from experiments.harness.random_weights import RandomWeights
 from experiments.harness.results import ResultRow
+from experiments.harness.timers import spread
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.resources import available_cores, require_disk
@@ -71,7 +87,6 @@ class RivalsBenchConfig:
 
 def time_rivals(model: ModelConfig, config: RivalsBenchConfig, repeats: int) -> Iterator[ResultRow]:
     """Returns the rows of the suite. Raises ValueError for what it cannot time."""
-    require_quartiles(repeats)
     require(
         config.layers <= model.n_layers,
         f"layers is {config.layers}; allowed: up to the model's {model.n_layers}",
