@@ -133,15 +133,6 @@ class _Suite:
                     f"peak/{numbers}", peak.ops_per_second / 1e9, "GOP/s", source=peak.how
                 )
 
-    def _told(self) -> dict[str, object]:
-        return {
-            "model": asdict(self._shape),
-            "cached": CACHED,
-            "prompt_length": PROMPT_LENGTH,
-            "gen_length": GEN_LENGTH,
-            "block_length": BLOCK_LENGTH,
-        }
-
     def _contenders(self) -> Iterator[Contender]:
         for kind in self._config.ours:
             numbers = "bfloat16" if kind == "xla/bfloat16" else "int8"
@@ -175,14 +166,16 @@ class _Suite:
             write_export(folder, Export(self._shape, weights, settings, "random", verify=False))
         elif "gguf" in contender.told and not self._gguf.exists():
             write_gguf(self._gguf, self._shape, RandomWeights(self._shape, "float32"))
-        with started(contender, self._told()) as running:
+        told = {"model": asdict(self._shape), "cached": CACHED, "prompt_length": PROMPT_LENGTH}
+        told |= {"gen_length": GEN_LENGTH, "block_length": BLOCK_LENGTH}
+        with started(contender, told) as running:
             yield running
         shutil.rmtree(folder, ignore_errors=True)
 
     def _alone(self, mine: Contender, ours: Running) -> Iterator[ResultRow]:
         yield self._error(mine)
-        for work, number in self._works():
-            asked = [ours.ask(work, number) for _ in range(self._times(work) + 1)]
+        for work, number, times in self._works():
+            asked = [ours.ask(work, number) for _ in range(times + 1)]
             yield from self._seconds(mine, ours.about, work, number, asked[1:])
 
     def _beside(self, mine: Contender, ours: Running, other: Contender) -> Iterator[ResultRow]:
@@ -190,8 +183,8 @@ class _Suite:
         try:
             with self._running(other) as running:
                 yield self._error(other)
-                for work, number in self._works():
-                    asked = self._in_turns(ours, running, other, work, number)
+                for work, number, times in self._works():
+                    asked = self._in_turns(ours, running, other, work, number, times)
                     theirs = [each for _, each in asked]
                     yield from self._seconds(other, running.about, work, number, theirs)
                     pairs = ([each.at_depth(self._deeper) for each in pair] for pair in asked)
@@ -201,15 +194,13 @@ class _Suite:
         except Missing as error:
             left_out(other.name, str(error))
 
-    def _works(self) -> Iterator[tuple[str, int]]:
-        yield from (("forward", rows) for rows in self._config.rows)
-        yield "decode", self._steps
-
-    def _times(self, work: str) -> int:
-        return self._repeats if work == "forward" else DECODINGS
+    def _works(self) -> Iterator[tuple[str, int, int]]:
+        """Yields what is asked for, with how many rows or steps, and how often."""
+        yield from (("forward", rows, self._repeats) for rows in self._config.rows)
+        yield "decode", self._steps, DECODINGS
 
     def _in_turns(
-        self, ours: Running, running: Running, other: Contender, work: str, number: int
+        self, ours: Running, running: Running, other: Contender, work: str, number: int, times: int
     ) -> list[tuple[Timed, Timed]]:
         def theirs() -> Timed:
             if work == "forward" or other.decodes:
@@ -221,7 +212,7 @@ class _Suite:
         for call in calls:
             call()  # what it compiles, and what the one before left in the caches
         asked = []
-        for turn in range(self._times(work)):
+        for turn in range(times):
             order = (0, 1) if turn % 2 else (1, 0)
             found = {which: calls[which]() for which in order}
             asked.append((found[0], found[1]))
