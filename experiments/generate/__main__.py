@@ -18,19 +18,18 @@ what LLaDA's plain sampler would have taken.
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from hydra.core.override_parser.types import Quote, QuotedString
 
 import llada_jax as lj
 from experiments.generate.constrained_sampler import ConstrainedSampler
+from experiments.generate.elsewhere import on_phones, plain_sampler_here, side_by_side
 from experiments.generate.live_canvas import CanvasPage, printable, watching
-from experiments.generate.plain_sampler import plain_sampler_here, side_by_side
-from experiments.harness.on_phones import on_phones
 from experiments.harness.results import ResultRow, table, traces
 from experiments.harness.run import Run, entry_point
 from experiments.harness.tiled import check_tiles
@@ -160,20 +159,6 @@ def compiled_speed(first: lj.Result, second: lj.Result) -> list[ResultRow]:
     ]
 
 
-def step_metrics(trace: lj.Trace) -> Iterator[dict[str, Any]]:
-    """Yields a line of `metrics.jsonl` for each forward; `seconds` is null in a compiled loop."""
-    commits = trace.event_step[trace.event_kind == Event.COMMIT]
-    counts = ("live_rows", "head_rows", "cache_length", "block")
-    for step, seconds in enumerate(trace.seconds):
-        yield {
-            "step": step,
-            "rows": int(trace.rows[step]),
-            **{name: int(getattr(trace, name)[step, 0]) for name in counts},
-            "committed": int((commits == step).sum()),
-            "seconds": None if np.isnan(seconds) else float(seconds),
-        }
-
-
 def _counts(result: lj.Result) -> list[ResultRow]:
     return [
         ResultRow("forwards", result.nfe[0], "forwards"),
@@ -192,8 +177,6 @@ def _tokens(result: lj.Result) -> int:
 def _write(run: Run, result: lj.Result, rows: list[ResultRow]) -> None:
     (answer,) = result.text
     run.begin()
-    for line in step_metrics(result.trace):
-        run.record(line)
     result.trace.save(run.folder / "trace.npz")
     run.write("answer.txt", answer + "\n")
     print(f"\n{printable(answer)}\n")
