@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.harness.estimates import difference, mean_of, ratio
 from experiments.reproduce.bands import band, phone_of
-from experiments.reproduce.chapter import ONE_A_STEP, PAPER, Chapter, chapter, modelled
+from experiments.reproduce.chapter import PAPER, Chapter, chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -76,28 +76,29 @@ def fig13c(world: PublishedTasks) -> Chapter:
 def fig14(world: PublishedTasks) -> Chapter:
     """Compares the watts and the joules of four systems."""
     figure, prompt = world.published["fig14"], world.task("GSM8K").prompt
-    llama = autoregressive(prompt, 128)
+    llama, on_cpu = (autoregressive(prompt, 128),), System(body="cpu")
+    decoded = world.workloads("GSM8K", 128, Decoding())[:METERED]
     runs = {
-        "LLaDA CPU": ((blockwise(prompt, 128),), world.phone("SM8750", System(body="cpu"))),
-        "LLaDA llada.cpp": (world.workloads("GSM8K", 128, Decoding())[:METERED],
-                            world.phone("SM8750", System())),
-        "Llama CPU": ((llama,), phone_of("llama3_8b", "SM8750", System(body="cpu"))),
-        "Llama NPU": ((llama,), phone_of("llama3_8b", "SM8750", System(runtime="wide"))),
-    }  # fmt: skip
+        "LLaDA CPU": ("llada_8b", (blockwise(prompt, 128),), on_cpu),
+        "LLaDA llada.cpp": ("llada_8b", decoded, System()),
+        "Llama CPU": ("llama3_8b", llama, on_cpu),
+        "Llama NPU": ("llama3_8b", llama, System(runtime="wide")),
+    }
     rows = []
-    for name, (workloads, timer) in runs.items():
+    for name, (shape, workloads, system) in runs.items():
+        timer = phone_of(shape, "SM8750", system)
         energies = [simulate(each, timer).energy for each in workloads]
         found = Energy(*map(fmean, zip(*energies, strict=True)))
-        source = SOURCE if "llada.cpp" in name else ONE_A_STEP
-        more: Any = {"fitted": False, "source": f"{PAPER}, Figure 14", "trace_source": source}
         label = name.replace(" ", "_").lower()
         for what, value, unit, published in (
             ("watts", found.watts, "W", figure["power_W"]),
             ("joules", found.above_idle, "J", figure["energy_J"]),
         ):
             rows.append(
-                modelled(f"fig14/{label}/{what}", value, unit, reference=published[name],
-                          band=band(value, POWER_SPREAD, world.spread), **more)
+                modelled(f"fig14/{label}/{what}", value, unit, fitted=False,
+                         reference=published[name], source=f"{PAPER}, Figure 14",
+                         band=band(value, POWER_SPREAD, world.spread),
+                         trace_source=workloads[0].source)
             )  # fmt: skip
     joules = [figure["energy_J"][name] for name in ("LLaDA CPU", "LLaDA llada.cpp")]
     watts = [figure["power_W"][name] for name in ("LLaDA CPU", "LLaDA llada.cpp")]
