@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 import llada_jax as lj
+from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.backend.litert.runtime import LiteRT
@@ -104,12 +105,8 @@ def _samples(config: ExportRunConfig) -> list[Inputs]:
 def _recorded(
     model: lj.Model, questions: Sequence[str], recording: RecordingConfig
 ) -> list[Inputs]:
-    """Records inputs of the first float32 forwards, in one shape that holds them all. Raises
-    ValueError where the model has no tokenizer."""
-    if model.tokenizer is None:
-        raise ValueError("the model has no tokenizer; allowed: precisions fp16 and int8 alone")
-    encode, sampler = model.tokenizer.encode_chat, with_ids(recording.sampler, model.config)
-    prompts = [encode([{"role": "user", "content": question}]) for question in questions]
+    """Records inputs of the first float32 forwards, in one shape that holds them all."""
+    sampler, prompts = with_ids(recording.sampler, model.config), prompts_of(model, questions)
     length = max(map(len, prompts)) + sampler.gen_length
     length = -(-length // _MULTIPLE) * _MULTIPLE
     program = CompiledOnDemand(model.config, model.params, LiteRT())

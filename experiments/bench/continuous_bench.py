@@ -13,6 +13,7 @@ from operator import eq
 from typing import NamedTuple
 
 import llada_jax as lj
+from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import Took, in_turns, spread
 from llada_jax.config import SamplerConfig, require, require_counts
@@ -54,10 +55,7 @@ class Decoded(NamedTuple):
 def time_continuous(model: lj.Model, config: ContinuousBenchConfig) -> Iterator[ResultRow]:
     """Yields, for each sampler, the share of useful forwards, items a minute, and the ratios."""
     items = TaskItems(task=load_task(config.task), count=config.items)
-    questions = [items.item(place).question for place in range(config.items)]
-    assert model.tokenizer is not None
-    encode = model.tokenizer.encode_chat
-    prompts = [encode([{"role": "user", "content": question}]) for question in questions]
+    prompts = prompts_of(model, (items.item(place).question for place in range(config.items)))
     for name in config.samplers:
         decode = partial(_decoded, model, prompts, config.sampler(name))
         ways = {"batches": partial(decode, config.batch, stream=False)}

@@ -30,6 +30,7 @@ import llada_jax as lj
 from experiments.generate.constrained_sampler import ConstrainedSampler
 from experiments.generate.elsewhere import on_phones, plain_sampler_here, side_by_side
 from experiments.generate.live_canvas import CanvasPage, printable, watching
+from experiments.harness.questions import tokenizer_of
 from experiments.harness.results import ResultRow, table, traces
 from experiments.harness.run import Run, entry_point
 from experiments.harness.tiled import check_tiles
@@ -82,9 +83,7 @@ class GenerateConfig:
 def generate(config: GenerateConfig, run: Run) -> None:
     """Decodes, prints the answer and the results, and fills the run folder."""
     model = run.of(lj.load(config.model, config.dtype, mesh=mesh_for(config.mesh)))
-    tokenizer = model.tokenizer
-    if tokenizer is None:
-        raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
+    tokenizer = tokenizer_of(model)
     sampler = config.sampler.config
     decode = partial(
         lj.infill if config.infill else lj.generate,
