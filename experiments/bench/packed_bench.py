@@ -14,12 +14,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from experiments.bench.peak import instruction_sets
-from experiments.harness.random_weights import RandomWeights, random_params
+from experiments.harness.random_weights import export_random, random_params
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import Took, in_turns, spread
-from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.opened import Exported
-from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.resources import available_cores
 from llada_jax.backend.session import Session
 from llada_jax.build.denoisers import denoiser_for, score_rules
@@ -105,8 +103,8 @@ def _litert(model: ModelConfig, config: PackedBenchConfig) -> Decode:
     canvas = -(-(PROMPT_LENGTH + config.gen_length) // 64) * 64
     settings = ExportConfig(rows=ROWS, caches=(canvas,), canvases=(1, config.canvases))
     with TemporaryDirectory() as scratch:  # what is open stays
-        folder, weights = Path(scratch) / "model", RandomWeights(model, "int8")
-        write_export(folder, Export(model, weights, settings, "random", verify=False))
+        folder = Path(scratch) / "model"
+        export_random(folder, model, settings)
         denoiser = Session(Exported(folder), score_rules(with_ids(SamplerConfig(), model)))
     run = partial(decode, denoiser.denoiser(), None, model, loop="host")
     return lambda prompts, block: run(prompts, _sampler(config, block))

@@ -19,12 +19,10 @@ from unittest.mock import patch
 import jax
 
 import llada_jax as lj
-from experiments.harness.random_weights import RandomWeights
+from experiments.harness.random_weights import export_random
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of, in_own_process, spread, times_in_turns
-from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.opened import Exported
-from llada_jax.backend.exported.writer import write_export
 from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.checkpoint import save_huggingface, sources
 from llada_jax.config import ExportConfig, ModelConfig, require_counts
@@ -85,8 +83,7 @@ def time_opening(shape: ModelConfig, scratch: Path, repeats: int) -> Iterator[Re
     scratch.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=scratch) as name:
         folder = Path(name) / "exported"
-        weights = RandomWeights(shape, OPENED.quant)
-        written = write_export(folder, Export(shape, weights, OPENED, "random", verify=False))
+        written = export_random(folder, shape, OPENED)
         gigabytes = sum(file.bytes for file in written.files) / 1e9
         yield ResultRow("start/opening/files", gigabytes, "GB")
         environment = {"XDG_CACHE_HOME": f"{name}/cache"}

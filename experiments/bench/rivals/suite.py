@@ -38,11 +38,9 @@ from experiments.bench.rivals.random_files import (
     multiplied,
     write_gguf,
 )
-from experiments.harness.random_weights import RandomWeights
+from experiments.harness.random_weights import RandomWeights, export_random
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import spread
-from llada_jax.backend.exported.contents import Export
-from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.resources import available_cores, require_disk
 from llada_jax.config import ExportConfig, ModelConfig, Quant, ascending_counts, require
 from llada_jax.model.params import param_count
@@ -161,9 +159,8 @@ class _Suite:
         if runtime == "litert":
             rows = tuple(sorted({*self._config.rows, BLOCK_LENGTH, CANVAS}))
             settings = ExportConfig(quant=cast(Quant, quant), rows=rows, caches=(CACHED,))
-            weights = RandomWeights(self._shape, settings.quant)
             folder.parent.mkdir(exist_ok=True)
-            write_export(folder, Export(self._shape, weights, settings, "random", verify=False))
+            export_random(folder, self._shape, settings)
         elif "gguf" in contender.told and not self._gguf.exists():
             write_gguf(self._gguf, self._shape, RandomWeights(self._shape, "float32"))
         told = {"model": asdict(self._shape), "cached": CACHED, "prompt_length": PROMPT_LENGTH}
