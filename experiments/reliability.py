@@ -80,7 +80,9 @@ def measure(config: ReliabilityConfig, run: Run) -> None:
     diagrams = reliability_by_task(model, config)
     for name, found in diagrams.items():
         bins = zip(("counts", "confidence", "accuracy"), found[1:], strict=True)
-        run.record({"name": name} | {key: _plain(values) for key, values in bins})
+        # JSON does not know NaN
+        plain = {key: np.where(np.isnan(each), None, each).tolist() for key, each in bins}
+        run.record({"name": name, **plain})
     drawn = draw_reliability({key: diagrams[f"all/{key}"] for key in CANVASES})
     save(drawn, run.folder / "reliability.png")
     rows = []
@@ -118,11 +120,6 @@ def reliability_by_task(model: lj.Model, config: ReliabilityConfig) -> dict[str,
 
 def _joined(parts: Iterable[Predictions]) -> Predictions:
     return Predictions(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-def _plain(values: np.ndarray) -> list[float | None]:
-    """Writes NaN, which JSON does not know, as null."""
-    return [None if np.isnan(value) else float(value) for value in values]
 
 
 def _predictions(

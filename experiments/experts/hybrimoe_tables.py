@@ -159,17 +159,16 @@ def gains_of(phase: Phase, cells: list[Cell]) -> Iterator[ResultRow]:
     gains = []
     for cell in cells:
         before, after = cell.run(BASELINE[phase]), cell.run(HYBRIMOE)
-        seconds = {"ktransformers": before.seconds.mean(), "hybrimoe": after.seconds.mean()}
-        gains.append(seconds["ktransformers"] / seconds["hybrimoe"])
+        gains.append(before.seconds.mean() / after.seconds.mean())
         name = f"{phase}/{cell.name}"
-        for system, value in seconds.items():
+        for system, outcome in (("ktransformers", before), ("hybrimoe", after)):
             shown = PUBLISHED["digitised_tokens_per_second"].get(f"{name}/{system}")
             source = f"{SOURCE}, figure 8, digitised by a third party"
             known: Any = {"reference": 1 / shown, "source": source} if shown else {}
-            yield _modelled(f"{name}/{system}", value, "s", n=len(before.seconds), **known)
-        yield _modelled(f"{name}/gain", gains[-1], "x faster")
-        for system, outcome in (("ktransformers", before), ("hybrimoe", after)):
+            seconds = outcome.seconds
+            yield _modelled(f"{name}/{system}", seconds.mean(), "s", n=len(seconds), **known)
             yield _modelled(f"{name}/{system}/hits", outcome.hit_rate, "of activated experts")
+        yield _modelled(f"{name}/gain", gains[-1], "x faster")
     yield _modelled(
         f"average/{phase}", np.mean(gains), "x faster", n=len(gains),
         reference=PUBLISHED["average"][phase], source=f"{SOURCE}, abstract",

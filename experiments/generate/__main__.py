@@ -21,27 +21,70 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from hydra.core.override_parser.types import Quote, QuotedString
 
 import llada_jax as lj
-from experiments.generate.constrained_sampler import ConstrainedSampler
 from experiments.generate.elsewhere import on_phones, plain_sampler_here, side_by_side
 from experiments.generate.live_canvas import CanvasPage, printable, watching
 from experiments.harness.questions import tokenizer_of
 from experiments.harness.results import ResultRow, table, traces
 from experiments.harness.run import Run, entry_point
 from experiments.harness.tiled import check_tiles
-from llada_jax.config import ONE_DEVICE, MeshConfig, require
+from llada_jax.config import ONE_DEVICE, MeshConfig, SamplerConfig, require
+from llada_jax.constraint.patterns import Measure
 from llada_jax.model.mesh import mesh_for
 from llada_jax.phone.profile import load_profile
 from llada_jax.revision.tiles import Kind
 from llada_jax.sampler.trace import Event
 from llada_jax.text import Tokenizer
 
-Loops = Literal["host", "compiled", "both"]
+
+@dataclass(frozen=True, kw_only=True)
+class ConstraintSettings:
+    """At most one of a regular expression, a JSON schema (a file, or itself) and a list of texts;
+    and what confidence is measured in."""
+
+    regex: str | None = None
+    json_schema: str | None = None
+    choice: tuple[str, ...] | None = None
+    confidence: Measure = "allowed"
+
+    def made(self) -> lj.Constraint | None:
+        """Returns the constraint that is asked for."""
+        makers = {"regex": lj.regex, "json_schema": _json_schema, "choice": lj.choice}
+        given = {name: getattr(self, name) for name in makers}
+        given = {name: value for name, value in given.items() if value is not None}
+        require(len(given) <= 1, f"{', '.join(given)} are set; allowed: one of them")
+        for name, value in given.items():
+            return makers[name](value, confidence=self.confidence)
+        return None
+
+
+def _json_schema(given: str, **options: Any) -> lj.Constraint:
+    is_file = not given.lstrip().startswith("{")
+    require(not is_file or Path(given).is_file(), f"json_schema is {given!r}; allowed: a file")
+    return lj.json_schema(Path(given).read_text() if is_file else given, **options)
+
+
+@dataclass(frozen=True, init=False)
+class ConstrainedSampler:
+    """All settings of a sampler, and `constraint`."""
+
+    config: SamplerConfig
+    constraint: lj.Constraint | None
+
+    def __init__(self, constraint: ConstraintSettings | None = None, **settings: Any) -> None:
+        object.__setattr__(self, "config", SamplerConfig(**settings))
+        object.__setattr__(self, "constraint", constraint and constraint.made())
+
+    @classmethod
+    def setting_types(cls, accept: object = None) -> dict[str, Any]:
+        """Returns the type of each setting."""
+        return {**SamplerConfig.setting_types(accept), "constraint": ConstraintSettings}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +101,7 @@ class GenerateConfig:
     backend: str = "xla"
     tiles: Kind | None = None
     mesh: MeshConfig = ONE_DEVICE
-    loop: Loops = "both"
+    loop: Literal["host", "compiled", "both"] = "both"
     pause: float = 0.0
     phones: tuple[str, ...] = ()
     plain_sampler: bool = True

@@ -18,16 +18,19 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from glob import glob
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from experiments.evaluate.result_rows import comparison_rows
 from experiments.evaluate.score_table import DIFFERENCE, P_VALUE, difference_cells
 from experiments.harness.pictures import ScorePoint, ratios, score_curves, scores, training_curve
 from experiments.harness.results import ResultRow, number
-from experiments.harness.run import CONFIG, Run, entry_point, stored_settings
+from experiments.harness.run import CONFIG, RESULTS, Run, entry_point, stored_settings
 from experiments.report.labels import labels, settings_apart
-from experiments.report.markdown import MarkdownPage
+from experiments.report.markdown import PAGE, MarkdownPage
 from experiments.report.runs import (
     DecoderRun,
     baseline_of,
@@ -211,6 +214,31 @@ def _cell(rows: Mapping[str, Mapping[str, Any]], name: str) -> str:
     interval = " to ".join(map(number, rows.get(name, {}).get("interval", ())))
     value = number(rows[name]["value"]) if name in rows else ""
     return f"{value} ({interval})" if interval else value
+
+
+def sweep_page(folder: Path, jobs: Sequence[Path]) -> None:
+    """Writes `report.md`, its pictures and their `results.json` into the folder of a sweep, whose
+    jobs have folders of their own. Does nothing for a single job, and for workers that only decode.
+    """
+    if len(jobs) < 2 or not all((job / RESULTS).is_file() for job in jobs):
+        return
+    if find_spec("matplotlib") is None:
+        print("\nno joint table and picture: the extra `plots` is not installed")
+        return
+    config = ReportConfig(title=folder.name, runs=tuple(map(str, jobs)), baseline=None)
+    report(config, _SweepFolder(folder, OmegaConf.create()))
+
+
+class _SweepFolder(Run):
+    """The folder of a sweep, which is no run itself: it has no settings and no environment."""
+
+    def begin(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def finish(self, results: Sequence[ResultRow], shown: str | None = None) -> None:
+        """Writes `results.json`, and prints the page."""
+        super().finish(results, (self.folder / PAGE).read_text(encoding="utf-8"))
+        print(f"this page is {self.folder / PAGE}")
 
 
 main = entry_point("report", report, ReportConfig)
