@@ -57,7 +57,7 @@ def time_hot_paths(shape: ModelConfig, repeats: int, seed: int) -> Iterator[Resu
                 yield from spread(f"{path}/{name} vs {baseline}", ratios, "x as fast")
 
 
-def decoding(model: lj.Model) -> dict[str, Ways]:
+def decoding(model: lj.Model) -> Mapping[str, Ways]:
     """Compares windows with equal forwards; both loops; and the backends that are installed."""
     # Without the special ids at the vocabulary's ends.
     ids = min(16, model.config.vocab_size // 4), model.config.vocab_size // 2
@@ -67,8 +67,8 @@ def decoding(model: lj.Model) -> dict[str, Ways]:
     windows = {name: sampler.replace(cache=name) for name in ("none", "blockwise", "dual")}
     decode = partial(lj.generate, model, prompt)
     loops = {name: partial(decode, blockwise, loop=name) for name in ("host", "compiled")}
-    found = {"window": {name: partial(decode, each) for name, each in windows.items()}}
-    found["loop"] = loops
+    found: dict[str, Ways] = {"loop": loops}
+    found["window"] = {name: partial(decode, each) for name, each in windows.items()}
     if find_spec("ai_edge_litert"):
         litert = partial(decode, blockwise, backend="litert", loop="host")
         found["backend"] = {"xla": loops["host"], "litert": litert}
