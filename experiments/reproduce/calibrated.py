@@ -51,9 +51,9 @@ def dynamics(world: PublishedTasks) -> Chapter:
     rows = []
     for fitted, figures in ((True, world.figures), (False, world.published)):
         first, tail = figures["fig8_first_commit_step"], figures["fig5a_tail_steps_pct"]
-        commits_at = {place: found.first_commit[place - 1] for place in first["position"]}
+        commits_at = {k: float(found.first_commit[k - 1]) for k in first["position"]}
         rows += _points("fig8/position", commits_at, first["values"], "forwards", fitted)
-        shares = {left: 100 * found.tail_share[left - 1] for left in tail["masks_left"]}
+        shares = {k: float(100 * found.tail_share[k - 1]) for k in tail["masks_left"]}
         rows += _points("fig5a/", shares, tail["pct"], "%", fitted)
     words = [
         f"`{name}`: prompt of {task.prompt} tokens, {statistics(task.dynamics).forwards:.1f} "
