@@ -26,6 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 import llada_jax as lj
+from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import SamplerConfig, require_counts
@@ -163,15 +164,13 @@ def _measured(
     held: bool = True,
 ) -> list[ResultRow]:
     valid, right, forwards, count = 0, 0, [], len(items)
-    tokenizer: Any = model.tokenizer
     # An automaton joins all patterns of a stream, so of many it gets as many as there are places.
     size = config.batch_size if len({each.pattern for each in given}) > 1 else count
     for first in range(0, count, size):
         part, constraints = items[first : first + size], given[first : first + size]
-        chats = [[{"role": "user", "content": item.question}] for item in part]
         results = lj.generate_stream(
             model,
-            [tokenizer.encode_chat(chat) for chat in chats],
+            prompts_of(model, (item.question for item in part)),
             sampler,
             places=config.batch_size,
             constraint=constraints if constraints and held else None,

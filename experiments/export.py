@@ -7,12 +7,12 @@
 An export that was interrupted goes on with the same command.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
 
 import llada_jax as lj
+from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.backend.litert.runtime import LiteRT
@@ -87,29 +87,19 @@ def export(config: ExportRunConfig, run: Run) -> None:
 
 
 def _samples(config: ExportRunConfig) -> list[Inputs]:
-    """Records forwards of one prompt a line of the file, or of word problems to train on."""
+    """Records the first float32 forwards of one prompt a line of the file, or of word problems to
+    train on, in one shape that holds them all."""
     if config.phones.precision not in STATIC_PRECISIONS:
         return []
     recording = config.recording
     if recording.prompts is None:
         problems = word_problems.TASK.items(0, "train")
-        prompts = [item.question for item in islice(problems, recording.forwards // 4 + 1)]
+        questions = [item.question for item in islice(problems, recording.forwards // 4 + 1)]
     else:
-        prompts = [line for line in Path(recording.prompts).read_text().splitlines() if line]
-        require(bool(prompts), f"{recording.prompts} has no prompts; allowed: one a line")
+        questions = [line for line in Path(recording.prompts).read_text().splitlines() if line]
+        require(bool(questions), f"{recording.prompts} has no prompts; allowed: one a line")
     model = lj.load(config.model, "float32")
-    return _recorded(model, prompts, recording)
-
-
-def _recorded(
-    model: lj.Model, questions: Sequence[str], recording: RecordingConfig
-) -> list[Inputs]:
-    """Records inputs of the first float32 forwards, in one shape that holds them all. Raises
-    ValueError where the model has no tokenizer."""
-    if model.tokenizer is None:
-        raise ValueError("the model has no tokenizer; allowed: precisions fp16 and int8 alone")
-    encode, sampler = model.tokenizer.encode_chat, with_ids(recording.sampler, model.config)
-    prompts = [encode([{"role": "user", "content": question}]) for question in questions]
+    sampler, prompts = with_ids(recording.sampler, model.config), prompts_of(model, questions)
     length = max(map(len, prompts)) + sampler.gen_length
     length = -(-length // _MULTIPLE) * _MULTIPLE
     program = CompiledOnDemand(model.config, model.params, LiteRT())

@@ -20,6 +20,7 @@ import optax
 
 import llada_jax as lj
 from experiments.evaluate.result_rows import difference_rows, tally_rows
+from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import SamplerConfig, require_choice, require_counts, require_numbers
 from llada_jax.evaluation.graded import Evaluation
@@ -27,7 +28,6 @@ from llada_jax.evaluation.harness import lengthened
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.training.policy import (
     GRPO,
-    Canvases,
     advantages,
     grpo_step,
     masked_answers,
@@ -65,10 +65,9 @@ def improve(config: PolicyConfig, run: Run) -> None:
     """Scores, learns, and scores again."""
     task = load_task(config.questions_of)
     model = weakened(lj.load(config.model, "float32"), config.weaken, config.seed)
-    sampler, tokenizer = lengthened(config.sampler, task), model.tokenizer
-    if tokenizer is None:
-        raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
+    _ = tokenizer_of(model)  # which checks that there is one
     run.begin()
+    sampler = lengthened(config.sampler, task)
     greedy = sampler.replace(temperature=0.0)
 
     def scored(model: lj.Model) -> Evaluation:
@@ -79,12 +78,14 @@ def improve(config: PolicyConfig, run: Run) -> None:
     items, rng = task.items(config.seed, "train"), np.random.default_rng(config.seed)
     for step in range(config.steps):
         asked = [item for item in islice(items, config.questions) for _ in range(config.answers)]
-        chats = [[{"role": "user", "content": item.question}] for item in asked]
-        prompts = [tokenizer.encode_chat(chat) for chat in chats]
+        prompts = prompts_of(model, (item.question for item in asked))
         found = lj.generate(model, prompts, sampler, seed=config.seed + step, trace=True)
         right = [task.verify(item, text) for item, text in zip(asked, found.text, strict=True)]
         rewards = np.array(right, np.float32).reshape(config.questions, config.answers)
-        canvases = _canvases(config, found.trace, model, rng)
+        if config.estimate == "exact":
+            canvases = trajectory_canvases(found.trace, model.config)
+        else:
+            canvases = masked_answers(found.trace, model.config, rng)
         of_each = advantages(rewards).reshape(-1)
         params, moments = grpo_step(
             params, moments, model.config, optimizer, canvases, of_each, config.grpo
@@ -108,14 +109,6 @@ def weakened(model: lj.Model, noise: float, seed: int) -> lj.Model:
 
     params = model.params
     return model._replace(params=params._replace(layers=jax.tree.map(noisy, params.layers)))
-
-
-def _canvases(
-    config: PolicyConfig, trace: lj.Trace, model: lj.Model, rng: np.random.Generator
-) -> Canvases:
-    if config.estimate == "exact":
-        return trajectory_canvases(trace, model.config)
-    return masked_answers(trace, model.config, rng)
 
 
 main = entry_point("policy", improve, PolicyConfig)

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.harness.pictures import draw_reliability, save
+from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, TrainConfig, require, require_counts
@@ -74,13 +75,14 @@ class Predictions(NamedTuple):
 def measure(config: ReliabilityConfig, run: Run) -> None:
     """Measures every task on both kinds of canvases, and all of them together."""
     model = run.of(lj.load(config.model))
-    has_tokenizer = model.tokenizer is not None
-    require(has_tokenizer, f"{config.model!r} has no tokenizer; allowed: one that has")
+    _ = tokenizer_of(model)  # which checks that there is one
     run.begin()
     diagrams = reliability_by_task(model, config)
     for name, found in diagrams.items():
         bins = zip(("counts", "confidence", "accuracy"), found[1:], strict=True)
-        run.record({"name": name} | {key: _plain(values) for key, values in bins})
+        # JSON does not know NaN
+        plain = {key: np.where(np.isnan(each), None, each).tolist() for key, each in bins}
+        run.record({"name": name, **plain})
     drawn = draw_reliability({key: diagrams[f"all/{key}"] for key in CANVASES})
     save(drawn, run.folder / "reliability.png")
     rows = []
@@ -120,11 +122,6 @@ def _joined(parts: Iterable[Predictions]) -> Predictions:
     return Predictions(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _plain(values: np.ndarray) -> list[float | None]:
-    """Writes NaN, which JSON does not know, as null."""
-    return [None if np.isnan(value) else float(value) for value in values]
-
-
 def _predictions(
     model: lj.Model, task: Task, block_share: float, config: ReliabilityConfig
 ) -> Predictions:
@@ -136,13 +133,13 @@ def _predictions(
 def _batches(
     model: lj.Model, task: Task, block_share: float, config: ReliabilityConfig
 ) -> Iterator[TrainingBatch]:
-    tokenizer = model.tokenizer
-    assert tokenizer is not None and model.config.eos_id is not None
+    tokenizer = tokenizer_of(model)
+    assert model.config.eos_id is not None
     end = tokenizer.encode("<|eot_id|>")
 
     def example(index: int) -> Example:
         item = task.item(config.seed, index, "test")
-        prompt = tokenizer.encode_chat([{"role": "user", "content": item.question}])
+        (prompt,) = prompts_of(model, [item.question])
         return Example(prompt, [*tokenizer.encode(item.answer), *end])
 
     steps = config.items // config.batch_size

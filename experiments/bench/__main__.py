@@ -22,10 +22,9 @@ from experiments.bench.constraint_bench import time_constraints
 from experiments.bench.continuous_bench import ContinuousBenchConfig, time_continuous
 from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
 from experiments.bench.hot_paths import time_hot_paths
-from experiments.bench.loading_bench import time_loading
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
-from experiments.bench.start_bench import StartBenchConfig, time_start
+from experiments.bench.start_bench import StartBenchConfig, time_loading, time_start
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require_counts
@@ -40,6 +39,7 @@ OfAShape = Literal[
     "constraint",
     "loading",
 ]
+_WITH_QUARTILES = ("hot_paths", "rivals", "packed", "loading")
 _USUAL_SHAPES = {"hot_paths": "medium", "loading": "medium", "experts_budget": "mixture_1b"}
 
 
@@ -59,7 +59,7 @@ class BenchConfig:
     start: StartBenchConfig = field(default_factory=StartBenchConfig)
 
     def __post_init__(self) -> None:
-        require_counts(self, "repeats")
+        require_counts(self, "repeats", least=2 if self.suite in _WITH_QUARTILES else 1)
 
 
 def bench(config: BenchConfig, run: Run) -> None:

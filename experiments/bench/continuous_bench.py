@@ -2,8 +2,7 @@
 each runs until its slowest item is done.
 
 Both take turns and give the same answers. Useful forwards are those in which a place of the batch
-had an item that was not done. Seconds of the processor tell more than the clock where other
-processes run.
+had an item that was not done.
 """
 
 import statistics
@@ -11,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from operator import eq
-from time import perf_counter, process_time
 from typing import NamedTuple
 
 import llada_jax as lj
-from experiments.bench.spread import spread
+from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
+from experiments.harness.timers import Took, in_turns, spread
 from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.harness import PLACES, lengthened
 from llada_jax.evaluation.items import TaskItems
@@ -51,33 +50,25 @@ class Decoded(NamedTuple):
 
     answers: list[list[int]]
     useful: float
-    seconds: float
-    processor: float
 
 
 def time_continuous(model: lj.Model, config: ContinuousBenchConfig) -> Iterator[ResultRow]:
     """Yields, for each sampler, the share of useful forwards, items a minute, and the ratios."""
     items = TaskItems(task=load_task(config.task), count=config.items)
-    questions = [items.item(place).question for place in range(config.items)]
-    assert model.tokenizer is not None
-    encode = model.tokenizer.encode_chat
-    prompts = [encode([{"role": "user", "content": question}]) for question in questions]
+    prompts = prompts_of(model, (items.item(place).question for place in range(config.items)))
     for name in config.samplers:
         decode = partial(_decoded, model, prompts, config.sampler(name))
         ways = {"batches": partial(decode, config.batch, stream=False)}
         ways |= {f"places_{each}": partial(decode, each, stream=True) for each in config.places}
-        for way in ways.values():
-            way()  # compiles
-        turns = [{name: way() for name, way in ways.items()} for _ in range(config.turns)]
+        found, times = in_turns(ways, config.turns)
         for way in ways:
-            yield from _rows(f"continuous/{name}/{way}", way, turns)
+            yield from _rows(f"continuous/{name}/{way}", way, found, times)
 
 
 def _decoded(
     model: lj.Model, prompts: list[list[int]], sampler: SamplerConfig, size: int, *, stream: bool
 ) -> Decoded:
     """Decodes all prompts, `size` at a time."""
-    processor, began = process_time(), perf_counter()
     seeds = [*range(len(prompts))]
     if stream:
         results = lj.generate_stream(model, prompts, sampler, places=size, seed=seeds)
@@ -92,19 +83,22 @@ def _decoded(
         offered = sum(each.trace.live_rows.size for each in found)
         useful = sum(int(each.nfe.sum()) for each in found) / offered
     answers = [ids.tolist() for each in found for ids in each.generated]
-    return Decoded(answers, useful, perf_counter() - began, process_time() - processor)
+    return Decoded(answers, useful)
 
 
-def _rows(name: str, way: str, turns: list[dict[str, Decoded]]) -> Iterator[ResultRow]:
+def _rows(
+    name: str, way: str, found: dict[str, Decoded], times: dict[str, list[Took]]
+) -> Iterator[ResultRow]:
     """Yields what one way came to, against the batches of the same turn."""
-    found, batches = turns[0][way], turns[0]["batches"]
-    yield ResultRow(f"{name}/useful", found.useful, "of forwards")
-    seconds = statistics.median(turn[way].seconds for turn in turns)
-    yield ResultRow(f"{name}/speed", 60 * len(found.answers) / seconds, "items/min")
+    answers, useful = found[way]
+    yield ResultRow(f"{name}/useful", useful, "of forwards")
+    seconds = statistics.median(took.seconds for took in times[way])
+    yield ResultRow(f"{name}/speed", 60 * len(answers) / seconds, "items/min")
     if way == "batches":
         return
-    same = statistics.fmean(map(eq, found.answers, batches.answers))
+    same = statistics.fmean(map(eq, answers, found["batches"].answers))
     yield ResultRow(f"{name}/same_answers", same, "of items")
-    for what in ("seconds", "processor"):
-        ratios = [getattr(turn["batches"], what) / getattr(turn[way], what) for turn in turns]
+    for what in Took._fields:
+        pairs = zip(times["batches"], times[way], strict=True)
+        ratios = [getattr(a, what) / getattr(b, what) for a, b in pairs]
         yield from spread(f"{name}/{what}", ratios, "x faster")

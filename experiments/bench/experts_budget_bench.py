@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 import llada_jax as lj
-from experiments.harness.own_process import in_own_process
 from experiments.harness.random_weights import RandomWeights, random_params
 from experiments.harness.results import ResultRow
+from experiments.harness.timers import in_own_process
 from llada_jax.backend.resources import peak_memory
 from llada_jax.config import ModelConfig, Quant, SamplerConfig, require
 from llada_jax.experts.costs import ExpertCosts
@@ -62,20 +62,6 @@ class ExpertsBudgetConfig:
         return [list(range(40, 40 + self.prompt_length))]
 
 
-class _Case(NamedTuple):
-    """What a process decodes."""
-
-    shape: ModelConfig
-    dtype: str
-    seed: int
-    config: ExpertsBudgetConfig
-    file: Path
-
-    def model(self, *, experts: bool) -> lj.Model:
-        params = random_params(self.shape, _QUANT[self.dtype], self.seed, experts=experts)
-        return lj.Model(self.shape, params, None)
-
-
 class _Decoded(NamedTuple):
     """What a process gives."""
 
@@ -87,6 +73,57 @@ class _Decoded(NamedTuple):
     waited: float = 0.0
     hit_rate: float = 1.0
     read: int = 0
+
+    def rows(self, name: str) -> Iterator[ResultRow]:
+        """Yields what is measured with and without a budget."""
+        yield ResultRow(f"{name}/tokens_per_second", 32 / self.seconds, "tokens/s")
+        yield ResultRow(f"{name}/seconds", self.seconds, "s")
+        yield ResultRow(f"{name}/peak_memory", self.peak / 1e9, "GB")
+        yield ResultRow(f"{name}/weights", self.weights / 1e9, "GB")
+        yield ResultRow(f"{name}/beside_weights", (self.peak - self.weights) / 1e9, "GB")
+
+
+class _Case(NamedTuple):
+    """What processes decode."""
+
+    shape: ModelConfig
+    dtype: str
+    seed: int
+    config: ExpertsBudgetConfig
+    file: Path
+
+    def model(self, *, experts: bool) -> lj.Model:
+        params = random_params(self.shape, _QUANT[self.dtype], self.seed, experts=experts)
+        return lj.Model(self.shape, params, None)
+
+    def write(self) -> None:
+        weights = RandomWeights(self.shape, _QUANT[self.dtype], self.seed)
+        write_experts(self.file, self.shape, weights, self.dtype)
+
+    def measured(self) -> MachineProfile:
+        params = self.model(experts=False).params
+        return measure_machine(params, self.shape, ExpertFile(self.file), 32)
+
+    def decoded_in_memory(self) -> _Decoded:
+        model = self.model(experts=True)
+        for _ in range(2):  # the first one compiles
+            result = lj.generate(model, self.config.prompt, self.config.sampler, loop="host")
+        return _Decoded(result.tokens, result.seconds, _peak(), _bytes(model.params))
+
+    def decoded_within(self, costs: ExpertCosts, policy: str, slots: int) -> _Decoded:
+        model, config, file = self.model(experts=False), self.config, ExpertFile(self.file)
+        profile = None
+        for _ in range(2):  # the first one compiles, and says what is used most
+            run = generate_within_budget(
+                model, file, config.prompt, POLICIES[policy], costs, slots, profile,
+                config.sampler,
+            )  # fmt: skip
+            profile = run.loads
+        weights, hit_rate = _bytes(model.params), run.policy_run.hits / run.policy_run.uses
+        return _Decoded(
+            run.result.tokens, run.result.seconds, _peak(), weights + run.slots.memory_bytes,
+            run.slots.waited, hit_rate, run.slots.read,
+        )  # fmt: skip
 
 
 def time_experts_budget(
@@ -104,7 +141,7 @@ def _rows(shape: ModelConfig, config: ExpertsBudgetConfig, seed: int) -> Iterato
     for dtype in config.dtypes:
         file = Path(config.scratch, f"experts_{dtype}")
         case = _Case(shape, dtype, seed, config, file)
-        in_own_process(_write, case)
+        in_own_process(case.write)
         try:
             yield from _rows_of(case)
         finally:
@@ -113,7 +150,7 @@ def _rows(shape: ModelConfig, config: ExpertsBudgetConfig, seed: int) -> Iterato
 
 def _rows_of(case: _Case) -> Iterator[ResultRow]:
     name = f"experts_budget/{case.dtype}"
-    measured = in_own_process(_measure, case)
+    measured = in_own_process(case.measured)
     yield ResultRow(f"{name}/file", case.file.stat().st_size / 1e9, "GB")
     yield ResultRow(f"{name}/read_expert", measured.read * 1e3, "ms")
     for rows, seconds in measured.run.items():
@@ -122,14 +159,14 @@ def _rows_of(case: _Case) -> Iterator[ResultRow]:
     costs = measured.costs(case.shape.moe.experts_per_token)
     plain = None
     if case.config.in_memory:
-        plain = in_own_process(_decode_in_memory, case)
-        yield from _common(f"{name}/memory", plain)
+        plain = in_own_process(case.decoded_in_memory)
+        yield from plain.rows(f"{name}/memory")
     for share in case.config.shares:
         slots = max(1, math.floor(share * case.shape.moe.n_experts))
         for policy in case.config.policies if share < 1 else case.config.policies[-1:]:
-            found = in_own_process(_decode_within, case, costs, policy, slots)
+            found = in_own_process(case.decoded_within, costs, policy, slots)
             each = f"{name}/{share * 100:g}/{policy}"
-            yield from _common(each, found)
+            yield from found.rows(each)
             yield ResultRow(f"{each}/hit_rate", found.hit_rate, "of activated experts")
             yield ResultRow(f"{each}/read", found.read, "experts")
             yield ResultRow(f"{each}/waited", found.waited / found.seconds, "of the time")
@@ -137,51 +174,6 @@ def _rows_of(case: _Case) -> Iterator[ResultRow]:
                 equal = float(np.mean(found.tokens == plain.tokens))
                 yield ResultRow(f"{each}/equal_tokens", equal, "of the tokens")
                 yield ResultRow(f"{each}/speed", plain.seconds / found.seconds, "x in memory")
-
-
-def _common(name: str, found: _Decoded) -> Iterator[ResultRow]:
-    yield ResultRow(f"{name}/tokens_per_second", 32 / found.seconds, "tokens/s")
-    yield ResultRow(f"{name}/seconds", found.seconds, "s")
-    yield ResultRow(f"{name}/peak_memory", found.peak / 1e9, "GB")
-    yield ResultRow(f"{name}/weights", found.weights / 1e9, "GB")
-    yield ResultRow(f"{name}/beside_weights", (found.peak - found.weights) / 1e9, "GB")
-
-
-def _write(case: _Case) -> None:
-    weights = RandomWeights(case.shape, _QUANT[case.dtype], case.seed)
-    write_experts(case.file, case.shape, weights, case.dtype)
-
-
-def _measure(case: _Case) -> MachineProfile:
-    params = case.model(experts=False).params
-    return measure_machine(params, case.shape, ExpertFile(case.file), 32)
-
-
-def _decode_in_memory(case: _Case) -> _Decoded:
-    model, config = case.model(experts=True), case.config
-    for _ in range(2):  # the first one compiles
-        result = lj.generate(model, config.prompt, config.sampler, loop="host")
-    return _Decoded(result.tokens, result.seconds, _peak(), _bytes(model.params))
-
-
-def _decode_within(case: _Case, costs: ExpertCosts, policy: str, slots: int) -> _Decoded:
-    model, config, file = case.model(experts=False), case.config, ExpertFile(case.file)
-    profile = None
-    for _ in range(2):  # the first one compiles, and says what is used most
-        run = generate_within_budget(
-            model, file, config.prompt, POLICIES[policy], costs, slots, profile,
-            config.sampler,
-        )  # fmt: skip
-        profile = run.loads
-    return _Decoded(
-        run.result.tokens,
-        run.result.seconds,
-        _peak(),
-        _bytes(model.params) + run.slots.memory_bytes,
-        run.slots.waited,
-        run.policy_run.hits / run.policy_run.uses,
-        run.slots.read,
-    )
 
 
 def _peak() -> int:

@@ -1,9 +1,10 @@
-"""The suite `hot_paths`: each thing that is done often, against its baseline in the same run."""
+"""The suite `hot_paths`: each thing that is done often, against its baseline in the same run, which
+is the first of the ways to do it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,8 @@ import numpy as np
 from tqdm import tqdm
 
 import llada_jax as lj
-from experiments.bench.spread import require_quartiles, spread
 from experiments.harness.results import ResultRow
-from experiments.harness.timers import times_in_turns
+from experiments.harness.timers import spread, times_in_turns
 from llada_jax.backend.resources import available_cores
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.model.forward import cache_for, forward_rows
@@ -32,46 +32,32 @@ EXPERTS, TAKEN, ROWS, WIDTH = 64, 8, 32, 1024
 """Experts; how many of them a row takes; rows; inputs and outputs of an expert."""
 
 
-class Comparison(NamedTuple):
-    """Ways of doing one thing."""
-
-    path: str
-    baseline: str
-    candidates: Mapping[str, Callable[[], Any]]
+Ways = Mapping[str, Callable[[], Any]]
+"""Ways of doing one thing, of which the first is the baseline."""
 
 
 def time_hot_paths(shape: ModelConfig, repeats: int, seed: int) -> Iterator[ResultRow]:
-    """Returns the rows of the suite. Raises ValueError for fewer repeats than quartiles need."""
-    require_quartiles(repeats)
-    return _timed(shape, repeats, seed)
-
-
-def _timed(shape: ModelConfig, repeats: int, seed: int) -> Iterator[ResultRow]:
+    """Yields the milliseconds of each way, and how many times as fast as the baseline it is."""
     model = lj.Model(shape, init_params(shape, jax.random.key(seed)), None)
     with TileMultiplier(available_cores()) as multiply:
-        compared = [
-            *decoding(model),
-            forwards(model),
-            sampling(model, seed),
-            revision(shape, seed, multiply),
-            experts(seed),
-        ]
-        for each in tqdm(compared, desc="bench", unit="path"):
-            yield from _ratios(each, repeats)
+        paths = {
+            **decoding(model),
+            "forward": forwards(model),
+            "sampling": sampling(model, seed),
+            "revision": revision(shape, seed, multiply),
+            "experts": experts(seed),
+        }
+        for path, ways in tqdm(paths.items(), desc="bench", unit="path"):
+            times = times_in_turns(ways, repeats)
+            for name, seconds in times.items():
+                yield from spread(f"{path}/{name}", [1e3 * each for each in seconds], "ms")
+            baseline, *others = times
+            for name in others:
+                ratios = [a / b for a, b in zip(times[baseline], times[name], strict=True)]
+                yield from spread(f"{path}/{name} vs {baseline}", ratios, "x as fast")
 
 
-def _ratios(compared: Comparison, repeats: int) -> Iterator[ResultRow]:
-    """Yields the milliseconds of each way, and how many times as fast as the baseline it is."""
-    path, baseline, candidates = compared
-    times = times_in_turns(candidates, repeats)
-    for name, seconds in times.items():
-        yield from spread(f"{path}/{name}", [1e3 * each for each in seconds], "ms")
-    for name in (each for each in times if each != baseline):
-        ratios = [a / b for a, b in zip(times[baseline], times[name], strict=True)]
-        yield from spread(f"{path}/{name} vs {baseline}", ratios, "x as fast")
-
-
-def decoding(model: lj.Model) -> Iterator[Comparison]:
+def decoding(model: lj.Model) -> Mapping[str, Ways]:
     """Compares windows with equal forwards; both loops; and the backends that are installed."""
     # Without the special ids at the vocabulary's ends.
     ids = min(16, model.config.vocab_size // 4), model.config.vocab_size // 2
@@ -80,27 +66,26 @@ def decoding(model: lj.Model) -> Iterator[Comparison]:
     blockwise = sampler.replace(cache="blockwise")
     windows = {name: sampler.replace(cache=name) for name in ("none", "blockwise", "dual")}
     decode = partial(lj.generate, model, prompt)
-    yield Comparison(
-        "window", "none", {name: partial(decode, each) for name, each in windows.items()}
-    )
     loops = {name: partial(decode, blockwise, loop=name) for name in ("host", "compiled")}
-    yield Comparison("loop", "host", loops)
+    found: dict[str, Ways] = {"loop": loops}
+    found["window"] = {name: partial(decode, each) for name, each in windows.items()}
     if find_spec("ai_edge_litert"):
         litert = partial(decode, blockwise, backend="litert", loop="host")
-        yield Comparison("backend", "xla", {"xla": loops["host"], "litert": litert})
+        found["backend"] = {"xla": loops["host"], "litert": litert}
+    return found
 
 
-def forwards(model: lj.Model) -> Comparison:
+def forwards(model: lj.Model) -> Ways:
     """Compares a block's rows, which see a cache of the canvas, with all rows of the canvas."""
     length = PROMPT + GENERATED
     block = np.arange(PROMPT, PROMPT + BLOCK)
-    return Comparison("forward", "canvas", {
+    return {
         "canvas": forward_of(model, np.arange(length), 0),
         "block": forward_of(model, block, length),
-    })  # fmt: skip
+    }
 
 
-def sampling(model: lj.Model, seed: int) -> Comparison:
+def sampling(model: lj.Model, seed: int) -> Ways:
     """Compares a softmax in float64 over the whole vocabulary, as Fast-dLLM takes it, with the
     running one; the head in front of both."""
     hidden = jax.random.normal(jax.random.key(seed), (1, BLOCK, model.config.width))
@@ -119,10 +104,10 @@ def sampling(model: lj.Model, seed: int) -> Comparison:
 
     score = jax.jit(partial(score_rows, rules=ScoreRules()))
     one_pass = partial(score, model.params, hidden, None)
-    return Comparison("sampling", "float64", {"float64": in_float64, "one pass": one_pass})
+    return {"float64": in_float64, "one pass": one_pass}
 
 
-def revision(shape: ModelConfig, seed: int, multiply: TileMultiplier) -> Comparison:
+def revision(shape: ModelConfig, seed: int, multiply: TileMultiplier) -> Ways:
     """Compares scattered rows through one layer: in XLA on float32 weights, and over tiles of int4
     on the host's threads."""
     special = dict.fromkeys(("mask_id", "eos_id", "eot_id", "pad_id"))
@@ -133,10 +118,10 @@ def revision(shape: ModelConfig, seed: int, multiply: TileMultiplier) -> Compari
     *_, rows, cache = in_xla.args
     tiled = tiled_denoiser(one, ScoreRules(), multiply).forward_rows
     on_host = partial(tiled, pack_params(model.params, one), rows, cache)
-    return Comparison("revision", "float32", {"float32": in_xla, "tiles": on_host})
+    return {"float32": in_xla, "tiles": on_host}
 
 
-def experts(seed: int) -> Comparison:
+def experts(seed: int) -> Ways:
     """Compares rows through the experts that they chose: XLA's `ragged_dot`, which on a CPU
     multiplies all rows by all experts, a loop in NumPy, and ours."""
     rng = np.random.default_rng(seed)
@@ -155,11 +140,11 @@ def experts(seed: int) -> Comparison:
         return jax.lax.ragged_dot(rows, weights.swapaxes(1, 2), sizes)
 
     given = jnp.asarray(rows), jnp.asarray(weights), jnp.asarray(sizes)
-    return Comparison("experts", "ragged_dot", {
+    return {
         "ragged_dot": partial(ragged_dot, *given),
         "numpy loop": numpy_loop,
         "grouped": partial(jax.jit(grouped_product), *given),
-    })  # fmt: skip
+    }
 
 
 def forward_of(model: lj.Model, positions: np.ndarray, cached: int) -> partial[RowsOut]:

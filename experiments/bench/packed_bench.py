@@ -5,7 +5,6 @@ cut in proportion, so that the head keeps its share. Weights are random, so the 
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +13,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from experiments.bench.rivals.figures import instruction_sets
-from experiments.bench.spread import require_quartiles, spread
-from experiments.harness.random_weights import RandomWeights, random_params
+from experiments.bench.peak import instruction_sets
+from experiments.harness.random_weights import export_random, random_params
 from experiments.harness.results import ResultRow
-from llada_jax.backend.exported.contents import Export
+from experiments.harness.timers import Took, in_turns, spread
 from llada_jax.backend.exported.opened import Exported
-from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.resources import available_cores
 from llada_jax.backend.session import Session
 from llada_jax.build.denoisers import denoiser_for, score_rules
@@ -62,21 +59,15 @@ class PackedBenchConfig:
 
 
 def time_packed(model: ModelConfig, config: PackedBenchConfig, repeats: int) -> Iterator[ResultRow]:
-    """Returns the rows of the suite. Raises ValueError for what it cannot time."""
-    require_quartiles(repeats)
+    """Yields all rows of the suite."""
     size = model.vocab_size * config.layers // model.n_layers
     ids = {"mask_id": size - 1, "eos_id": None, "eot_id": None, "pad_id": None}
     sliced = model.replace(n_layers=config.layers, vocab_size=size, **ids)
-    return _timed(sliced, config, repeats)
-
-
-def _timed(model: ModelConfig, config: PackedBenchConfig, repeats: int) -> Iterator[ResultRow]:
     yield ResultRow("cores", available_cores(), "cores", source=instruction_sets())
     rng = np.random.default_rng(0)
-    shape = config.canvases, PROMPT_LENGTH
-    prompts = rng.integers(0, model.vocab_size - 1, shape).tolist()
+    prompts = rng.integers(0, size - 1, (config.canvases, PROMPT_LENGTH)).tolist()
     for name, runtime in (("litert", _litert), ("xla", _xla)):
-        run = runtime(model, config)
+        run = runtime(sliced, config)
         for block in config.block_lengths:
             yield from _compared(f"packed/{name}/block{block}", run, prompts, block, repeats)
 
@@ -84,27 +75,21 @@ def _timed(model: ModelConfig, config: PackedBenchConfig, repeats: int) -> Itera
 def _compared(
     name: str, run: Decode, prompts: list[list[int]], block: int, repeats: int
 ) -> Iterator[ResultRow]:
-    """Yields tokens a second of both, in turns, and the ratios of neighbours: by the clock, and
-    by the seconds of the processor, which other processes disturb less."""
+    """Yields tokens a second of both, in turns, and the ratios of neighbours by both clocks."""
     ways = {
         "one_by_one": lambda: [run([prompt], block).generated[0] for prompt in prompts],
         "packed": lambda: run(prompts, block).generated,
     }
-    first = {way: np.stack(call()) for way, call in ways.items()}  # compiles
-    same = float((first["packed"] == first["one_by_one"]).mean())
+    first, times = in_turns(ways, repeats)
+    tokens = np.stack(first["packed"])
+    same = float((tokens == np.stack(first["one_by_one"])).mean())
     yield ResultRow(f"{name}/same_tokens", same, "of all tokens")
-    took: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    for turn in range(repeats):
-        for way in sorted(ways, reverse=turn % 2 == 1):
-            began = time.perf_counter(), time.process_time()
-            ways[way]()
-            took[way].append((time.perf_counter() - began[0], time.process_time() - began[1]))
-    for way, times in took.items():
-        speeds = [first[way].size / seconds for seconds, _ in times]
-        yield from spread(f"{name}/{way}", speeds, "tokens/s")
-    for index, clock in enumerate(("ratio", "processor_ratio")):
-        ratios = [a[index] / b[index] for a, b in zip(*took.values(), strict=True)]
-        yield from spread(f"{name}/{clock}", ratios, "x one by one")
+    for way, took in times.items():
+        yield from spread(f"{name}/{way}", [tokens.size / t.seconds for t in took], "tokens/s")
+    for clock, ratio in zip(Took._fields, ("ratio", "processor_ratio"), strict=True):
+        pairs = zip(*times.values(), strict=True)
+        ratios = [getattr(a, clock) / getattr(b, clock) for a, b in pairs]
+        yield from spread(f"{name}/{ratio}", ratios, "x one by one")
     yield ResultRow(f"{name}/load_average", os.getloadavg()[0], "processes")
 
 
@@ -118,8 +103,8 @@ def _litert(model: ModelConfig, config: PackedBenchConfig) -> Decode:
     canvas = -(-(PROMPT_LENGTH + config.gen_length) // 64) * 64
     settings = ExportConfig(rows=ROWS, caches=(canvas,), canvases=(1, config.canvases))
     with TemporaryDirectory() as scratch:  # what is open stays
-        folder, weights = Path(scratch) / "model", RandomWeights(model, "int8")
-        write_export(folder, Export(model, weights, settings, "random", verify=False))
+        folder = Path(scratch) / "model"
+        export_random(folder, model, settings)
         denoiser = Session(Exported(folder), score_rules(with_ids(SamplerConfig(), model)))
     run = partial(decode, denoiser.denoiser(), None, model, loop="host")
     return lambda prompts, block: run(prompts, _sampler(config, block))

@@ -1,28 +1,31 @@
-"""The suite `start`: what passes before the first forward.
+"""The suites `start` and `loading`: what passes before the first forward.
 
 The compiled loop of a shape, from its function to a program; opening an export of it; and
-`experiments.generate` as a process, the first time and again.
+`experiments.generate` as a process, the first time and again. `loading` says what it costs to see
+that every number of a checkpoint is finite.
 """
 
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import jax
 
 import llada_jax as lj
-from experiments.bench.opening_bench import time_opening
-from experiments.harness.own_process import in_own_process
+from experiments.harness.random_weights import export_random
 from experiments.harness.results import ResultRow
-from experiments.harness.timers import best_of
+from experiments.harness.timers import best_of, in_own_process, spread, times_in_turns
+from llada_jax.backend.exported.opened import Exported
 from llada_jax.build.denoisers import denoiser_for, score_rules
-from llada_jax.config import ModelConfig, require_counts
+from llada_jax.checkpoint import save_huggingface, sources
+from llada_jax.config import ExportConfig, ModelConfig, require_counts
 from llada_jax.model.params import init_params
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.run import checked_run
@@ -35,6 +38,7 @@ WINDOWS = {
 FEW_LAYERS = 2
 NOTHING_KEPT = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 """No program of an earlier run is taken."""
+OPENED = ExportConfig(quant="int8", rows=(32,), caches=(256,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,33 @@ def time_start(
         environment = {**os.environ, "XDG_CACHE_HOME": cache}
         environment.pop("JAX_COMPILATION_CACHE_DIR", None)
         yield from _generate(model, repeats, environment)
+
+
+def time_opening(shape: ModelConfig, scratch: Path, repeats: int) -> Iterator[ResultRow]:
+    """Yields seconds of opening an int8 export with random weights, each time in a new process with
+    an empty memory of hashes at first. The folder lies in `scratch`, and is removed."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=scratch) as name:
+        folder = Path(name) / "exported"
+        written = export_random(folder, shape, OPENED)
+        gigabytes = sum(file.bytes for file in written.files) / 1e9
+        yield ResultRow("start/opening/files", gigabytes, "GB")
+        environment = {"XDG_CACHE_HOME": f"{name}/cache"}
+        first = in_own_process(_opening_seconds, folder, environment=environment)
+        yield ResultRow("start/opening/first", first, "s, weights packed for this CPU")
+        for file in folder.iterdir():
+            file.touch()
+        hashed, *again = (
+            in_own_process(_opening_seconds, folder, environment=environment)
+            for _ in range(repeats + 1)
+        )
+    yield ResultRow("start/opening/hashed", hashed, "s")
+    yield ResultRow("start/opening/again", min(again), "s", n=len(again))
+    yield ResultRow("start/opening/again vs hashed", hashed / min(again), "x faster")
+
+
+def _opening_seconds(folder: Path) -> float:
+    return best_of(partial(Exported, folder))[1]
 
 
 def _compiled_loop(
@@ -118,3 +149,34 @@ def _cpu_seconds(command: list[str], environment: dict[str, str]) -> float:
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def time_loading(model: lj.Model, repeats: int) -> Iterator[ResultRow]:
+    """Yields seconds of `lj.load` as stored, from the system's cache, with and without the check,
+    in turns; of files that are loaded first, and so hashed, and again."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        save_huggingface(folder, model.config, model.params)
+        for when, load in (("first", _load_first), ("again", lj.load)):
+            ways = {
+                "unchecked": partial(_unchecked, load, folder),
+                "checked": partial(load, folder),
+            }
+            times = times_in_turns(ways, repeats)
+            for way, seconds in times.items():
+                yield from spread(f"loading/{when}/{way}", seconds, "s")
+            pairs = zip(times["checked"], times["unchecked"], strict=True)
+            ratios = [checked / unchecked for checked, unchecked in pairs]
+            yield from spread(f"loading/{when}/checked vs unchecked", ratios, "x as long")
+
+
+def _unchecked(load: Callable[[Path], lj.Model], folder: Path) -> lj.Model:
+    with patch.object(sources, "all_finite", lambda numbers: True):
+        return load(folder)
+
+
+def _load_first(folder: Path) -> lj.Model:
+    """Loads files whose content nobody knows, as their times are new."""
+    for file in folder.iterdir():
+        file.touch()
+    return lj.load(folder)

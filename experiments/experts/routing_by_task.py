@@ -6,6 +6,7 @@ it again. Experts are priced as LLaDA-MoE's: of this model's size they would cos
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import llada_jax as lj
 from experiments.experts.expert_prices import phone_costs
 from experiments.experts.policies_on_phones import compare
 from experiments.experts.routing_statistics import statistics_of
+from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
 from llada_jax.config import SamplerConfig, require_counts
@@ -67,18 +69,14 @@ def judge_routing(config: RoutingConfig, seed: int, run: Run) -> Iterator[Result
 
 def record_task(model: lj.Model, task: str, answers: int, seed: int) -> RoutingTrace:
     """Decodes items of the test split, one after another, and joins their routing."""
-    asked, tokenizer = load_task(task), model.tokenizer
-    assert tokenizer is not None
+    asked = load_task(task)
     length = asked.gen_length
     sampler = SamplerConfig(
         gen_length=length, block_length=32, steps=length // TOKENS_PER_STEP, cache="blockwise"
     )
-    traces = []
-    for index in range(answers):
-        question = asked.item(seed, index, "test").question
-        prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
-        traces.append(record_routing(model, [prompt], sampler, seed=seed)[1])
-    trace = joined(traces)
+    items = islice(asked.items(seed, "test"), answers)
+    prompts = prompts_of(model, (item.question for item in items))
+    trace = joined([record_routing(model, [each], sampler, seed=seed)[1] for each in prompts])
     settings = {**trace.settings, "fingerprint": model.fingerprint}
     return replace(trace, scores=trace.scores.astype(np.float16), settings=settings)
 

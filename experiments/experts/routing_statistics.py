@@ -25,8 +25,6 @@ PUBLISHED = {
 def statistics_of(trace: RoutingTrace, name: str) -> Iterator[ResultRow]:
     """Yields reuse, gates' accuracy by layers ahead, and skew, beside what is published."""
     reuse, keeps = row_reuse(trace), ~trace.changed[1:]
-    begins = np.maximum.accumulate(np.where(trace.begins_block, np.arange(trace.n_steps), 0))
-    place = (np.arange(trace.n_steps) - begins)[1:]
     mean = partial(np.nanmean, dtype=float)
     values = {
         "experts_per_step": (experts_per_step(trace), f"of {trace.n_experts} experts"),
@@ -38,8 +36,6 @@ def statistics_of(trace: RoutingTrace, name: str) -> Iterator[ResultRow]:
     }
     for ahead, share in enumerate(gate_accuracy(trace), 1):
         values[f"gate/{ahead}"] = (share, "of a row's experts")
-    for step in np.unique(place[np.isfinite(reuse).any(axis=1)]):
-        values[f"reuse/step_{step}"] = (mean(reuse[place == step]), "of a row's experts")
     drawn = trace.settings.get("source", "").startswith("synthetic")
     kind = "modelled" if drawn else "measured"
     row = partial(ResultRow, kind=kind, fingerprint=trace.settings.get("fingerprint"))

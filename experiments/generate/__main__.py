@@ -18,30 +18,73 @@ what LLaDA's plain sampler would have taken.
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from hydra.core.override_parser.types import Quote, QuotedString
 
 import llada_jax as lj
-from experiments.generate.constrained_sampler import ConstrainedSampler
+from experiments.generate.elsewhere import on_phones, plain_sampler_here, side_by_side
 from experiments.generate.live_canvas import CanvasPage, printable, watching
-from experiments.generate.plain_sampler import plain_sampler_here, side_by_side
-from experiments.harness.on_phones import on_phones
+from experiments.harness.questions import tokenizer_of
 from experiments.harness.results import ResultRow, table, traces
 from experiments.harness.run import Run, entry_point
 from experiments.harness.tiled import check_tiles
-from llada_jax.config import ONE_DEVICE, MeshConfig, require
+from llada_jax.config import ONE_DEVICE, MeshConfig, SamplerConfig, require
+from llada_jax.constraint.patterns import Measure
 from llada_jax.model.mesh import mesh_for
 from llada_jax.phone.profile import load_profile
 from llada_jax.revision.tiles import Kind
 from llada_jax.sampler.trace import Event
 from llada_jax.text import Tokenizer
 
-Loops = Literal["host", "compiled", "both"]
+
+@dataclass(frozen=True, kw_only=True)
+class ConstraintSettings:
+    """At most one of a regular expression, a JSON schema (a file, or itself) and a list of texts;
+    and what confidence is measured in."""
+
+    regex: str | None = None
+    json_schema: str | None = None
+    choice: tuple[str, ...] | None = None
+    confidence: Measure = "allowed"
+
+    def made(self) -> lj.Constraint | None:
+        """Returns the constraint that is asked for."""
+        makers = {"regex": lj.regex, "json_schema": _json_schema, "choice": lj.choice}
+        given = {name: getattr(self, name) for name in makers}
+        given = {name: value for name, value in given.items() if value is not None}
+        require(len(given) <= 1, f"{', '.join(given)} are set; allowed: one of them")
+        for name, value in given.items():
+            return makers[name](value, confidence=self.confidence)
+        return None
+
+
+def _json_schema(given: str, **options: Any) -> lj.Constraint:
+    is_file = not given.lstrip().startswith("{")
+    require(not is_file or Path(given).is_file(), f"json_schema is {given!r}; allowed: a file")
+    return lj.json_schema(Path(given).read_text() if is_file else given, **options)
+
+
+@dataclass(frozen=True, init=False)
+class ConstrainedSampler:
+    """All settings of a sampler, and `constraint`."""
+
+    config: SamplerConfig
+    constraint: lj.Constraint | None
+
+    def __init__(self, constraint: ConstraintSettings | None = None, **settings: Any) -> None:
+        object.__setattr__(self, "config", SamplerConfig(**settings))
+        object.__setattr__(self, "constraint", constraint and constraint.made())
+
+    @classmethod
+    def setting_types(cls, accept: object = None) -> dict[str, Any]:
+        """Returns the type of each setting."""
+        return {**SamplerConfig.setting_types(accept), "constraint": ConstraintSettings}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +101,7 @@ class GenerateConfig:
     backend: str = "xla"
     tiles: Kind | None = None
     mesh: MeshConfig = ONE_DEVICE
-    loop: Loops = "both"
+    loop: Literal["host", "compiled", "both"] = "both"
     pause: float = 0.0
     phones: tuple[str, ...] = ()
     plain_sampler: bool = True
@@ -83,9 +126,7 @@ class GenerateConfig:
 def generate(config: GenerateConfig, run: Run) -> None:
     """Decodes, prints the answer and the results, and fills the run folder."""
     model = run.of(lj.load(config.model, config.dtype, mesh=mesh_for(config.mesh)))
-    tokenizer = model.tokenizer
-    if tokenizer is None:
-        raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
+    tokenizer = tokenizer_of(model)
     sampler = config.sampler.config
     decode = partial(
         lj.infill if config.infill else lj.generate,
@@ -160,20 +201,6 @@ def compiled_speed(first: lj.Result, second: lj.Result) -> list[ResultRow]:
     ]
 
 
-def step_metrics(trace: lj.Trace) -> Iterator[dict[str, Any]]:
-    """Yields a line of `metrics.jsonl` for each forward; `seconds` is null in a compiled loop."""
-    commits = trace.event_step[trace.event_kind == Event.COMMIT]
-    counts = ("live_rows", "head_rows", "cache_length", "block")
-    for step, seconds in enumerate(trace.seconds):
-        yield {
-            "step": step,
-            "rows": int(trace.rows[step]),
-            **{name: int(getattr(trace, name)[step, 0]) for name in counts},
-            "committed": int((commits == step).sum()),
-            "seconds": None if np.isnan(seconds) else float(seconds),
-        }
-
-
 def _counts(result: lj.Result) -> list[ResultRow]:
     return [
         ResultRow("forwards", result.nfe[0], "forwards"),
@@ -192,8 +219,6 @@ def _tokens(result: lj.Result) -> int:
 def _write(run: Run, result: lj.Result, rows: list[ResultRow]) -> None:
     (answer,) = result.text
     run.begin()
-    for line in step_metrics(result.trace):
-        run.record(line)
     result.trace.save(run.folder / "trace.npz")
     run.write("answer.txt", answer + "\n")
     print(f"\n{printable(answer)}\n")

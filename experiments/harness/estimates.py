@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 from scipy.special import stdtrit
@@ -37,11 +37,7 @@ def mean_of(values: Sequence[float]) -> Estimate:
     """Returns the mean of runs. Raises ValueError where there are none."""
     n = len(values)
     require(n > 0, "there are no runs; allowed: 1 or more")
-    value = fmean(values)
-    if n < 2:
-        return Estimate(value, math.inf, n)
-    variance = math.fsum((each - value) ** 2 for each in values) / (n - 1)
-    return Estimate(value, math.sqrt(variance / n), n)
+    return Estimate(fmean(values), stdev(values) / math.sqrt(n) if n > 1 else math.inf, n)
 
 
 def difference(values: Sequence[float], others: Sequence[float]) -> Estimate:

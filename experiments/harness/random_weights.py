@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,8 +10,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from llada_jax.backend.exported.contents import Export
+from llada_jax.backend.exported.manifest import Manifest
+from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.weights import whole
-from llada_jax.config import ModelConfig, Quant
+from llada_jax.config import ExportConfig, ModelConfig, Quant
 from llada_jax.model.params import ModelParams, abstract_params, named_specs
 from llada_jax.model.quantize import QuantArray
 
@@ -55,6 +59,12 @@ class RandomWeights:
         groups = 1 if wide else shape[-1] // _INT4_BLOCK.get(self._quant, shape[-1])
         scale = np.full((*shape[:-1], groups), std / spread, np.float32)
         return QuantArray(values, scale)  # pyright: ignore[reportArgumentType]
+
+
+def export_random(folder: Path, config: ModelConfig, settings: ExportConfig) -> Manifest:
+    """Writes an export of such weights, which is not run against JAX."""
+    weights = RandomWeights(config, settings.quant)
+    return write_export(folder, Export(config, weights, settings, "random", verify=False))
 
 
 def random_params(

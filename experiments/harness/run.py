@@ -101,7 +101,7 @@ def entry_point(
         found = _multirun(started, **options)
         folders = [job.hydra_cfg.hydra.runtime.output_dir for jobs in found for job in jobs]
         if folders and verb not in NO_RESULTS:
-            from experiments.report.sweep_page import sweep_page  # which is a verb, above this one
+            from experiments.report.__main__ import sweep_page  # which is a verb, above this one
 
             sweep = Path(found[0][0].hydra_cfg.hydra.sweep.dir)
             sweep_page(sweep, [Path(folder) for folder in dict.fromkeys(folders)])

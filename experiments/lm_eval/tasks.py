@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -103,11 +102,6 @@ def _data_of(task: str, data: Path, group: str, runs_code: bool) -> dict[str, st
             return found
     looked = " or ".join(f"{folder}/<split>.jsonl" for folder in folders)
     raise FileNotFoundError(f"no {looked}, which task {task} reads")
-
-
-def allow_code() -> None:
-    """Tells the harness's metric that runs code that its user wants it."""
-    os.environ["HF_ALLOW_CODE_EVAL"] = "1"
 
 
 def check_lines(path: Path, wanted: str) -> None:

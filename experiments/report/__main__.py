@@ -15,24 +15,26 @@ own numbers in `results.json`.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from glob import glob
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from experiments.evaluate.result_rows import comparison_rows
 from experiments.evaluate.score_table import DIFFERENCE, P_VALUE, difference_cells
-from experiments.harness.pictures import ScorePoint, score_curves, scores, training_curve
-from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, entry_point
-from experiments.report.environments import environment_lines
-from experiments.report.joint import Results, add_joint_table, by_verb
-from experiments.report.labels import labels
-from experiments.report.markdown import MarkdownPage
+from experiments.harness.pictures import ScorePoint, ratios, score_curves, scores, training_curve
+from experiments.harness.results import ResultRow, number
+from experiments.harness.run import CONFIG, RESULTS, Run, entry_point, stored_settings
+from experiments.report.labels import labels, settings_apart
+from experiments.report.markdown import PAGE, MarkdownPage
 from experiments.report.runs import (
     DecoderRun,
     baseline_of,
+    environment_lines,
     is_evaluation,
     runs_in,
     stored_results,
@@ -40,6 +42,9 @@ from experiments.report.runs import (
 )
 from llada_jax.config import require
 from llada_jax.phone.profile import load_profile
+
+Results = Mapping[Path, Sequence[Mapping[str, Any]]]
+"""Of runs, by their folders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +86,7 @@ def report(config: ReportConfig, run: Run) -> None:
     page = MarkdownPage()
     page.add(f"# {config.title}")
     rows = list(_tasks(page, decoders, config.baseline))
-    for runs in by_verb(others).values():
+    for runs in _by_verb(others).values():
         _other_runs(page, runs)
     page.add("## Runs")
     page.add_table([line for folder in folders for line in environment_lines(folder)])
@@ -155,7 +160,7 @@ def _other_runs(page: MarkdownPage, runs: Results) -> None:
     elif len(runs) == 1:
         page.add_table([_result_line(row) for row in results])
     else:
-        add_joint_table(page, runs)
+        _add_joint_table(page, runs)
 
 
 def _result_line(row: Mapping[str, Any]) -> dict[str, str]:
@@ -167,6 +172,73 @@ def _result_line(row: Mapping[str, Any]) -> dict[str, str]:
         "kind": row["kind"],
         "reference": f"{row['reference']:.4g} ({row['source']})" if "reference" in row else "",
     }
+
+
+def _by_verb(runs: Results) -> dict[Hashable, Results]:
+    """Groups runs by the names of their settings, which no two verbs share."""
+    groups: dict[Hashable, dict[Path, Sequence[Mapping[str, Any]]]] = {}
+    for folder, rows in runs.items():
+        groups.setdefault(frozenset(_settings(folder)) or folder, {})[folder] = rows
+    return dict(groups)
+
+
+def _add_joint_table(page: MarkdownPage, runs: Results) -> None:
+    """Adds the table, and the picture where a result of the first run is not that of the others."""
+    names = settings_apart({folder: _settings(folder) for folder in runs})
+    found = {names[folder]: {row["name"]: row for row in rows} for folder, rows in runs.items()}
+    units = {row["name"]: row["unit"] for rows in runs.values() for row in rows}
+    lines = [
+        {"result": name, **{run: _cell(rows, name) for run, rows in found.items()}, "unit": unit}
+        for name, unit in units.items()
+    ]
+    page.add_table(lines)
+    first = next(iter(found.values()))
+    differing = [
+        name for name in first if first[name]["value"] > 0
+        and len({rows[name]["value"] for rows in found.values() if name in rows}) > 1
+    ][:24]  # fmt: skip
+    if differing:
+        kept = {
+            r: {n: rows[n]["value"] for n in differing if n in rows} for r, rows in found.items()
+        }
+        title = next(iter(runs)).parent.name
+        page.add_picture(f"{title} side by side", ratios(title, kept), "Results of each run")
+
+
+def _settings(folder: Path) -> Mapping[str, Any]:
+    path = folder / CONFIG
+    return stored_settings(path) if path.is_file() else {}
+
+
+def _cell(rows: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    interval = " to ".join(map(number, rows.get(name, {}).get("interval", ())))
+    value = number(rows[name]["value"]) if name in rows else ""
+    return f"{value} ({interval})" if interval else value
+
+
+def sweep_page(folder: Path, jobs: Sequence[Path]) -> None:
+    """Writes `report.md`, its pictures and their `results.json` into the folder of a sweep, whose
+    jobs have folders of their own. Does nothing for a single job, and for workers that only decode.
+    """
+    if len(jobs) < 2 or not all((job / RESULTS).is_file() for job in jobs):
+        return
+    if find_spec("matplotlib") is None:
+        print("\nno joint table and picture: the extra `plots` is not installed")
+        return
+    config = ReportConfig(title=folder.name, runs=tuple(map(str, jobs)), baseline=None)
+    report(config, _SweepFolder(folder, OmegaConf.create()))
+
+
+class _SweepFolder(Run):
+    """The folder of a sweep, which is no run itself: it has no settings and no environment."""
+
+    def begin(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def finish(self, results: Sequence[ResultRow], shown: str | None = None) -> None:
+        """Writes `results.json`, and prints the page."""
+        super().finish(results, (self.folder / PAGE).read_text(encoding="utf-8"))
+        print(f"this page is {self.folder / PAGE}")
 
 
 main = entry_point("report", report, ReportConfig)

@@ -6,6 +6,8 @@ from typing import Any
 from experiments.harness.pictures import save
 from experiments.harness.run import Run
 
+PAGE = "report.md"
+
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
     """Writes a table with the columns of its first row."""
@@ -37,4 +39,4 @@ class MarkdownPage:
     def write(self, run: Run) -> None:
         for file, drawn in self._pictures.items():
             save(drawn, run.folder / file)
-        run.write("report.md", "\n\n".join(self._parts) + "\n")
+        run.write(PAGE, "\n\n".join(self._parts) + "\n")

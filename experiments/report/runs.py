@@ -1,20 +1,28 @@
-"""Runs that a report shows: where they are, what they hold, and what they are compared with."""
+"""Runs that a report shows: where they are, what they hold, what they are compared with, and with
+which commit, JAX and machine they were made, also where they went on under others."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.evaluate.config import CELLS
 from experiments.evaluate.result_rows import decoder_rows
 from experiments.evaluate.score_table import score_cells
 from experiments.harness.pictures import ScorePoint
-from experiments.report.environments import environment_file
 from llada_jax.config import require
+from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation
-from llada_jax.evaluation.stored import parsed, require_object, stored_text
+from llada_jax.evaluation.stored import parsed, require_object, stored_object, stored_text
 
 _RESULT = {"name": str, "value": (int, float), "unit": str, "kind": str}
 _WEIGHTS = ("model", "fingerprint", "dtype")  # a baseline's are those of what it is compared with
 _SURROUNDINGS = ("backend", "tiles", "seed")  # those too, where the baseline was run with several
+_ENVIRONMENT = {
+    "git_dirty": (bool, type(None)),
+    "git_sha": (str, type(None)),
+    "packages": dict,
+    "processor": str,
+}
 
 
 class DecoderRun:
@@ -108,3 +116,42 @@ def stored_results(folder: Path) -> list[dict[str, Any]]:
     rows = parsed(stored_text(path), path)
     require(isinstance(rows, list), f"{path} is damaged: it has {str(rows)[:60]}; allowed: a list")
     return [require_object(row, path, _RESULT) for row in rows]
+
+
+def environment_lines(folder: Path) -> list[dict[str, str]]:
+    """Returns a line for each environment that decoded answers of a run, in the order of its
+    answers; of a run whose answers say nothing, or that has none, the line of `env.json`.
+
+    Raises ValueError for a damaged file.
+    """
+    decoded = list(_of_answers(folder))
+    if not any(decoded):
+        decoded = [stored_object(environment_file(folder), _ENVIRONMENT)]
+    lines = [_line(folder, each) for each in decoded]
+    return [each for place, each in enumerate(lines) if each not in lines[:place]]
+
+
+def environment_file(folder: Path) -> Path:
+    """Returns where a run wrote how it was last begun; for a suite's cell the suite did."""
+    of_cell = (folder / GENERATIONS).is_dir() and folder.absolute().parent.name == CELLS
+    return (folder.absolute().parent.parent if of_cell else folder) / "env.json"
+
+
+def _line(folder: Path, environment: Mapping[str, Any] | None) -> dict[str, str]:
+    run = {"run": str(folder)}
+    if environment is None:
+        return run | dict.fromkeys(("commit", "jax", "machine"), "unknown")
+    changed = ", changed" if environment["git_dirty"] else ""
+    return run | {
+        "commit": f"{(environment['git_sha'] or 'unknown')[:10]}{changed}",
+        "jax": environment["packages"].get("jax", "unknown"),
+        "machine": environment["processor"],
+    }
+
+
+def _of_answers(folder: Path) -> Iterator[Mapping[str, Any] | None]:
+    """Yields that of each batch, also of the cells of a suite."""
+    for path in (folder / GENERATIONS, *sorted(folder.glob(f"{CELLS}/*/{GENERATIONS}"))):
+        for batch in GenerationStore.load(path).batches() if path.is_dir() else ():
+            told = batch.environment
+            yield None if told is None else require_object(told, path, _ENVIRONMENT)

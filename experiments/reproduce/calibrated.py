@@ -1,6 +1,6 @@
 """What the model is fitted to, with the points of the same figures that it was not fitted to."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.harness.results import ResultRow
@@ -11,7 +11,6 @@ from llada_jax.phone.dynamics import (
     STABLE,
     VISIBLE,
     Decoding,
-    Dynamics,
     statistics,
     unstable_per_block,
 )
@@ -37,15 +36,12 @@ def table2(world: PublishedTasks) -> Chapter:
 
     for fitted, figures in ((True, world.figures), (False, world.published)):
         single, groups = figures["fig3a_ffn_down_ms"], figures["fig3b_ffn_down_32_rows_ms"]
-        for name in ("npu", "cpu"):
-            known = dict(zip(single["rows"], single[name], strict=True))
-            found = {count: down(count)[name] for count in known}
-            rows += _points(f"fig3a/{name}/", found, known, "ms", fitted)
-            known = dict(zip(groups["group"], groups[name], strict=True))
-            # A group of one row ran as a tile on the NPU, not in the kernel for single rows.
-            least = 2 if name == "npu" else 1
-            found = {group: 32 / group * down(max(least, group))[name] for group in known}
-            rows += _points(f"fig3b/{name}/", found, known, "ms", fitted)
+        # A group of one row ran as a tile on the NPU, not in the kernel for single rows.
+        for name, least in (("npu", 2), ("cpu", 1)):
+            found = {count: down(count)[name] for count in single["rows"]}
+            rows += _points(f"fig3a/{name}/", found, single[name], "ms", fitted)
+            found = {group: 32 / group * down(max(least, group))[name] for group in groups["group"]}
+            rows += _points(f"fig3b/{name}/", found, groups[name], "ms", fitted)
     return chapter("table2", rows, npu=npu, cpu=cpu, layer_ms=npu.layer_overhead_us / 1e3)
 
 
@@ -55,13 +51,10 @@ def dynamics(world: PublishedTasks) -> Chapter:
     rows = []
     for fitted, figures in ((True, world.figures), (False, world.published)):
         first, tail = figures["fig8_first_commit_step"], figures["fig5a_tail_steps_pct"]
-        known = dict(zip(first["position"], first["values"], strict=True))
-        modelled_first = {place: float(found.first_commit[place - 1]) for place in known}
-        rows += _points("fig8/position", modelled_first, known, "forwards", fitted)
-        known = dict(zip(tail["masks_left"], tail["pct"], strict=True))
-        rows += _points(
-            "fig5a/", {k: float(100 * found.tail_share[k - 1]) for k in known}, known, "%", fitted
-        )
+        commits_at = {k: float(found.first_commit[k - 1]) for k in first["position"]}
+        rows += _points("fig8/position", commits_at, first["values"], "forwards", fitted)
+        shares = {k: float(100 * found.tail_share[k - 1]) for k in tail["masks_left"]}
+        rows += _points("fig5a/", shares, tail["pct"], "%", fitted)
     words = [
         f"`{name}`: prompt of {task.prompt} tokens, {statistics(task.dynamics).forwards:.1f} "
         f"forwards for a block alone (reach {task.dynamics.reach:.2f}), "
@@ -76,39 +69,35 @@ def dynamics(world: PublishedTasks) -> Chapter:
 def commits(world: PublishedTasks) -> Chapter:
     """Compares what a block commits by the thresholds: Figures 5b and 13b."""
     process, rows = world.dynamics, []
-    usual = 32 / statistics(process).forwards
+    usual = statistics(process).forwards
     for fitted, figures in ((True, world.figures), (False, world.published)):
         figure = figures["fig5b"]
         thresholds = figure["commit_threshold"]
         scale = world.figures["fig5b"]["tokens_per_step"]
         middle = (scale[0] + scale[1]) / 2  # at 0.7, between its neighbours
-        tokens = {t: middle * _tokens_per_step(process, t) / usual for t in thresholds}
-        known = dict(zip(thresholds, figure["tokens_per_step"], strict=True))
+        tokens = {t: middle * usual / statistics(process.at(t)).forwards for t in thresholds}
+        known = figure["tokens_per_step"]
         rows += _points("fig5b/tokens_per_step/", tokens, known, "tokens", fitted)
         share = {t: 100 * process.unstable(t, STABLE) for t in thresholds}
-        known = dict(zip(thresholds, figure["pct_conf_below_0.9"], strict=True))
-        rows += _points("fig5b/below_0.9/", share, known, "%", fitted)
+        rows += _points("fig5b/below_0.9/", share, figure["pct_conf_below_0.9"], "%", fitted)
     figure = world.published["fig13b_below_stable"]
     for visible, counts in zip(figure["visible"], figure["count"], strict=True):
-        cells = {s: n for s, n in zip(figure["stable"], counts, strict=True) if n is not None}
         found = {
             stable: unstable_per_block(process, Decoding(visible=visible, stable=stable))
-            for stable in cells
+            for stable, count in zip(figure["stable"], counts, strict=True)
+            if count is not None
         }
-        rows += _points(f"fig13b/{visible}/", found, cells, "tokens of a block", False)
+        known = [count for count in counts if count is not None]
+        rows += _points(f"fig13b/{visible}/", found, known, "tokens of a block", False)
     return chapter("commits", rows, usual=VISIBLE)
 
 
-def _tokens_per_step(process: Dynamics, threshold: float) -> float:
-    return 32 / statistics(process.at(threshold)).forwards
-
-
 def _points(
-    prefix: str, found: Mapping[Any, float], known: Mapping[Any, float], unit: str, fitted: bool
+    prefix: str, found: Mapping[Any, float], known: Sequence[float], unit: str, fitted: bool
 ) -> Iterator[ResultRow]:
     figure = prefix.partition("/")[0].removeprefix("fig")
-    for place, reference in known.items():
+    for (place, value), reference in zip(found.items(), known, strict=True):
         yield modelled(
-            f"{prefix}{place}", found[place], unit, reference=reference, fitted=fitted,
+            f"{prefix}{place}", value, unit, reference=reference, fitted=fitted,
             source=f"{PAPER}, Figure {figure}", trace_source=None if unit == "ms" else SOURCE,
         )  # fmt: skip

@@ -16,7 +16,6 @@ PAPER = "arXiv 2606.13740"
 TASKS = ("GSM8K", "BoolQ", "ARC-C", "HellaSwag")
 LENGTHS = (32, 64, 128)
 SOCS = ("SM8750", "SM8850", "SM8650")
-ONE_A_STEP = "one token a forward"
 
 TEXTS = read_yaml(Path(__file__).with_name("chapters.yaml"))
 """Of each chapter its title and words."""

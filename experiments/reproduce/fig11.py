@@ -14,17 +14,8 @@ from typing import Any, NamedTuple
 from experiments.harness.estimates import mean_of, ratio
 from experiments.harness.results import ResultRow
 from experiments.reproduce.bands import band, changes_of, phone_of
-from experiments.reproduce.chapter import (
-    LENGTHS,
-    ONE_A_STEP,
-    PAPER,
-    SOCS,
-    TASKS,
-    Chapter,
-    chapter,
-    modelled,
-)
-from llada_jax.phone.dynamics import SOURCE, Decoding
+from experiments.reproduce.chapter import LENGTHS, PAPER, SOCS, TASKS, Chapter, chapter, modelled
+from llada_jax.phone.dynamics import Decoding
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.system import System
@@ -102,7 +93,7 @@ def _columns(
     session = load_profile(soc).session
     found = {}
     for column, runs in workloads.items():
-        system, decoded = SYSTEMS[column], column == "llada_cpp"
+        system = SYSTEMS[column]
         slowdown = session.slowdown(system.body)
         found[column] = Cell(
             soc,
@@ -111,7 +102,7 @@ def _columns(
             open_to[column],
             known[column],
             column in fitted,
-            SOURCE if decoded else ONE_A_STEP,
+            runs[0].source,
         )
     return found
 

@@ -1,15 +1,24 @@
-"""Figure 13: when a window looks ahead (a), and what staging takes by resident budget (c)."""
+"""Figures 13 and 14: when a window looks ahead (a), what staging takes by resident budget (c), and
+watts and joules, whose doubt is a factor."""
 
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from experiments.harness.estimates import difference, mean_of, ratio
+from experiments.reproduce.bands import band, phone_of
 from experiments.reproduce.chapter import PAPER, Chapter, chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phone.simulate import Energy, simulate
 from llada_jax.phone.system import System
 from llada_jax.phone.transfers import transfers_by_rule
+from llada_jax.phone.uncertainty import POWER_SPREAD
+from llada_jax.phone.workload import autoregressive, blockwise
+
+METERED = 4
+"""Runs whose energy is averaged."""
 
 
 def fig13a(world: PublishedTasks) -> Chapter:
@@ -62,3 +71,36 @@ def fig13c(world: PublishedTasks) -> Chapter:
         for budget, ms, fitted in sorted(points, reverse=True)
     ]  # fmt: skip
     return chapter("fig13c", rows)
+
+
+def fig14(world: PublishedTasks) -> Chapter:
+    """Compares the watts and the joules of four systems."""
+    figure, prompt = world.published["fig14"], world.task("GSM8K").prompt
+    llama, on_cpu = (autoregressive(prompt, 128),), System(body="cpu")
+    decoded = world.workloads("GSM8K", 128, Decoding())[:METERED]
+    runs = {
+        "LLaDA CPU": ("llada_8b", (blockwise(prompt, 128),), on_cpu),
+        "LLaDA llada.cpp": ("llada_8b", decoded, System()),
+        "Llama CPU": ("llama3_8b", llama, on_cpu),
+        "Llama NPU": ("llama3_8b", llama, System(runtime="wide")),
+    }
+    rows = []
+    for name, (shape, workloads, system) in runs.items():
+        timer = phone_of(shape, "SM8750", system)
+        energies = [simulate(each, timer).energy for each in workloads]
+        found = Energy(*map(fmean, zip(*energies, strict=True)))
+        label = name.replace(" ", "_").lower()
+        for what, value, unit, published in (
+            ("watts", found.watts, "W", figure["power_W"]),
+            ("joules", found.above_idle, "J", figure["energy_J"]),
+        ):
+            rows.append(
+                modelled(f"fig14/{label}/{what}", value, unit, fitted=False,
+                         reference=published[name], source=f"{PAPER}, Figure 14",
+                         band=band(value, POWER_SPREAD, world.spread),
+                         trace_source=workloads[0].source)
+            )  # fmt: skip
+    joules = [figure["energy_J"][name] for name in ("LLaDA CPU", "LLaDA llada.cpp")]
+    watts = [figure["power_W"][name] for name in ("LLaDA CPU", "LLaDA llada.cpp")]
+    published = joules[0] / joules[1]
+    return chapter("fig14", rows, published=published, implied=published * watts[1] / watts[0])

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from experiments.harness.results import ResultRow
 from experiments.reproduce.bands import band
 from experiments.reproduce.chapter import Chapter, chapter, modelled
@@ -37,7 +39,7 @@ def genie(world: PublishedTasks) -> Chapter:
         for soc in ("SM8750", "SM8850"):
             fitted = soc in fit
             cell = fit[soc] if fitted else world.published[name][soc]
-            wanted = {128: _mean(cell["rows128_ms"]), 1: 1e3 / _mean(cell["tokens_per_second"])}
+            wanted = {128: np.mean(cell["rows128_ms"]), 1: 1e3 / np.mean(cell["tokens_per_second"])}
             for count, milliseconds in wanted.items():
                 seconds = one_pass(graphs, load_profile(soc), count)
                 rows.append(
@@ -45,10 +47,6 @@ def genie(world: PublishedTasks) -> Chapter:
                               reference=milliseconds, source=fit["source"], fitted=fitted)
                 )  # fmt: skip
     return chapter("genie", rows)
-
-
-def _mean(value: Any) -> float:
-    return sum(value) / len(value) if isinstance(value, list) else float(value)
 
 
 def ledger3b(world: PublishedTasks) -> Chapter:

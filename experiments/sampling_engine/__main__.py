@@ -13,8 +13,10 @@ from itertools import chain, product
 
 from tqdm import tqdm
 
+import llada_jax as lj
+from experiments.harness.questions import tokenizer_of
 from experiments.harness.run import Run, entry_point
-from experiments.sampling_engine.flips import flip_rows, load_model
+from experiments.sampling_engine.flips import flip_rows
 from experiments.sampling_engine.format_costs import answer_rows
 from experiments.sampling_engine.hardware import hardware_rows
 from experiments.sampling_engine.modelled import (
@@ -34,7 +36,7 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
         (mode, vlen): compile_sampler(config.sampling(mode), EngineConfig(vlen=vlen))
         for mode, vlen in product(MODES, config.vlens)
     }
-    _ = load_model(config.flips)  # which checks it
+    _ = tokenizer_of(lj.load(config.flips.model))  # which checks it
     run.begin()
     longest = config.vlens[-1]
     for mode in MODES:

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import llada_jax as lj
+from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.sampling_engine.format_costs import KEYS, decided
-from llada_jax.config import require, require_counts
+from llada_jax.config import require_counts
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.sampling_engine.formats import LogitFormat
 from llada_jax.sampling_engine.host import Decisions, StepInputs
@@ -38,7 +39,7 @@ def flip_rows(
 
     `flips/<format>` is on random logits and chooses by confidence as published; `odds` is ours.
     """
-    model = load_model(config)
+    model = lj.load(config.model)
     drawn = random_inputs(seed, config.batch, rows, vocab, config.k)
     chance = [(drawn, decided(drawn, vlen))]
     real = list(decoded(model, config, rows, vlen, seed))
@@ -61,26 +62,14 @@ def _flips(
     return (flipped | (found.transfer != wanted.transfer))[inputs.open]
 
 
-def load_model(config: FlipsConfig) -> lj.Model:
-    """Returns the model whose logits are sampled. Raises ValueError for one without a tokenizer."""
-    model = lj.load(config.model)
-    require(
-        model.tokenizer is not None,
-        f"flips.model {config.model!r} has no tokenizer; allowed: a model with one",
-    )
-    return model
-
-
 def decoded(
     model: lj.Model, config: FlipsConfig, rows: int, vlen: int, seed: int
 ) -> Iterator[tuple[StepInputs, Decisions]]:
     """Yields every step of blocks that the engine decodes in float32: answers to held-out problems,
     of which the longer ones lose their begin."""
-    tokenizer, mask_id = model.tokenizer, model.config.mask_id
-    assert tokenizer is not None
+    mask_id = model.config.mask_id
     items = islice(word_problems.TASK.items(seed, "test"), config.batch)
-    chats = [[{"role": "user", "content": item.question}] for item in items]
-    prompts = [tokenizer.encode_chat(chat) for chat in chats]
+    prompts = prompts_of(model, (item.question for item in items))
     length = min(map(len, prompts))
     canvas = np.full((config.batch, length + rows), mask_id, np.int32)
     canvas[:, :length] = [prompt[-length:] for prompt in prompts]

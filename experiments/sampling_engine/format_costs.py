@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import llada_jax as lj
+from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.results import ResultRow
 from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.config import SamplerConfig, require_counts
@@ -72,8 +73,7 @@ def answer_rows(
 def _right_answers(
     model: lj.Model, name: str, config: AnswersConfig, format: LogitFormat, key: Key, seed: int
 ) -> int:
-    task, tokenizer = load_task(name), model.tokenizer
-    assert tokenizer is not None
+    task, tokenizer = load_task(name), tokenizer_of(model)
     length = task.gen_length
     sampler = SamplerConfig(
         gen_length=length, block_length=32, steps=length // TOKENS_PER_STEP,
@@ -88,8 +88,7 @@ def _right_answers(
     right = 0
     for first in range(0, len(items), BATCH):
         batch = items[first : first + BATCH]
-        chats = [[{"role": "user", "content": item.question}] for item in batch]
-        prompts = [tokenizer.encode_chat(chat) for chat in chats]
+        prompts = prompts_of(model, (item.question for item in batch))
         result = decode(denoiser, model.params, model.config, prompts, sampler, loop="host")
         texts = [tokenizer.decode(ids) for ids in result.generated]
         right += sum(map(task.verify, batch, texts))

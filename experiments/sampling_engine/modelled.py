@@ -1,16 +1,18 @@
-"""What the cycle model says of the engine: time and traffic."""
+"""What is modelled: the engine's time and traffic by the cycle model, and a GPU's by rooflines."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from experiments.harness.results import ResultRow
 from experiments.sampling_engine.flips import FlipsConfig
 from experiments.sampling_engine.format_costs import AnswersConfig
-from experiments.sampling_engine.gpu_share import share_rows
 from llada_jax.config import require
+from llada_jax.experts.shapes import LLADA_MOE
+from llada_jax.model.architecture import architecture
+from llada_jax.model.architecture.parameters import body_matrices, head_weights
 from llada_jax.sampling_engine import paper_results as paper
 from llada_jax.sampling_engine.cycles import FITTED_TO, fitted_hbm, time_program
 from llada_jax.sampling_engine.memories import EngineConfig
@@ -19,6 +21,11 @@ from llada_jax.sampling_engine.sampling import Mode, Sampling
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 TABLE = f"{paper.PAPER}, table of results"
+BATCHES, BLOCKS = (1, 2, 4, 8, 16, 32), (8, 16, 32, 64)
+"""The paper's sweeps on a GPU."""
+A6000_FLOPS = 155e12
+"""BF16 in its tensor cores, by NVIDIA's data sheet."""
+PEAK_SHARE, MOE_VOCAB = 0.7, 157_184
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +71,13 @@ _modelled = partial(ResultRow, kind="modelled")
 
 
 def modelled_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
-    """Yields all that is modelled, beside what is published; GPUs take bytes over bandwidth."""
+    """Yields all that is modelled, beside what is published."""
     hbm, source = fitted_hbm(), f"fitted to {FITTED_TO} of {paper.PAPER}"
     fitted = partial(ResultRow, kind="fitted", source=source)
     yield fitted("fit/hbm_latency_ns", hbm.latency, "ns")
     yield fitted("fit/hbm_gb_per_s", 1024 / hbm.per_kib, "GB/s")
     yield from latency_rows(config, programs)
     yield from sensitivity_rows(config, programs)
-    logits = config.batch * config.rows * config.vocab
-    for gpu, sampler in product(paper.GPU_BYTES_PER_SECOND, paper.GPU_BYTES_A_LOGIT):
-        known = {}
-        if (gpu, sampler, config.is_published_case) == ("a6000", "unfused_float64", True):
-            known = {"reference": paper.A6000_MS, "source": f"{TABLE}: the A6000"}
-        ms = paper.roofline_ms(gpu, sampler, logits)
-        yield _modelled(f"gpu/{gpu}/{sampler}/latency_ms", ms, "ms", **known)
     yield from share_rows()
 
 
@@ -120,3 +120,49 @@ def sensitivity_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> 
         noisy = replace(config.sampling("one_pass"), noisy=True)
         timing = time_program(compile_sampler(noisy, EngineConfig(vlen=vlen)))
         yield _modelled(f"temperature/one_pass/vlen{vlen}/latency_ms", timing.cycles.ms, "ms")
+
+
+class GpuBody(NamedTuple):
+    """What a row's forward takes of a model."""
+
+    weights: int
+    vocab: int
+
+    def ms(self, rows: int) -> float:
+        """Returns the least time of a step: to read the weights, or to multiply by them."""
+        read = 2 * self.weights / paper.GPU_BYTES_PER_SECOND["a6000"]
+        return 1e3 * max(read, 2 * self.weights * rows / A6000_FLOPS)
+
+
+def bodies() -> dict[str, GpuBody]:
+    """Returns the paper's two models."""
+    dense, moe = architecture("llada_8b"), LLADA_MOE
+    weights = sum(matrix.weights for matrix in body_matrices(dense)) + head_weights(dense)
+    layer = moe.dense_weights + moe.experts_per_token * moe.expert_weights
+    return {
+        "llada_8b": GpuBody(weights, dense.vocab_size),
+        "llada_moe": GpuBody(moe.n_layers * layer, MOE_VOCAB),
+    }
+
+
+def share_rows() -> Iterator[ResultRow]:
+    """Yields the largest share of a step that sampling has on the paper's GPU, by model and
+    sampler, and how slow 70 % would need it.
+
+    The paper has up to 70 %, reached by LLaDA-MoE with a dual cache, and gives neither batch nor
+    block. Here the body reads its weights in BF16 once, all rows take the same experts, and nothing
+    but the block's rows is multiplied: so shares are upper bounds. The unfused sampler takes the
+    paper's time.
+    """
+    for (model, body), sampler in product(bodies().items(), paper.GPU_BYTES_A_LOGIT):
+        shares = []
+        for rows in {batch * block for batch, block in product(BATCHES, BLOCKS)}:
+            sampling = paper.roofline_ms("a6000", sampler, rows * body.vocab)
+            shares.append(sampling / (sampling + body.ms(rows)))
+        peak, name = max(shares), f"gpu_share/{model}/{sampler}"
+        known: dict[str, Any] = {}
+        if (model, sampler) == ("llada_moe", "unfused_float64"):
+            known = {"reference": PEAK_SHARE, "source": f"{paper.PAPER}: up to 70 %"}
+        yield _modelled(f"{name}/peak", peak, "of a step", **known)
+        slower = PEAK_SHARE / (1 - PEAK_SHARE) * (1 - peak) / peak
+        yield _modelled(f"{name}/slower_for_70_percent", slower, "x as slow")

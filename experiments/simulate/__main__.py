@@ -15,13 +15,15 @@ forwards took where the trace was recorded.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import llada_jax as lj
 from experiments.harness.estimates import mean_of
+from experiments.harness.pictures import figure, save
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from experiments.simulate.timeline_picture import draw_timeline
 from llada_jax.config import ModelConfig, Quant, require, require_choice, require_counts
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.dynamics import Decoding
@@ -33,6 +35,7 @@ from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.routed_layers import ASSUMED
 from llada_jax.phone.system import System
+from llada_jax.phone.timeline import LANES, Timeline
 from llada_jax.phone.workload import Workload, from_trace
 from llada_jax.swap.address_budget import MIB
 from llada_jax.swap.planner_registry import planner
@@ -173,6 +176,37 @@ def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
             "as none is known in time"
         )
     yield from unknown_so_far()
+
+
+def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
+    """Draws lanes over time, as Perfetto would show them, as a PNG."""
+    from matplotlib.colors import to_rgba
+    from matplotlib.patches import Patch
+
+    drawn = figure(10, 2.4)
+    axes: Any = drawn.subplots()
+    handles = []
+    for place, lane in enumerate(LANES):
+        mine = [event for event in timeline.events if event.task.lane == lane]
+        spans = [(event.start, event.end - event.start) for event in mine]
+        shades = [to_rgba(f"C{place}", 0.5 + 0.4 * (i % 2)) for i in range(len(mine))]
+        axes.broken_barh(spans, (place - 0.35, 0.7), facecolors=shades)
+        handles += [Patch(color=f"C{place}", alpha=alpha) for alpha in (0.5, 0.9)]
+    axes.set_yticks(range(len(LANES)), ["NPU", "staging", "CPU"])
+    note = ["", "", "", "", "", "shades: one task, the next"]
+    drawn.legend(
+        handles,
+        note,
+        ncols=6,
+        columnspacing=-0.5,
+        loc="outside lower right",
+        fontsize=7,
+        frameon=False,
+    )
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds", title=title)
+    axes.title.set_fontsize(9)
+    save(drawn, path)
 
 
 main = entry_point("simulate", simulate_run, SimulateConfig)

@@ -1,10 +1,13 @@
-"""A contender: a child process that times itself whenever it is asked, in turns with others."""
+"""Who is timed: contenders, children that time themselves whenever they are asked, in turns with
+others; and programs that decode by themselves, which are timed from outside."""
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -94,3 +97,27 @@ def started(contender: Contender, told: Mapping[str, Any]) -> Iterator[Running]:
             raise Missing(str(error)) from error
         stack.callback(process.communicate)
         yield Running(process, errors)
+
+
+def seconds_a_step(command: str, values: Mapping[str, object], few: int, many: int) -> float:
+    """Runs a command with `{steps}` and other `{values}` in few steps and in many; what the model's
+    loading takes is in both. Raises Missing where it fails."""
+    few_seconds, many_seconds = (_seconds(command.format(steps=n, **values)) for n in (few, many))
+    return (many_seconds - few_seconds) / (many - few)
+
+
+def _seconds(command: str) -> float:
+    began = time.perf_counter()
+    try:
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise Missing(str(error)) from error
+    if done.returncode:
+        end = (done.stderr or done.stdout).strip().splitlines()
+        raise Missing(f"{end[-1] if end else 'no message'} (status {done.returncode})")
+    return time.perf_counter() - began
+
+
+def left_out(name: str, why: str) -> None:
+    """Says in a line who is not timed."""
+    print(f"left out: {name}: {why}", file=sys.stderr)

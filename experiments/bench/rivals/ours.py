@@ -57,8 +57,8 @@ class Ours:
         """Runs and scores one forward. Raises FloatingPointError where no numbers come of it."""
         cached = self._told["cached"]
         positions = jnp.arange(cached - rows, cached, dtype=jnp.int32)[None]
-        every = jnp.ones_like(positions, bool)
-        asked = make_rows(positions, positions, every, jnp.ones((1, cached), bool))
+        live, every = jnp.ones_like(positions, bool), jnp.ones((1, cached), bool)
+        asked = make_rows(jnp.zeros_like(positions), positions, live, every)
         out = self._denoiser.forward_rows(self._params, asked, self._cache)
         scores = self._denoiser.score_rows(self._params, out.hidden, None)
         require_finite_results(f"{rows} rows", scores.confidence)

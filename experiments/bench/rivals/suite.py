@@ -16,17 +16,31 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast, get_args
 
-from experiments.bench.peak import Numbers, Peak, measure_bandwidth, measure_peak
-from experiments.bench.rivals.contender import Contender, Missing, Running, Timed, started
-from experiments.bench.rivals.figures import instruction_sets, left_out, multiplied
-from experiments.bench.rivals.gguf_file import write_gguf
-from experiments.bench.rivals.program import seconds_a_step
-from experiments.bench.rivals.weight_error import error_as_stored, error_of_gguf
-from experiments.bench.spread import require_quartiles, spread
-from experiments.harness.random_weights import RandomWeights
+from experiments.bench.peak import (
+    Numbers,
+    Peak,
+    instruction_sets,
+    measure_bandwidth,
+    measure_peak,
+)
+from experiments.bench.rivals.contender import (
+    Contender,
+    Missing,
+    Running,
+    Timed,
+    left_out,
+    seconds_a_step,
+    started,
+)
+from experiments.bench.rivals.random_files import (
+    error_as_stored,
+    error_of_gguf,
+    multiplied,
+    write_gguf,
+)
+from experiments.harness.random_weights import RandomWeights, export_random
 from experiments.harness.results import ResultRow
-from llada_jax.backend.exported.contents import Export
-from llada_jax.backend.exported.writer import write_export
+from experiments.harness.timers import spread
 from llada_jax.backend.resources import available_cores, require_disk
 from llada_jax.config import ExportConfig, ModelConfig, Quant, ascending_counts, require
 from llada_jax.model.params import param_count
@@ -72,7 +86,6 @@ class RivalsBenchConfig:
 
 def time_rivals(model: ModelConfig, config: RivalsBenchConfig, repeats: int) -> Iterator[ResultRow]:
     """Returns the rows of the suite. Raises ValueError for what it cannot time."""
-    require_quartiles(repeats)
     require(
         config.layers <= model.n_layers,
         f"layers is {config.layers}; allowed: up to the model's {model.n_layers}",
@@ -119,15 +132,6 @@ class _Suite:
                     f"peak/{numbers}", peak.ops_per_second / 1e9, "GOP/s", source=peak.how
                 )
 
-    def _told(self) -> dict[str, object]:
-        return {
-            "model": asdict(self._shape),
-            "cached": CACHED,
-            "prompt_length": PROMPT_LENGTH,
-            "gen_length": GEN_LENGTH,
-            "block_length": BLOCK_LENGTH,
-        }
-
     def _contenders(self) -> Iterator[Contender]:
         for kind in self._config.ours:
             numbers = "bfloat16" if kind == "xla/bfloat16" else "int8"
@@ -156,19 +160,20 @@ class _Suite:
         if runtime == "litert":
             rows = tuple(sorted({*self._config.rows, BLOCK_LENGTH, CANVAS}))
             settings = ExportConfig(quant=cast(Quant, quant), rows=rows, caches=(CACHED,))
-            weights = RandomWeights(self._shape, settings.quant)
             folder.parent.mkdir(exist_ok=True)
-            write_export(folder, Export(self._shape, weights, settings, "random", verify=False))
+            export_random(folder, self._shape, settings)
         elif "gguf" in contender.told and not self._gguf.exists():
             write_gguf(self._gguf, self._shape, RandomWeights(self._shape, "float32"))
-        with started(contender, self._told()) as running:
+        told = {"model": asdict(self._shape), "cached": CACHED, "prompt_length": PROMPT_LENGTH}
+        told |= {"gen_length": GEN_LENGTH, "block_length": BLOCK_LENGTH}
+        with started(contender, told) as running:
             yield running
         shutil.rmtree(folder, ignore_errors=True)
 
     def _alone(self, mine: Contender, ours: Running) -> Iterator[ResultRow]:
         yield self._error(mine)
-        for work, number in self._works():
-            asked = [ours.ask(work, number) for _ in range(self._times(work) + 1)]
+        for work, number, times in self._works():
+            asked = [ours.ask(work, number) for _ in range(times + 1)]
             yield from self._seconds(mine, ours.about, work, number, asked[1:])
 
     def _beside(self, mine: Contender, ours: Running, other: Contender) -> Iterator[ResultRow]:
@@ -176,8 +181,8 @@ class _Suite:
         try:
             with self._running(other) as running:
                 yield self._error(other)
-                for work, number in self._works():
-                    asked = self._in_turns(ours, running, other, work, number)
+                for work, number, times in self._works():
+                    asked = self._in_turns(ours, running, other, work, number, times)
                     theirs = [each for _, each in asked]
                     yield from self._seconds(other, running.about, work, number, theirs)
                     yield from self._ratios(mine, other, work, number, asked)
@@ -194,15 +199,13 @@ class _Suite:
             heads = [theirs.head / ours.head for ours, theirs in asked]
             yield from spread(f"ratio/head/{other.name}/{number}", heads, unit)
 
-    def _works(self) -> Iterator[tuple[str, int]]:
-        yield from (("forward", rows) for rows in self._config.rows)
-        yield "decode", self._steps
-
-    def _times(self, work: str) -> int:
-        return self._repeats if work == "forward" else DECODINGS
+    def _works(self) -> Iterator[tuple[str, int, int]]:
+        """Yields what is asked for, with how many rows or steps, and how often."""
+        yield from (("forward", rows, self._repeats) for rows in self._config.rows)
+        yield "decode", self._steps, DECODINGS
 
     def _in_turns(
-        self, ours: Running, running: Running, other: Contender, work: str, number: int
+        self, ours: Running, running: Running, other: Contender, work: str, number: int, times: int
     ) -> list[TimedPair]:
         def theirs() -> Timed:
             if work == "forward" or other.decodes:
@@ -214,7 +217,7 @@ class _Suite:
         for call in calls:
             call()  # what it compiles, and what the one before left in the caches
         asked = []
-        for turn in range(self._times(work)):
+        for turn in range(times):
             order = (0, 1) if turn % 2 else (1, 0)
             found = {which: calls[which]() for which in order}
             asked.append((found[0], found[1]))

@@ -2,15 +2,13 @@
 
 import json
 
-import jax.numpy as jnp
 import pytest
 from hydra import compose, initialize_config_dir
 
 import llada_jax as lj
 from experiments.bench.__main__ import BenchConfig, bench, timed_rows
-from experiments.bench.loading_bench import time_loading
+from experiments.bench.start_bench import time_loading
 from experiments.harness.run import REPOSITORY, Run, read_config
-from experiments.harness.timers import times_in_turns
 from llada_jax.checkpoint import fingerprint
 from llada_jax.config import ModelConfig
 
@@ -29,18 +27,6 @@ SMALL = [
 def composed(*overrides):
     with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
         return compose("bench", [*overrides])
-
-
-def test_a_forward_without_numbers_has_no_time():
-    with pytest.raises(FloatingPointError, match="wide: NaN or infinite"):
-        times_in_turns({"wide": lambda: jnp.full(2, jnp.inf)}, repeats=1)
-
-
-def test_candidates_take_turns():
-    calls = []
-    times = times_in_turns({name: lambda name=name: calls.append(name) for name in "ab"}, repeats=2)
-    assert calls == ["a", "b"] * 3
-    assert set(times) == {"a", "b"} and all(len(each) == 2 for each in times.values())
 
 
 @pytest.mark.slow
@@ -118,8 +104,12 @@ def test_loading_beside_loading_unseen():
     for when in ("first", "again"):
         assert rows[f"loading/{when}/checked"] > 0
         assert rows[f"loading/{when}/checked vs unchecked"] > 0
+
+
+@pytest.mark.parametrize("suite", ["hot_paths", "rivals", "packed", "loading"])
+def test_one_time_has_no_quartiles(suite) -> None:
     with pytest.raises(ValueError, match="repeats is 1; allowed: 2 or more"):
-        time_loading(lj.load("tiny"), 1)
+        BenchConfig(suite=suite, repeats=1)
 
 
 @pytest.mark.slow

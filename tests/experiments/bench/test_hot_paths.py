@@ -26,8 +26,3 @@ def test_every_path_has_a_ratio_to_its_baseline(monkeypatch: pytest.MonkeyPatch)
         "experts/grouped vs ragged_dot",
     } <= ratios
     assert all(rows[name].value > 0 and rows[name].n == 2 for name in ratios)
-
-
-def test_one_time_has_no_quartiles() -> None:
-    with pytest.raises(ValueError, match="repeats is 1; allowed: 2 or more"):
-        hot_paths.time_hot_paths(SHAPE, repeats=1, seed=0)

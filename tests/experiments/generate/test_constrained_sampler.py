@@ -5,7 +5,7 @@ import json
 import pytest
 
 import llada_jax as lj
-from experiments.generate.constrained_sampler import ConstrainedSampler, ConstraintSettings
+from experiments.generate.__main__ import ConstrainedSampler, ConstraintSettings
 
 
 def test_settings_make_the_constraint_that_is_asked_for(tmp_path):

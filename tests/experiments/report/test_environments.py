@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report.environments import environment_lines
+from experiments.report.runs import environment_lines
 from llada_jax.evaluation.generations import Generation, GenerationBatch, GenerationStore
 from llada_jax.evaluation.task import Item
 

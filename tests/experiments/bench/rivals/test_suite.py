@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.bench.peak import Peak
+from experiments.bench.peak import Peak, instruction_sets
 from experiments.bench.rivals import suite
-from experiments.bench.rivals.contender import Contender, Missing, Timed, started
-from experiments.bench.rivals.figures import instruction_sets, multiplied
-from experiments.bench.rivals.program import seconds_a_step
+from experiments.bench.rivals.contender import Contender, Missing, Timed, seconds_a_step, started
+from experiments.bench.rivals.random_files import multiplied
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
 from llada_jax.config import ModelConfig
 
@@ -165,8 +164,6 @@ def test_bad_settings(changes, message):
         replace(CONFIG, **changes)
 
 
-def test_more_layers_than_there_are_and_a_single_repeat():
+def test_more_layers_than_there_are():
     with pytest.raises(ValueError, match="layers is 5; allowed: up to the model's 4"):
         time_rivals(SHAPE, replace(CONFIG, layers=5), 3)
-    with pytest.raises(ValueError, match="repeats is 1; allowed: 2 or more"):
-        time_rivals(SHAPE, CONFIG, 1)

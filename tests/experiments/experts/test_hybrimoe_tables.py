@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.experts.hybrimoe_desktop import desktop_costs
+from experiments.experts.hybrimoe_tables import desktop_costs
 from llada_jax.experts.shapes import DEEPSEEK, QWEN2
 
 

@@ -5,8 +5,12 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from experiments.bench.rivals.gguf_file import gguf_name, write_gguf
-from experiments.bench.rivals.weight_error import error_as_stored, error_of_gguf
+from experiments.bench.rivals.random_files import (
+    error_as_stored,
+    error_of_gguf,
+    gguf_name,
+    write_gguf,
+)
 from experiments.harness.random_weights import RandomWeights
 from llada_jax.config import ModelConfig
 
