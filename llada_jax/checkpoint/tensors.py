@@ -17,7 +17,7 @@ from llada_jax.checkpoint.sources import Checkpoint, ParamSource, StoredTensor
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.mesh import require_divides, shardings
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
-from llada_jax.model.quantize import INT4_GROUP, Bits, QuantArray, quantize
+from llada_jax.model.quantize import INT4_GROUP, Bits, QuantArray, dequantize, quantize
 
 Dtype = Literal[None, "float32", "bfloat16", "int8", "int4"]
 _BITS: Mapping[str | None, Bits] = {"int8": 8, "int4": 4}
@@ -136,9 +136,8 @@ class _AddedError:
         self._squares: dict[str, np.ndarray] = {}
 
     def add(self, kind: str, numbers: np.ndarray, rounded: QuantArray) -> None:
-        integers, scale = map(np.asarray, rounded)
-        groups = integers.reshape(*scale.shape, -1).astype(np.float32) * scale[..., None]
-        lost = groups.reshape(numbers.shape) - numbers
+        stored = QuantArray(*map(np.asarray, rounded))  # pyright: ignore
+        lost = np.asarray(dequantize(stored, np.float32)) - numbers
         sums = np.array([np.square(lost).sum(), np.square(numbers).sum()], np.float64)
         self._squares[kind] = self._squares.get(kind, 0) + sums
 
