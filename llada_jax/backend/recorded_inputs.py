@@ -1,7 +1,7 @@
 """Real inputs of a body step, recorded while a model decodes, for static quantization."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,7 +46,8 @@ class Recorder:
         return Watched(executable.allocate, run)
 
 
-class Watched(NamedTuple):
+@dataclass(frozen=True)
+class Watched:
     """An `Executable` with another `run`."""
 
     allocate: Callable[[str], np.ndarray]
