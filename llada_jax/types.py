@@ -136,10 +136,6 @@ EmptyCache = Callable[[Params, int, int], KVCache]
 """Of the parameters, the batch, and the length of its canvases."""
 
 
-def _as_stored(params: Params) -> Params:
-    return params
-
-
 class Denoiser(NamedTuple):
     """The model as the sampler knows it: three functions of the parameters.
 
@@ -155,7 +151,7 @@ class Denoiser(NamedTuple):
     keeps_cache: bool = False
     measure_rows: MeasureRows | None = None
     """As `score_rows`, with what a rule asks beside the scores; None where a backend cannot."""
-    for_loops: Callable[[Params], Params] = _as_stored
+    for_loops: Callable[[Params], Params] = lambda params: params
     """Gives parameters the form in which a compiled loop reads them best."""
     on_mesh: "OnMesh | None" = None
     """How a loop runs where the parameters are on a mesh; None where they are not."""

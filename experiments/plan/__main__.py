@@ -33,7 +33,7 @@ from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.graph import Graph, model_graph
 from llada_jax.swap.greedy_planner import Greedy
 from llada_jax.swap.plan_checker import problems
-from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.planners import planner
 from llada_jax.swap.stall_times import stall_of
 
 

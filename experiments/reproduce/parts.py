@@ -17,7 +17,7 @@ from llada_jax.lowered import LoweredWeight
 from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
-from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phone.published_tasks import PublishedTasks, read_figures
 from llada_jax.phone.single_steps import one_pass, product_step
 from llada_jax.phone.system import System
 from llada_jax.phone.timeline import LaneTask, run
@@ -79,7 +79,7 @@ def ledger3b(world: PublishedTasks) -> Chapter:
 
 def held_out(world: PublishedTasks) -> Chapter:
     """Scores AI Hub's models on four phones: a pass over a prompt, and one of a single row."""
-    figures, rows = world.read("held_out"), []
+    figures, rows = read_figures("held_out"), []
     for each in figures["models"]:
         model = graphs_of(each["shape"]).model.replace(**each["changes"])
         profile = load_profile(each["soc"])

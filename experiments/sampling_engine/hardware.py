@@ -9,8 +9,8 @@ from functools import lru_cache
 from experiments.harness.results import ResultRow
 from llada_jax.sampling_engine import paper_results as paper
 from llada_jax.sampling_engine.hdl.engine import Sizes, engine
+from llada_jax.sampling_engine.hdl.floats import ELEMENTS, loaded
 from llada_jax.sampling_engine.hdl.gates import Netlist, gate_equivalents
-from llada_jax.sampling_engine.hdl.microscaling import ELEMENTS, loaded
 from llada_jax.sampling_engine.hdl.wires import Circuit, source, unit
 
 LANES = (8, 16)

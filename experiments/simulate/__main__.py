@@ -24,12 +24,13 @@ from experiments.harness.estimates import mean_of
 from experiments.harness.pictures import figure, save
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
+from llada_jax import atomic
 from llada_jax.config import ModelConfig, Quant, require, require_choice, require_counts
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.dynamics import Decoding
 from llada_jax.phone.graphs import Shape, graphs_of, unknown_so_far
 from llada_jax.phone.memory import weights_mib
-from llada_jax.phone.perfetto_trace import Counters, write_perfetto_trace
+from llada_jax.phone.perfetto_trace import Counters, perfetto_trace
 from llada_jax.phone.phone import ModelledRun
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -38,7 +39,7 @@ from llada_jax.phone.system import System
 from llada_jax.phone.timeline import LANES, Timeline
 from llada_jax.phone.workload import Workload, from_trace
 from llada_jax.swap.address_budget import MIB
-from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.planners import planner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
             counters = Counters(phone.profile.power, modelled.footprint.total)
             seconds = measured_seconds(config)
             path = path.with_suffix(".perfetto-trace")
-            write_perfetto_trace(path, shown, title, counters, seconds)
+            atomic.write_bytes(path, perfetto_trace(shown, title, counters, seconds))
         for warning in warnings_of(modelled, model):
             print(f"warning: {warning}")
     run.finish(rows)

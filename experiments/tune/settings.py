@@ -13,7 +13,7 @@ from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.profile import load_profile
-from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.planners import planner
 
 HERE = "here"
 """The name of the machine at hand, in place of a phone's."""

@@ -1,6 +1,7 @@
 """Real inputs of a body step, recorded while a model decodes, for static quantization."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,15 +43,12 @@ class Recorder:
                 kept.append({name: array.copy() for name, array in arrays.items()})
             return executable.run(arrays)
 
-        return Watched(executable, run)
+        return Watched(executable.allocate, run)
 
 
+@dataclass(frozen=True)
 class Watched:
     """An `Executable` with another `run`."""
 
-    def __init__(
-        self,
-        executable: Executable,
-        run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
-    ):
-        self.allocate, self.run = executable.allocate, run
+    allocate: Callable[[str], np.ndarray]
+    run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]

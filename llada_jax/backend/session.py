@@ -68,11 +68,6 @@ _turns: WeakKeyDictionary[Program, Turn] = WeakKeyDictionary()
 _adding_a_turn = Lock()
 
 
-def _turn_of(program: Program) -> Turn:
-    with _adding_a_turn:
-        return _turns.setdefault(program, Turn())
-
-
 class Session:
     """A program as the sampler's denoiser. It holds the canvases of one run at a time.
 
@@ -82,7 +77,8 @@ class Session:
 
     def __init__(self, program: Program, rules: ScoreRules):
         self._program = program
-        self._turn = _turn_of(program)
+        with _adding_a_turn:
+            self._turn = _turns.setdefault(program, Turn())
         self._rules = rules
         self._canvases: list[CanvasCache] = []
         self._length = 0

@@ -94,8 +94,7 @@ def restore(piece: StoredPiece, spec: LoweredWeight) -> np.ndarray:
     values = unpack_int4(piece.numbers) if spec.bits == 4 else piece.numbers
     # TFLite keeps the scales of blocks in float16.
     scale = piece.scale.astype(np.float16).astype(np.float32) if spec.group else piece.scale
-    groups = values.reshape(*scale.shape, -1).astype(np.float32) * scale[..., None]
-    return groups.reshape(values.shape)
+    return np.asarray(dequantize(QuantArray(values, scale), np.float32))  # pyright: ignore
 
 
 def unpack_int4(packed: np.ndarray) -> np.ndarray:

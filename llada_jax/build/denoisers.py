@@ -20,9 +20,9 @@ from llada_jax.build.loading import Model
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.forward import PLAIN, LayerHooks
-from llada_jax.model.fused_attention import fused_attend_to_cache
 from llada_jax.model.grouped_product import with_paired_int4
 from llada_jax.model.head import score_rows
+from llada_jax.model.layers import fused_attend_to_cache
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.mesh import mesh_denoiser, mesh_of, specs_of
 from llada_jax.model.params import ModelParams

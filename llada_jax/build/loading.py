@@ -22,7 +22,7 @@ from llada_jax.content import content_hash
 from llada_jax.model import forward as model_forward
 from llada_jax.model.families.family import Family, add_family, families
 from llada_jax.model.mesh import agreed
-from llada_jax.model.params import ModelParams, param_count
+from llada_jax.model.params import param_count
 from llada_jax.programs import kept, own_jit
 from llada_jax.revision.tiled_forward import pack_params
 from llada_jax.revision.tiles import Tiles
@@ -59,21 +59,17 @@ class Model(_Model):
     @property
     def stored_as(self) -> str:
         """Returns the numbers of its layers: a dtype, the kind of its tiles, or `exported`."""
-        return "exported" if self.params is None else _stored_as(self.params)
+        if self.params is None:
+            return "exported"
+        weight = self.params.layers[0].attention.query
+        tiled = isinstance(weight, Tiles)
+        return f"{weight.kind} tiles" if tiled else str(jax.tree.leaves(weight)[0].dtype)
 
     def __repr__(self) -> str:
         """Names the model in one line, without its arrays."""
         name = "" if self.source is None else f"{self.source!r}, "
         count = param_count(self.config)
         return f"Model({name}family {self.config.family}, {count:,} parameters, {self.stored_as})"
-
-
-def _stored_as(params: ModelParams) -> str:
-    """Returns the dtype of the layers' matrices."""
-    weight = params.layers[0].attention.query
-    if isinstance(weight, Tiles):
-        return f"{weight.kind} tiles"
-    return str(jax.tree.leaves(weight)[0].dtype)
 
 
 def load(

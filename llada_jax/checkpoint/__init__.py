@@ -6,14 +6,17 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from llada_jax.checkpoint.bundled import bundled_names, model_path
 from llada_jax.checkpoint.gguf import open_gguf
 from llada_jax.checkpoint.huggingface import CONFIG_FILE, open_huggingface, save_huggingface
-from llada_jax.checkpoint.identity import file_states, fingerprint
+from llada_jax.checkpoint.identity import (
+    bundled_names,
+    file_states,
+    fingerprint,
+    model_path,
+)
 from llada_jax.checkpoint.orbax import DESCRIPTION_FILE, load_orbax, save_orbax
 from llada_jax.checkpoint.sources import Checkpoint
-from llada_jax.checkpoint.streamed import StreamedParams
-from llada_jax.checkpoint.tensors import Dtype, cast_params, read_params
+from llada_jax.checkpoint.tensors import Dtype, StreamedParams, cast_params, read_params
 from llada_jax.config import ModelConfig, require, require_choice
 from llada_jax.model.params import ModelParams
 

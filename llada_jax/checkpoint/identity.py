@@ -1,13 +1,25 @@
-"""Which model a checkpoint is: what its files hold, wherever they lie."""
+"""Which model is meant: where it lies, as one that ships with the package does, and what its files
+hold, wherever they are."""
 
 from os import PathLike
 from pathlib import Path
 
-from llada_jax.checkpoint.bundled import model_path
 from llada_jax.checkpoint.huggingface import CONFIG_FILE, GENERATION_FILE, INDEX_FILE
 from llada_jax.checkpoint.orbax import DESCRIPTION_FILE, TREE_FOLDER
 from llada_jax.content import content_hash, file_state
 from llada_jax.text import TOKENIZER_FILES
+
+_ASSETS = Path(__file__).parents[1] / "assets"
+
+
+def bundled_names() -> tuple[str, ...]:
+    """Returns the names of the bundled models."""
+    return tuple(sorted(folder.name for folder in _ASSETS.iterdir() if folder.is_dir()))
+
+
+def model_path(source: str | PathLike[str]) -> Path:
+    """Returns where a model is: a bundled one's folder; of anything else, the path itself."""
+    return _ASSETS / source if str(source) in bundled_names() else Path(source)
 
 
 def fingerprint(source: str | PathLike[str]) -> str:

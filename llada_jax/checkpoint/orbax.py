@@ -42,7 +42,7 @@ def save_orbax(folder: str | PathLike[str], config: ModelConfig, params: ModelPa
     leaves = jax.tree.leaves_with_path(params, is_leaf=is_quantized)
     description = {
         "config": dataclasses.asdict(config),
-        "dtypes": {parameter_name(path): _dtype_name(leaf) for path, leaf in leaves},
+        "dtypes": {parameter_name(p): jax.tree.leaves(leaf)[0].dtype.name for p, leaf in leaves},
     }
     with new_folder(folder, replace=True) as part:
         ocp.save(str(part / TREE_FOLDER), params)
@@ -77,10 +77,6 @@ def load_orbax(
         raise ValueError(f"{folder / TREE_FOLDER} is damaged: {problem}") from error
     require_finite_tree(str(folder), params)
     return config, params
-
-
-def _dtype_name(leaf: Any) -> str:
-    return (leaf.values if isinstance(leaf, QuantArray) else leaf).dtype.name
 
 
 def _abstract_tree(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from llada_jax.config.checks import ascending_counts, require, require_choice
+from llada_jax.config.checks import ascending_counts, require, require_choice, require_counts
 
 Quant = Literal["float32", "int8", "int4", "int4_block32", "int4_block128"]
 Soc = Literal["SM8550", "SM8650", "SM8750", "SM8850"]
@@ -58,7 +58,4 @@ class ExportConfig:
             buckets = ascending_counts(name, getattr(self, name), least)
             object.__setattr__(self, name, buckets)
         require(self.canvases[0] == 1, f"canvases is {self.canvases}; allowed: 1, and larger ones")
-        require(
-            0 < self.shard_bytes < 2**31,
-            f"shard_bytes is {self.shard_bytes}; allowed: 1 to {2**31 - 1}",
-        )
+        require_counts(self, "shard_bytes", most=2**31 - 1)

@@ -9,7 +9,7 @@ without JAX. Flat names are the fields of the policies. A few flat names choose 
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from importlib import import_module
 from inspect import cleandoc
 from types import MappingProxyType
@@ -43,7 +43,8 @@ def policy_settings() -> dict[str, Any]:
     for kind, choices in CHOICES.items():
         defaults |= choices
         for policy in registered[kind]:
-            defaults |= {field.name: _default(field) for field in fields(policy)}
+            own = ((each.name, each.default) for each in fields(policy))
+            defaults |= {name: None if value is MISSING else value for name, value in own}
     return defaults
 
 
@@ -136,10 +137,6 @@ def chosen_by_number(policy: Any) -> bool:
 
 def _values(policy: Any) -> dict[str, Any]:
     return {field.name: getattr(policy, field.name) for field in fields(policy)}
-
-
-def _default(field: Field[Any]) -> Any:
-    return None if field.default is MISSING else field.default
 
 
 def _choose(kind: str, choices: Mapping[str, Any], settings: dict[str, Any]) -> Any:

@@ -1,20 +1,54 @@
-"""The decisions of a policy, one layer after another, and the time that they take on a machine.
+"""Policies: a scheduler, a cache, and what the link does when nobody needs it; and their decisions,
+one layer after another, with the time that they take on a machine.
 
 A replayed trace and a forward that really runs both drive this object, so that what is modelled is
 what runs.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.config import require
-from llada_jax.experts.cache import ExpertCache, Visit, best, make_cache
+from llada_jax.config import require, require_choice
+from llada_jax.experts.cache import MRS_ALPHA, CacheName, ExpertCache, Visit, best, make_cache
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.expert_policies import ExpertPolicy
 from llada_jax.experts.prefetch import Swap, gates_ahead, refills, swaps
 from llada_jax.experts.schedule import SCHEDULERS, Link, Schedule
+
+SchedulerName = Literal["earliest_finish", "resident_or_cpu", "all_on_accelerator"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertPolicy:
+    """Says who runs an expert, which ones stay, and what an idle link brings in."""
+
+    scheduler: SchedulerName
+    cache: CacheName = "static"
+    prefetch: bool = False
+    """What the next layers' gates ask for is brought in ahead of time."""
+    refill: bool = False
+    """What the cache policy wants is brought in while the link has nothing else to do."""
+    alpha: float = MRS_ALPHA
+    profiled: bool = True
+    """At first, and for ever in a static cache, the experts stay that a profile used most; else
+    those of lowest index."""
+
+    def __post_init__(self) -> None:
+        require_choice("scheduler", self.scheduler, SchedulerName)
+        require_choice("cache", self.cache, CacheName)
+
+
+POLICIES = {
+    "ktransformers": ExpertPolicy(scheduler="resident_or_cpu"),
+    "adapmoe": ExpertPolicy(scheduler="all_on_accelerator", cache="lru", prefetch=True),
+    "tide": ExpertPolicy(scheduler="resident_or_cpu", cache="tide", refill=True),
+    "lru": ExpertPolicy(scheduler="earliest_finish", cache="lru", refill=True),
+    "mrs": ExpertPolicy(scheduler="earliest_finish", cache="mrs", refill=True),
+    "hybrimoe": ExpertPolicy(scheduler="earliest_finish", cache="mrs", prefetch=True, refill=True),
+}
+"""By name."""
 
 
 class LayerDecision(NamedTuple):

@@ -8,8 +8,7 @@ from jaxtyping import Float, Int
 from llada_jax.config import require
 from llada_jax.experts.cache import best, visits
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.expert_policies import ExpertPolicy
-from llada_jax.experts.policy_run import PolicyRun
+from llada_jax.experts.policy_run import ExpertPolicy, PolicyRun
 from llada_jax.experts.routing import RoutingTrace
 from llada_jax.experts.schedule import IDLE, Scheduler, fastest
 

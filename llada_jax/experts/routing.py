@@ -15,7 +15,7 @@ from llada_jax.config import require
 
 FORMAT = 3
 ABSENT = -1
-"""In `experts`, for a row that a step did not run."""
+"""In `experts`, for a row that a step did not run; in `foreseen`, for layers after the last too."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -219,8 +219,5 @@ def _last_arrival(
     return ends
 
 
-SCHEDULERS: dict[str, Scheduler] = {
-    "earliest_finish": earliest_finish,
-    "resident_or_cpu": resident_or_cpu,
-    "all_on_accelerator": all_on_accelerator,
-}
+_BY_NAME = (earliest_finish, resident_or_cpu, all_on_accelerator)
+SCHEDULERS: dict[str, Scheduler] = {each.__name__: each for each in _BY_NAME}

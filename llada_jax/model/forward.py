@@ -5,7 +5,6 @@ gives hooks: tiles on the host's threads, experts that do not all lie on the acc
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -137,23 +136,13 @@ def attended(
     return hidden, rms_norm(hidden, layer.ffn_norm, config.norm_eps), key, value
 
 
-@partial(jax.jit, static_argnums=(1, 6))
-def _one_function(
-    layer: Layer,
-    config: ModelConfig,
-    hidden: Float[Array, "B R D"],
-    angles: Rotation,
-    bias: Float[Array, "B R T"],
-    cached: CachedLayer,
-    hooks: LayerHooks,
-) -> LayerOut:
-    return run_layer(layer, config, hidden, angles, bias, cached, hooks=hooks)
+_one_function = jax.jit(run_layer, static_argnums=(1, 6, 7))
 
 
 def _run_shared(*args: Any) -> LayerOut:
     """Calls a function that all equal layers share, so that no program grows with their number."""
     *inputs, _index, hooks = args
-    return _one_function(*inputs, hooks)
+    return _one_function(*inputs, 0, hooks)
 
 
 def run_layers(

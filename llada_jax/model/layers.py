@@ -24,6 +24,9 @@ YARN_TURNS = (32, 1)
 HIDDEN_SCORE = -3e4
 """Added to the score of what a row may not see: its share is exactly 0, and float16 holds it."""
 
+CUDNN_DTYPES = ("bfloat16", "float16")
+"""For which there is a fused kernel of attention on a GPU."""
+
 Multiply = Callable[[Float[Array, "*rows In"], Any], Float[Array, "*rows Out"]]
 """`multiply(x, matrix)`: rows times the transpose of a matrix [Out, In], whatever form it has."""
 Fresh = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
@@ -230,3 +233,27 @@ def feed_forward(
     """Applies SwiGLU."""
     gate = jax.nn.silu(multiply(x, weights.gate))
     return multiply(gate * multiply(x, weights.up), weights.down)
+
+
+def fused_attend(
+    query: Float[Array, "B R H Dh"],
+    keys: Sequence[Float[Array, "B t K Dh"]],
+    values: Sequence[Float[Array, "B t K Dh"]],
+    bias: Float[Array, "B R T"],
+) -> Float[Array, "B R HDh"]:
+    """Runs grouped-query attention as `attend` does, without scores in memory on a GPU; a row sees
+    where the bias is 0.
+
+    `jax.nn.dot_product_attention` takes cuDNN's kernel where there is one, for `CUDNN_DTYPES`.
+    Elsewhere the same call is a plain graph of XLA, so that it can be tested on a CPU.
+    """
+    on_gpu = jax.default_backend() == "gpu" and str(query.dtype) in CUDNN_DTYPES
+    joined = (jnp.concatenate(parts, axis=1) for parts in (keys, values))
+    with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes dtypes
+        out = jax.nn.dot_product_attention(
+            query, *joined, mask=bias[:, None] == 0, implementation="cudnn" if on_gpu else None
+        )
+    return out.reshape(*out.shape[:2], -1)
+
+
+fused_attend_to_cache = partial(attend_to_cache, attend=fused_attend)

@@ -122,11 +122,8 @@ def partition_specs(
 
     With `int8` or `int4`, quantized matrices have a `QuantArray` of two, that of their scales last.
     """
-
-    def to_partition(spec: ParamSpec) -> Leaf:
-        return partition_of(spec, mesh_axes, dtype)
-
-    return jax.tree.map(to_partition, abstract_params(config))
+    specs = abstract_params(config)
+    return jax.tree.map(lambda spec: partition_of(spec, mesh_axes, dtype), specs)
 
 
 def partition_of(

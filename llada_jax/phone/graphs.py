@@ -1,7 +1,7 @@
 """Lowered steps of a model's shape, without weights, for the device model to price."""
 
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cache
 from os import PathLike
 from pathlib import Path
 
@@ -53,9 +53,8 @@ class Graphs:
         self.model: ModelConfig = model
         self.quant: Quant = quant
         self.head_chunks = max(1.0, model.vocab_size / HEAD_CHUNK)
-        self.layer = lru_cache(None)(self._layer)
-        self.head = lru_cache(None)(self._head)
-        self._any_layer = lru_cache(None)(self._layer_of)
+        self.layer, self.head = cache(self._layer), cache(self._head)
+        self._any_layer, self._any_head = cache(self._layer_of), cache(self._head_of)
         self.unknown: dict[str, None] = {}
         """Operations that the cost model does not know, in all that was lowered, in words."""
 
@@ -77,11 +76,7 @@ class Graphs:
 
     def _head(self, rows: int) -> Lowered:
         """Gives one chunk of the vocabulary."""
-        return self._head_of(1) if rows == 1 else _resized(self._any_head, rows, 0)
-
-    @cached_property
-    def _any_head(self) -> Lowered:
-        return self._head_of(ROWS)
+        return self._head_of(1) if rows == 1 else _resized(self._any_head(ROWS), rows, 0)
 
     def _head_of(self, rows: int) -> Lowered:
         ids = dict.fromkeys(("mask_id", "eos_id", "eot_id", "pad_id"))

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from os import PathLike
 from typing import Any, NamedTuple
 
-from llada_jax import atomic
 from llada_jax.phone.profile import Power
 from llada_jax.phone.simulate import watts
 from llada_jax.phone.timeline import LANES, Timeline, stretches
@@ -22,14 +20,10 @@ class Counters(NamedTuple):
     """Of the NPU's address space, at the most."""
 
 
-def write_perfetto_trace(
-    path: str | PathLike[str],
-    timeline: Timeline,
-    title: str,
-    counters: Counters,
-    measured: Sequence[float] = (),
-) -> None:
-    """Writes the file, whole or not at all.
+def perfetto_trace(
+    timeline: Timeline, title: str, counters: Counters, measured: Sequence[float] = ()
+) -> bytes:
+    """Returns the content of a trace's file.
 
     It has a track for each lane, an arrow from each transfer to what needs it, and counters of the
     memory's GB/s, of watts, and of MiB that are mapped. Tasks without length are left out: they say
@@ -40,13 +34,6 @@ def write_perfetto_trace(
 
     Raises ImportError, which names the extra, where `perfetto` is not installed.
     """
-    atomic.write_bytes(path, perfetto_trace(timeline, title, counters, measured))
-
-
-def perfetto_trace(
-    timeline: Timeline, title: str, counters: Counters, measured: Sequence[float] = ()
-) -> bytes:
-    """Returns the trace as `write_perfetto_trace` writes it."""
     if find_spec("perfetto") is None:
         raise ImportError("a trace for Perfetto needs the extra `plots`: pip install .[plots]")
     trace = _Trace()

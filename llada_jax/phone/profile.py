@@ -188,11 +188,7 @@ class Profile:
         for path, value in values.items():
             require(path in numbers, f"{path} is no number of {self.soc}")
             numbers[path] = replace(numbers[path], value=value)
-        return _build(self.soc, self.phone, numbers)
-
-    def with_numbers(self, name: str, numbers: Mapping[str, Sourced]) -> "Profile":
-        """Returns a phone of another name with other entries at all paths, checked again."""
-        return _build(name, self.phone, numbers)
+        return profile_of(self.soc, self.phone, numbers)
 
     def save(self, path: Path) -> None:
         """Writes a YAML file that `load_profile` reads, whole or not at all."""
@@ -220,7 +216,7 @@ def load_profile(name_or_path: str | PathLike[str]) -> Profile:
         require(isinstance(content.get(name), str), f"{path}: {name} is missing; allowed: text")
     entries = {name: part for name, part in content.items() if name not in ("soc", "phone")}
     try:
-        return _build(content["soc"], content["phone"], dict(_flat(entries, "")))
+        return profile_of(content["soc"], content["phone"], dict(_flat(entries, "")))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -255,7 +251,8 @@ _CLASSES = {"npu": NpuKernels, "cpu": CpuKernels}
 _REQUIRED = ("npu.llada_cpp", "npu.vendor", "cpu.plain", "cpu.tuned")
 
 
-def _build(soc: str, phone: str, numbers: Mapping[str, Sourced]) -> Profile:
+def profile_of(soc: str, phone: str, numbers: Mapping[str, Sourced]) -> Profile:
+    """Returns the profile of entries at all paths, checked. Raises ValueError as `load_profile`."""
     paths = (path.rpartition(".")[0] for path in numbers)
     classes = {path for path in paths if path.partition(".")[0] in _CLASSES} | set(_REQUIRED)
     left = dict(numbers)

@@ -21,10 +21,14 @@ RUNS = 24
 CANVAS = 256
 
 
+def read_figures(name: str) -> dict[str, Any]:
+    """Reads a file of published figures by its name."""
+    return json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
+
+
 def whole_figure(name: str) -> dict[str, list[float]]:
     """Returns a figure that the fit knows in parts: its lists, all points in order of the first."""
-    parts = [json.loads((PUBLISHED / f"{each}.json").read_text(encoding="utf-8"))[name]
-             for each in ("fit", "validation")]  # fmt: skip
+    parts = [read_figures(each)[name] for each in ("fit", "validation")]
     lists = [key for key, value in parts[0].items() if isinstance(value, list)]
     points = sorted(point for part in parts for point in zip(*map(part.get, lists), strict=True))
     return dict(zip(lists, map(list, zip(*points, strict=True)), strict=True))
@@ -43,32 +47,27 @@ class PublishedTasks:
     Args:
       graphs: lowered steps of LLaDA-8B, which the figures are of.
       runs: decodings that a mean latency is taken over.
-      folder: where `fit.json`, `validation.json` and `tasks.json` lie.
     """
 
-    def __init__(self, graphs: GraphsLike, runs: int = RUNS, folder: Path = PUBLISHED) -> None:
-        self.graphs, self.runs, self._folder = graphs, runs, folder
+    def __init__(self, graphs: GraphsLike, runs: int = RUNS) -> None:
+        self.graphs, self.runs = graphs, runs
         self.workloads = cache(self._workloads)
         self.phone = cache(self._phone)
-
-    def read(self, name: str) -> dict[str, Any]:
-        """Reads a file of published figures by its name."""
-        return json.loads((self._folder / f"{name}.json").read_text(encoding="utf-8"))
 
     @cached_property
     def figures(self) -> dict[str, Any]:
         """Figures that the fit may know."""
-        return self.read("fit")
+        return read_figures("fit")
 
     @cached_property
     def published(self) -> dict[str, Any]:
         """Validation figures: for references of results, never for the fit."""
-        return self.read("validation")
+        return read_figures("validation")
 
     @cached_property
     def fitted(self) -> dict[str, Any]:
         """What was fitted: the process of LLaDA-8B, and what each dataset has of its own."""
-        return self.read("tasks")
+        return read_figures("tasks")
 
     @property
     def dynamics(self) -> Dynamics:

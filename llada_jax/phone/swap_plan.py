@@ -17,7 +17,7 @@ from llada_jax.swap.address_budget import MIB, Budget, MappingPath, PlanError, k
 from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph, model_graph
 from llada_jax.swap.plan_checker import problems
-from llada_jax.swap.planner_registry import planner as planner_of
+from llada_jax.swap.planners import planner as planner_of
 from llada_jax.swap.stall_times import stall_of
 
 PATHS: Mapping[str, str] = {"remap": "immediate", "swap": "copy", "delayed": "delayed"}

@@ -9,8 +9,7 @@ from jaxtyping import Int
 
 from llada_jax.config import require
 from llada_jax.sampler.canvas import MASKED, PROMPT, STABLE, VISIBLE, block_origin, canvas_end
-from llada_jax.sampler.event import Event
-from llada_jax.sampler.states import event_states
+from llada_jax.sampler.event import Event, event_states
 
 if TYPE_CHECKING:
     from llada_jax.sampler.trace import Trace

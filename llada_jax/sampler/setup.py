@@ -69,11 +69,6 @@ class Setup:
         return self.own_rule is not None and not self.own_rule.needs.isdisjoint(names)
 
     @property
-    def scores_drafts(self) -> bool:
-        """Whether masks of later blocks are scored where the window has them."""
-        return self.window.drafts or self.needs("drafts")
-
-    @property
     def doubts(self) -> bool:
         """Whether committed tokens are scored again, by a rule of the package."""
         return self.rule.revises and self.own_rule is None

@@ -133,7 +133,8 @@ def _open_positions(setup: Setup, canvas: Canvas, span: Span) -> Bool[Array, "B 
     """Returns the positions of the current block, and drafts: the masked ones, or all."""
     config = setup.config
     start = block_start(canvas, config.block_length)
-    stop = span.stop if setup.scores_drafts else block_stop(canvas, config)
+    scores_drafts = setup.window.drafts or setup.needs("drafts")
+    stop = span.stop if scores_drafts else block_stop(canvas, config)
     if setup.seeds:
         stop = jnp.minimum(stop, span.stop + 1)
     positions = in_span(canvas, start, stop) & ~canvas.done[:, None]

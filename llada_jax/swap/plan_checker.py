@@ -108,7 +108,8 @@ def _of_live_weights(graph: Graph, plan: Plan) -> Iterator[str]:
     steps = unfold(graph, plan, 4)
     used = {(span.step, span.index): span.end for span in steps.operators}
     residents = set(range(len(graph))) - plan.staged
-    live = [_Live(-1, steps.makespan, plan.weights[i], graph.operators[i].name) for i in residents]
+    end = steps.operators[-1].end
+    live = [_Live(-1, end, plan.weights[i], graph.operators[i].name) for i in residents]
     through = 0
     for span in steps.transfers:
         transfer = plan.transfers[span.index]

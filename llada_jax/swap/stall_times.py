@@ -99,11 +99,6 @@ class UnfoldedSteps(NamedTuple):
     operators: list[LaneSpan]
     transfers: list[LaneSpan]
 
-    @property
-    def makespan(self) -> int:
-        """End of the last operator."""
-        return self.operators[-1].end
-
 
 def unfold(graph: Graph, plan: Plan, steps: int) -> UnfoldedSteps:
     """Returns the first steps of a loop. Residents are mapped before it, staged weights are not."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llada_jax.view.templates import filled
+from llada_jax.view.page import filled
 
 COLUMNS = 88
 HOLD = 3.0

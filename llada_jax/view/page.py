@@ -13,7 +13,6 @@ from typing import Any
 
 from llada_jax import atomic
 from llada_jax.config import require
-from llada_jax.view.templates import filled
 
 _FRAME = '<iframe srcdoc="{}" sandbox="allow-scripts" style="width:100%;height:760px;border:0">'
 
@@ -84,3 +83,14 @@ def phone_timeline(run: Any) -> dict[str, Any]:
         ],
         "order": [numbers[forward] for forward in run.workload.forwards],
     }
+
+
+def filled(name: str, **values: Any) -> str:
+    """Returns the text of a template of this folder; it says where values are not escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(Path(__file__).parent)
+    return Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    ).get_template(name).render(values)  # fmt: skip

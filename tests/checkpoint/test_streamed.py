@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llada_jax.checkpoint import load_params, save_huggingface, save_orbax, stream_params
 from llada_jax.checkpoint.sources import StoredTensor
-from llada_jax.checkpoint.streamed import StreamedParams
+from llada_jax.checkpoint.tensors import StreamedParams
 from llada_jax.config import ModelConfig, MoEConfig
 from llada_jax.model.params import ModelParams, init_params, named_specs, parameter_name
 from llada_jax.model.quantize import QuantArray, dequantize
@@ -115,7 +115,7 @@ def test_pieces_of_any_size_make_any_part(
     stop = min(start + length, 64)
     expected = joined(streamed.rows(name))[start:stop]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llada_jax.checkpoint.streamed._PIECE_ELEMENTS", elements)
+        patch.setattr("llada_jax.checkpoint.tensors._STREAMED_ELEMENTS", elements)
         pieces = list(streamed.rows(name, start, stop))
     columns = int(np.prod(expected.shape[1:]))
     assert max(map(len, pieces)) <= max(1, elements // columns)

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llada_jax.model.fused_attention import fused_attend
-from llada_jax.model.layers import HIDDEN_SCORE, attend
+from llada_jax.model.layers import HIDDEN_SCORE, attend, fused_attend
 
 
 @pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("bfloat16", 2e-3)])

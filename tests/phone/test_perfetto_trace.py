@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from llada_jax.phone.forward_timer import ForwardTimer
-from llada_jax.phone.perfetto_trace import Counters, perfetto_trace, write_perfetto_trace
+from llada_jax.phone.perfetto_trace import Counters, perfetto_trace
 from llada_jax.phone.simulate import energy_of, simulate
 from llada_jax.phone.system import System
 from llada_jax.phone.timeline import LaneTask, run
@@ -94,10 +94,3 @@ def test_what_was_measured_lies_below(timeline):
     _, events = read(content)
     found = [(start, end, event.name) for start, end, event in slices(events["forwards"])]
     assert found == [(0, 5e8, "forward 0"), (5e8, 7.5e8, "forward 1")]
-
-
-def test_the_file_is_whole_or_not_there(timeline, tmp_path):
-    path = tmp_path / "a.perfetto-trace"
-    write_perfetto_trace(path, timeline, "a phone", COUNTERS)
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
-    assert path.read_bytes() == perfetto_trace(timeline, "a phone", COUNTERS)

@@ -3,7 +3,7 @@ planners."""
 
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.planners import planner
 from llada_jax.swap.stall_times import stall_of
 from tests.swap.small_graphs import chain, one_buffer
 

@@ -11,7 +11,7 @@ from llada_jax.swap.address_plan import Plan, Transfer
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.graph import Graph, Operator
 from llada_jax.swap.plan_checker import problems
-from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.planners import planner
 from llada_jax.swap.stall_times import stall_of
 from tests.swap.small_graphs import FIGURE_10, chain, one_buffer, tight_instance
 

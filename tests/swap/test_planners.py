@@ -9,9 +9,8 @@ from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.graph import Graph, Operator, model_graph
 from llada_jax.swap.greedy_planner import Greedy, ResidentRegion, alternate
 from llada_jax.swap.plan_checker import problems
-from llada_jax.swap.planner_registry import PLANNERS, planner
+from llada_jax.swap.planners import PLANNERS, planner, steady
 from llada_jax.swap.stall_times import stall_of
-from llada_jax.swap.steady_planner import steady
 from tests.phone.small import PHONE
 from tests.swap.small_graphs import FIGURE_10, budgets, chain, graphs, one_buffer
 from tests.swap.test_graph import LLADA_8B

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from llada_jax.swap.address_budget import PlanError
 from llada_jax.swap.address_layout import in_slots
-from llada_jax.swap.planner_registry import PLANNERS
+from llada_jax.swap.planners import PLANNERS
 from llada_jax.swap.stall_times import last_users, stall_of, unfold
 from tests.swap.small_graphs import budgets, chain, graphs, in_shared_places, one_buffer
 

@@ -25,8 +25,7 @@ from llada_jax.experts.decoding.recording import (
     recorded,
     trace_of_steps,
 )
-from llada_jax.experts.expert_policies import ExpertPolicy
-from llada_jax.experts.policy_run import LayerDecision, PolicyRun
+from llada_jax.experts.policy_run import ExpertPolicy, LayerDecision, PolicyRun
 from llada_jax.experts.routing import RoutingTrace, loads_of
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import Prompts, with_ids

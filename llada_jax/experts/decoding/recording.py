@@ -17,8 +17,6 @@ from llada_jax.types import KVCache, Rows, RowsOut
 
 LOOK_AHEAD = 3
 """Layers whose gates are asked early (HybriMoE, arXiv 2504.05897, section IV-C)."""
-BEYOND = -1
-"""In `foreseen`, for layers after the last one."""
 
 
 class RoutingRecord(NamedTuple):
@@ -64,7 +62,7 @@ def routed(
     routing = route(flat, ffn, moe)
     following = [layer.ffn for layer in params.layers[index + 1 : index + 1 + LOOK_AHEAD]]
     seen = [route(flat, each, moe).experts for each in following if isinstance(each, Experts)]
-    nothing = jnp.full((len(flat), moe.experts_per_token), BEYOND, jnp.int32)
+    nothing = jnp.full((len(flat), moe.experts_per_token), ABSENT, jnp.int32)
     foreseen = jnp.stack([*seen, *[nothing] * (LOOK_AHEAD - len(seen))])
     return routing, RoutingRecord(routing.experts, router_scores(flat, ffn, moe), foreseen)
 

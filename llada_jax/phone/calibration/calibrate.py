@@ -22,7 +22,7 @@ from llada_jax.lowered import LoweredWeight
 from llada_jax.phone.calibration.measurements import Measurement
 from llada_jax.phone.cost import price_on_cpu, price_on_npu
 from llada_jax.phone.graphs import Graphs, Shape, graphs_of
-from llada_jax.phone.profile import Profile, Sourced, load_profile
+from llada_jax.phone.profile import Profile, Sourced, load_profile, profile_of
 from llada_jax.phone.single_steps import product_step
 from llada_jax.phone.uncertainty import COUNTED, TWO_SIDED, doubt_of
 
@@ -227,7 +227,7 @@ def calibrate(
         numbers[path] = Sourced(value, entry.unit, "measured", source, doubt)
         identified.append(Identified(path, entry.value, value, float(prior.doubts[i]), doubt))
     return Calibration(
-        before.with_numbers(name, numbers),
+        profile_of(name, before.phone, numbers),
         tuple(identified),
         tuple(_correlations([*prior.entries], covariance, np.flatnonzero(learned))),
         tuple(_predictions(prior, rows, measurements, z, covariance)),

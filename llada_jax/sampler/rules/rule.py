@@ -186,10 +186,3 @@ def accepted(rule: Rule, candidates: Candidates) -> Bool[Array, "B C"]:
         least = jnp.maximum(candidates.quota, least)
     rank = candidates.ranks(rule.priority(candidates))
     return taken | (candidates.open & (rank < least[:, None]))
-
-
-def require_probabilities(owner: object, *names: str) -> None:
-    """Raises ValueError unless each of these fields is above 0 and at most 1."""
-    for name in names:
-        value = getattr(owner, name)
-        require(0 < value <= 1, f"{name} is {value}; allowed: above 0, up to 1")

@@ -5,7 +5,13 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.config import SamplerConfig, require, require_choice, require_counts
+from llada_jax.config import (
+    SamplerConfig,
+    require,
+    require_choice,
+    require_counts,
+    require_numbers,
+)
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import (
@@ -17,13 +23,7 @@ from llada_jax.sampler.canvas import (
     masks_left,
 )
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.rule import (
-    Refresh,
-    Rescore,
-    Rescored,
-    RevisingRule,
-    require_probabilities,
-)
+from llada_jax.sampler.rules.rule import Refresh, Rescore, Rescored, RevisingRule
 
 OnDoubt = Literal["keep", "replace", "remask"]
 OnChange = Literal["keep", "remask"]
@@ -68,7 +68,7 @@ class Staged(RevisingRule):
     end_steps: int = 4
 
     def __post_init__(self) -> None:
-        require_probabilities(self, "theta_visible", "theta_stable")
+        require_numbers(self, "theta_visible", "theta_stable", above=0, most=1)
         require(
             self.theta_visible <= self.theta_stable,
             f"theta_visible is {self.theta_visible}; allowed: up to theta_stable "

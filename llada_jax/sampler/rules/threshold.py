@@ -2,10 +2,11 @@
 
 from jaxtyping import Array, Bool
 
+from llada_jax.config import require_numbers
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.rule import Rule, require_probabilities
+from llada_jax.sampler.rules.rule import Rule
 
 
 @policy
@@ -22,7 +23,7 @@ class Threshold(Rule):
     threshold: float
 
     def __post_init__(self) -> None:
-        require_probabilities(self, "threshold")
+        require_numbers(self, "threshold", above=0, most=1)
 
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
         return candidates.reach(self.threshold)

@@ -2,12 +2,12 @@
 
 from jaxtyping import Array, Bool, Int
 
-from llada_jax.config import SamplerConfig, require_choice, require_counts
+from llada_jax.config import SamplerConfig, require_choice, require_counts, require_numbers
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import Canvas
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.rule import Rescore, Rescored, RevisingRule, require_probabilities
+from llada_jax.sampler.rules.rule import Rescore, Rescored, RevisingRule
 
 
 @policy
@@ -31,7 +31,7 @@ class TokenEdit(RevisingRule):
     rescore: Rescore = "shadow"
 
     def __post_init__(self) -> None:
-        require_probabilities(self, "edit_unmask", "edit_replace")
+        require_numbers(self, "edit_unmask", "edit_replace", above=0, most=1)
         require_choice("rescore", self.rescore, Rescore)
         require_counts(self, "edit_steps", least=0)
 

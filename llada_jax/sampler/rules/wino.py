@@ -3,12 +3,12 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from llada_jax.config import require
+from llada_jax.config import require, require_numbers
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates, ranks
 from llada_jax.sampler.canvas import Canvas, masked_again
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.rule import Rescored, RevisingRule, require_probabilities
+from llada_jax.sampler.rules.rule import Rescored, RevisingRule
 
 FIRST_COMMITTED = 30
 """What WINO takes for the commits before a block's first step."""
@@ -31,7 +31,7 @@ class Wino(RevisingRule):
     wino_verify: float = 0.9
 
     def __post_init__(self) -> None:
-        require_probabilities(self, "wino_accept", "wino_verify")
+        require_numbers(self, "wino_accept", "wino_verify", above=0, most=1)
         require(
             self.wino_verify > 0.5,
             f"wino_verify is {self.wino_verify}; allowed: above 0.5, so that a token fails where "

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from llada_jax.config import SamplerConfig, require
+from llada_jax.config import SamplerConfig, require, require_numbers
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.canvas import (
     MASKED,
@@ -21,7 +21,6 @@ from llada_jax.sampler.canvas import (
     positions_of,
 )
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.rule import require_probabilities
 from llada_jax.sampler.windows.window import Span, Window, block_stop
 
 LARGEST_GROWTH = 8
@@ -71,7 +70,7 @@ class MultiBlock(Window):
 
     def __post_init__(self) -> None:
         if self.draft_threshold is not None:
-            require_probabilities(self, "draft_threshold")
+            require_numbers(self, "draft_threshold", above=0, most=1)
 
     def check(self, config: SamplerConfig) -> None:
         budget, table, block = self.row_budget, config.latency_table, config.block_length

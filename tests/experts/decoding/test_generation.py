@@ -18,7 +18,7 @@ from llada_jax.experts.decoding.generation import (
     record_routing,
     write_experts_of,
 )
-from llada_jax.experts.expert_policies import POLICIES
+from llada_jax.experts.policy_run import POLICIES
 from llada_jax.experts.replay import replay
 from llada_jax.experts.routing import RoutingTrace
 from tests.checkpoint.folders import GOLDENS

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llada_jax.phone import published_tasks
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PUBLISHED, PublishedTasks
@@ -58,10 +59,11 @@ def test_less_than_a_quarter_of_the_published_figures_is_fitted():
     assert fitted < 0.25 * (fitted + predicted)
 
 
-def test_calibration_works_where_there_is_no_validation_file(tmp_path):
+def test_calibration_works_where_there_is_no_validation_file(tmp_path, monkeypatch):
     for name in ("fit.json", "tasks.json"):
         shutil.copy(PUBLISHED / name, tmp_path)
-    world = PublishedTasks(LLADA, 1, tmp_path)
+    monkeypatch.setattr(published_tasks, "PUBLISHED", tmp_path)
+    world = PublishedTasks(LLADA, 1)
     with pytest.raises(FileNotFoundError):
         world.published  # noqa: B018
     assert min(fit.fit_mapping(world.figures, LLADA, PHONE).values()) > 0

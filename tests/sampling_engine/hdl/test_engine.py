@@ -8,9 +8,9 @@ import pytest
 
 from llada_jax.sampling_engine.cycles import Hbm, fitted_hbm, time_program
 from llada_jax.sampling_engine.hdl import engine as engine_module
+from llada_jax.sampling_engine.hdl.bench import images, sizes_of
 from llada_jax.sampling_engine.hdl.engine import engine
 from llada_jax.sampling_engine.hdl.gates import Netlist
-from llada_jax.sampling_engine.hdl.images import images, sizes_of
 from llada_jax.sampling_engine.hdl.wires import Circuit, held
 from llada_jax.sampling_engine.instructions import INSTRUCTION_SET
 from llada_jax.sampling_engine.sampling import Sampling

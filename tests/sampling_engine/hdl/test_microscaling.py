@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llada_jax.sampling_engine.formats import StoredLogits, rounded, sanitized
-from llada_jax.sampling_engine.hdl.microscaling import ELEMENTS, loaded
+from llada_jax.sampling_engine.hdl.floats import ELEMENTS, loaded
 from tests.sampling_engine.hdl.cases import bits16, through
 
 

@@ -1,5 +1,5 @@
-"""The planner for denoising loops: the least stall of a step in a loop without end, and of plans
-that stall equally the one that stages less.
+"""The planners by name, and ours, for denoising loops: the least stall of a step in a loop without
+end, and of plans that stall equally the one that stages less.
 
 Transfers take turns in slots, and all other weights stay mapped. Slots hold little, so a transfer
 can start only shortly before its operators run: what is staged hides behind the compute of its own
@@ -8,12 +8,13 @@ bytes cost time, few large ones where mappings do. They are compared by what eac
 step, exactly, and with the paper's planner, which is never better.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
+from llada_jax.config import require
 from llada_jax.swap.address_budget import Budget, PlanError
 from llada_jax.swap.address_layout import in_slots, room_for_weights
-from llada_jax.swap.address_plan import Plan
+from llada_jax.swap.address_plan import Plan, Planner
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.greedy_planner import PUBLISHED_SLOT_BYTES, Greedy
 from llada_jax.swap.stall_times import Waits, prefix_sums, stall_of, steady_stall
@@ -147,3 +148,13 @@ class _Spread:
                 groups.append([index])
                 load = size
         return groups
+
+
+PLANNERS: Mapping[str, Planner] = {"greedy": Greedy(), "steady": steady}
+"""The paper's planner, and ours."""
+
+
+def planner(name: str) -> Planner:
+    """Returns the planner of this name; raises ValueError for an unknown one."""
+    require(name in PLANNERS, f"planner is {name!r}; allowed: {', '.join(map(repr, PLANNERS))}")
+    return PLANNERS[name]
