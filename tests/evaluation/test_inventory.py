@@ -1,7 +1,6 @@
 """Inventories: every count follows, long answers, and wordings that nothing tells apart."""
 
 import re
-from collections import Counter
 from itertools import islice
 
 import pytest
@@ -48,19 +47,18 @@ def test_answers_take_four_to_eight_blocks():
             assert 96 < len(tokenizer.encode(item.answer)) + 1 <= TASK.gen_length
 
 
-def test_wordings_are_drawn_alike_and_each_for_itself():
-    told = [sentence for item in items(0, 200) for sentence in item.answer.split(". ")[:-1]]
-    opening = "|".join(text.strip() for text in WORDS["opening"] if text)
-    form = rf"(?:({opening}) )?(the|on the) \w+ shelf (.*?) ?[\d+=-]+ \w+(.*)"
-    parts = [re.fullmatch(form, sentence, re.IGNORECASE).groups() for sentence in told]
-    for place, kinds in ((0, WORDS["opening"]), (3, WORDS["ending"])):
-        shares = Counter((groups[place] or "").strip().lower() for groups in parts)
-        assert set(shares) == {kind.strip() for kind in kinds}
-        assert all(0.15 < count / len(told) < 0.25 for count in shares.values())
-    # A third free choice, that of the verb, is for one of the two forms.
-    assert {verb for _, on, verb, _ in parts if on.lower() == "the"} == set(WORDS["holds"])
-    pairs = Counter((groups[0], groups[3]) for groups in parts)
-    assert len(pairs) == len(WORDS["opening"]) * len(WORDS["ending"])
+def test_wordings_are_drawn_alike():
+    told = [item.answer for item in items(0, 300)]
+    shares = [
+        sum(len(re.findall(form, text)) for text in told)
+        for form in (
+            r"shelf has \d",
+            r"There are [\d+=-]+ \w+ on",
+            r"On the \w+ shelf are",
+            r"So \d",
+        )
+    ]
+    assert all(0.2 < share / sum(shares) < 0.3 for share in shares)
 
 
 def test_results_of_far_sentences_are_needed():

@@ -2,8 +2,8 @@
 
 A question tells of several shelves. The count of a shelf follows from two numbers, or from that of
 an earlier shelf, which may be far behind it. The worked answer has a sentence for each shelf and
-one for two of them together, over four to eight blocks of 32 tokens. How a sentence opens, is put
-and ends is drawn, each for itself: a model that is not sure there has a choice, and makes no error.
+one for two of them together, over four to eight blocks of 32 tokens. Each sentence has one of
+several wordings, whichever: there a model that is not sure has a choice, and makes no error.
 
 The key of an item is its chain of equations.
 """
@@ -22,7 +22,6 @@ LARGEST_CHANGE = 9
 SMALLEST_VALUE = 2
 OF_ANOTHER = 0.6  # share of shelves, after the first two, that follow from an earlier one
 WORDS = read_yaml(Path(__file__).with_suffix(".yaml"))
-FREE = ("opening", "holds", "ending")
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
@@ -32,8 +31,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     facts, shown, equations = [], [], []
 
     def said(kind: str, **words: object) -> str:
-        free = {part: rng.choice(WORDS[part]) for part in FREE}
-        return rng.choice(WORDS[kind]).format(things=things, **free, **words)
+        return rng.choice(WORDS[kind]).format(things=things, **words)
 
     for place in rng.sample(WORDS["places"], SHELVES[difficulty]):
         other = rng.choice(list(counts)) if len(counts) > 1 and rng.random() < OF_ANOTHER else ""
@@ -71,5 +69,4 @@ TASK = Task(
     },
     default_difficulty=0,
     gen_length=256,
-    version=2,
 )
