@@ -11,7 +11,7 @@ from hydra.errors import ConfigCompositionException
 import llada_jax as lj
 from experiments.evaluate import __main__ as entry
 from experiments.evaluate.result_rows import decoder_rows
-from experiments.harness.on_phones import on_phones
+from experiments.generate.elsewhere import on_phones
 from experiments.report import __main__ as report
 from llada_jax.evaluation import harness
 from llada_jax.evaluation.environment import environment
