@@ -237,10 +237,11 @@ class _Suite:
     ) -> Iterator[ResultRow]:
         seconds = [each.at_depth(self._deeper) for each in asked]
         yield from spread(_named(work, contender, number), seconds, "s", about)
-        if work == "forward":
-            heads = [each.head for each in asked]
-            yield from spread(f"head/{contender.name}/{number}", heads, "s", about)
-        if work == "forward" and contender.numbers in self._peaks:
+        if work != "forward":
+            return
+        heads = [each.head for each in asked]
+        yield from spread(f"head/{contender.name}/{number}", heads, "s", about)
+        if contender.numbers in self._peaks:
             speed = 2 * number * multiplied(self._model) / statistics.median(seconds)
             share = speed / self._peaks[contender.numbers].ops_per_second
             yield ResultRow(f"peak_share/{contender.name}/{number}", share, "of the peak")
