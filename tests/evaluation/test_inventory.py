@@ -1,17 +1,16 @@
-"""Inventories: every count follows, long answers, and wordings that nothing tells apart."""
+"""Inventories: every count follows, long answers, and words that nothing tells apart."""
 
 import re
 from itertools import islice
 
 import pytest
 
-import llada_jax as lj
 from llada_jax.checkpoint import model_path
-from llada_jax.evaluation.tasks.inventory import LARGEST_VALUE, SHELVES, TASK, WORDS
+from llada_jax.evaluation.tasks.inventory import FORMS, LARGEST_VALUE, SHELVES, TASK
 from llada_jax.text import Tokenizer
 
-COLORS = "|".join(WORDS["places"])
-SHELF = re.compile(rf"(?:the|on the) ({COLORS})", re.IGNORECASE)
+COLORS = "|".join(FORMS["places"])
+EQUATION = re.compile(r"(\d+)([+-])(\d+)=(\d+)")
 
 
 def items(difficulty: int, count: int = 150):
@@ -25,19 +24,31 @@ def test_every_count_follows_from_what_is_told(difficulty):
         *shown, together = re.split(r"(?<=[.]) ", item.answer.partition("\n")[0])
         counts: dict[str, int] = {}
         for fact, sentence in zip(facts, shown, strict=True):
-            place, *other = SHELF.findall(fact)
+            place, *other = re.findall(COLORS, fact)
             numbers = list(map(int, re.findall(r"\d+", fact)))
-            down = bool(re.search("fewer|lost|went", fact))
-            a = counts[other[0].lower()] if other else numbers[0]
-            expected = a + (-1 if down else 1) * numbers[-1]
-            left, symbol, right, result = re.search(r"(\d+)([+-])(\d+)=(\d+)", sentence).groups()
+            down = re.search("fewer|lost|sold|gave", fact) is not None
+            a = counts[other[0]] if other else numbers[0]
+            left, symbol, right, result = EQUATION.search(sentence).groups()
             assert (int(left), symbol, int(right)) == (a, "-" if down else "+", numbers[-1])
+            expected = a + (-1 if down else 1) * numbers[-1]
             assert int(result) == expected <= LARGEST_VALUE[difficulty]
-            assert SHELF.findall(sentence) == [place.lower()] or SHELF.findall(sentence) == [place]
-            counts[place.lower()] = expected
+            counts[place] = int(result)
+            said = dict(re.findall(rf"({COLORS})=(\d+)", sentence))
+            assert said == {name: str(counts[name]) for name in (place, *other)}
         assert len(counts) == SHELVES[difficulty]
-        first, second = (each.lower() for each in re.findall(COLORS, together))
+        first, second = re.findall(rf"({COLORS})=", together)
         assert int(item.target) == counts[first] + counts[second]
+
+
+def test_a_drill_asks_for_what_follows_of_all_shelves():
+    for item in (TASK.item(3, index, "train", difficulty=1, drill=True) for index in range(50)):
+        counts: dict[str, int] = {}
+        for told, asked in zip(item.answer.split(". "), item.question.split()[2:], strict=True):
+            place, other, change = re.fullmatch(r"(\w+)=(\w+)([+-]\d+)", asked).groups()
+            a = counts[other] if other in counts else int(other)
+            counts[place] = a + int(change)
+            assert told.endswith(f"{a}{change}={counts[place]}, {place}={counts[place]}")
+        assert set(counts) == set(FORMS["places"])
 
 
 def test_answers_take_four_to_eight_blocks():
@@ -47,28 +58,30 @@ def test_answers_take_four_to_eight_blocks():
             assert 96 < len(tokenizer.encode(item.answer)) + 1 <= TASK.gen_length
 
 
-def test_wordings_are_drawn_alike():
-    told = [item.answer for item in items(0, 300)]
-    shares = [
-        sum(len(re.findall(form, text)) for text in told)
-        for form in (
-            r"shelf has \d",
-            r"There are [\d+=-]+ \w+ on",
-            r"On the \w+ shelf are",
-            r"So \d",
-        )
-    ]
-    assert all(0.2 < share / sum(shares) < 0.3 for share in shares)
+def test_words_are_drawn_as_often_as_they_are_said_to_be():
+    told = " ".join(item.answer for item in items(0, 300))
+    for kind, form in {"then": r"(\w+) the ", "so": r", (\w+) \d"}.items():
+        drawn = re.findall(form, told)
+        for word, tenths in FORMS["words"][kind].items():
+            share = sum(each.lower() == word for each in drawn) / len(drawn)
+            assert share == pytest.approx(tenths / 10, abs=0.03)
+
+
+def test_a_drawn_word_moves_nothing_behind_it():
+    tokenizer = Tokenizer.from_folder(model_path("small"))
+    for kind, words in FORMS["words"].items():
+        told = [f"red. {word.title()}" if kind == "then" else f"red {word}" for word in words]
+        assert len({len(tokenizer.encode(text)) for text in told}) == 1
 
 
 def test_results_of_far_sentences_are_needed():
     """In a fifth of the sentences or more it is not the one before."""
     far = total = 0
     for item in items(2):
-        seen: dict[int, int] = {}
-        for number, (left, result) in enumerate(re.findall(r"(\d+)[+-]\d+=(\d+)", item.answer)):
+        last = ""
+        for sentence in item.answer.partition("\n")[0].split(". ")[:-1]:
+            *others, place = re.findall(rf"({COLORS})=", sentence)
             total += 1
-            far += int(left) in seen and number - seen[int(left)] > 1
-            seen[int(result)] = number
+            far += bool(others) and others[0] != last
+            last = place
     assert far / total > 0.2
-    assert lj.load("small").config.max_length >= 2 * TASK.gen_length

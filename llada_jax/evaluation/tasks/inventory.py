@@ -2,61 +2,122 @@
 
 A question tells of several shelves. The count of a shelf follows from two numbers, or from that of
 an earlier shelf, which may be far behind it. The worked answer has a sentence for each shelf and
-one for two of them together, over four to eight blocks of 32 tokens. Each sentence has one of
-several wordings, whichever: there a model that is not sure has a choice, and makes no error.
+one for two of them together, over four to eight blocks of 32 tokens. Three words of a sentence are
+drawn, whichever: a model that is not sure of one has a choice, and makes no error.
 
 The key of an item is its chain of equations.
 """
 
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 from llada_jax.config_files import read_yaml
 from llada_jax.evaluation.stories import THINGS
 from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task
 from llada_jax.evaluation.wording import sentences
 
-SHELVES = {0: 6, 1: 8, 2: 10}  # by difficulty
+SHELVES = {0: 5, 1: 6, 2: 7}  # by difficulty
 LARGEST_VALUE = {0: 10, 1: 20, 2: 99}
 LARGEST_CHANGE = 9
 SMALLEST_VALUE = 2
 OF_ANOTHER = 0.6  # share of shelves, after the first two, that follow from an earlier one
-WORDS = read_yaml(Path(__file__).with_suffix(".yaml"))
+FORMS = read_yaml(Path(__file__).with_suffix(".yaml"))
+
+
+class Shelf(NamedTuple):
+    """A shelf, the one that it is compared with if any, and what it has before and after."""
+
+    place: str
+    other: str
+    a: int
+    change: int
+
+    @property
+    def count(self) -> int:
+        return self.a + self.change
+
+    @property
+    def equation(self) -> str:
+        return f"{self.a}{self.change:+d}={self.count}"
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Draws shelves and their wordings; None where the split is another's."""
-    largest, things = LARGEST_VALUE[difficulty], rng.choice(THINGS)
-    counts: dict[str, int] = {}
-    facts, shown, equations = [], [], []
-
-    def said(kind: str, **words: object) -> str:
-        return rng.choice(WORDS[kind]).format(things=things, **words)
-
-    for place in rng.sample(WORDS["places"], SHELVES[difficulty]):
-        other = rng.choice(list(counts)) if len(counts) > 1 and rng.random() < OF_ANOTHER else ""
-        a = counts[other] if other else rng.randint(SMALLEST_VALUE, largest)
-        change = _change(rng, a, largest)
-        counts[place], b = a + change, abs(change)
-        kind = ("more" if change > 0 else "less") if other else ("given" if change > 0 else "lost")
-        facts.append(said(kind, place=place, other=other, a=a, b=b))
-        equations.append(f"{a}{change:+d}={a + change}")
-        shown.append(said("shown", place=place, sum=equations[-1]))
-    place, other = rng.sample(list(counts), 2)
-    total = counts[place] + counts[other]
-    equations.append(f"{counts[place]}+{counts[other]}={total}")
-    if not owns(" ".join(equations)):
+    """Draws shelves and words; None where the split is another's."""
+    shelves, things = _shelves(rng, difficulty, SHELVES[difficulty]), rng.choice(THINGS)
+    one, two = rng.sample(shelves, 2)
+    total = one.count + two.count
+    equation = f"{one.count}+{two.count}={total}"
+    if not owns(" ".join([*(shelf.equation for shelf in shelves), equation])):
         return None
-    shown.append(said("together", place=place, other=other, sum=equations[-1]))
-    ask = f"How many {things} have the {place} and the {other} shelf together?"
+    facts = [_told(rng, FORMS["facts"], shelf, things) for shelf in shelves]
+    shown = [_told(rng, FORMS["shown"], shelf, things) for shelf in shelves]
+    shown.append(
+        FORMS["shown"]["together"].format(
+            place=one.place,
+            other=two.place,
+            a=one.count,
+            b=two.count,
+            sum=equation,
+            things=things,
+            **_words(rng),
+        )
+    )
+    ask = f"How many {things} have the {one.place} and the {two.place} shelf together?"
     answer = f"{sentences(shown)}\n{ANSWER_MARK} {total}"
     return Item(f"{sentences(facts)} {ask}", answer, str(total))
+
+
+def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
+    """Asks for what follows from what, of all shelves and without a story."""
+    del owns  # its chains are longer than any item's
+    shelves = _shelves(rng, difficulty, len(FORMS["places"]))
+    asked = [f"{shelf.place}={shelf.other or shelf.a}{shelf.change:+d}" for shelf in shelves]
+    told = [
+        f"{f'{shelf.other}={shelf.a}, ' * bool(shelf.other)}{shelf.equation}, "
+        f"{shelf.place}={shelf.count}"
+        for shelf in shelves
+    ]
+    answer = ". ".join(told)
+    return Item(f"What follows? {' '.join(asked)}", answer, answer)
+
+
+def _shelves(rng: Random, difficulty: int, count: int) -> list[Shelf]:
+    largest = LARGEST_VALUE[difficulty]
+    drawn: list[Shelf] = []
+    for place in rng.sample(FORMS["places"], count):
+        other = rng.choice(drawn) if len(drawn) > 1 and rng.random() < OF_ANOTHER else None
+        a = other.count if other else rng.randint(SMALLEST_VALUE, largest)
+        drawn.append(Shelf(place, other.place if other else "", a, _change(rng, a, largest)))
+    return drawn
 
 
 def _change(rng: Random, count: int, largest: int) -> int:
     """Draws what a count may change by, so that it stays from `SMALLEST_VALUE` to `largest`."""
     least, most = max(SMALLEST_VALUE - count, -LARGEST_CHANGE), min(largest - count, LARGEST_CHANGE)
     return rng.choice([change for change in range(least, most + 1) if change])
+
+
+def _told(rng: Random, forms: dict[str, str], shelf: Shelf, things: str) -> str:
+    ways = ("more", "less") if shelf.other else ("given", "lost")
+    return forms[ways[shelf.change < 0]].format(
+        place=shelf.place,
+        other=shelf.other,
+        a=shelf.a,
+        b=abs(shelf.change),
+        c=shelf.count,
+        sum=shelf.equation,
+        things=things,
+        **_words(rng),
+    )
+
+
+def _words(rng: Random) -> dict[str, str]:
+    """Draws a word of each kind."""
+    return {
+        kind: rng.choices(list(shares), list(shares.values()))[0]
+        for kind, shares in FORMS["words"].items()
+    }
 
 
 TASK = Task(
@@ -69,4 +130,6 @@ TASK = Task(
     },
     default_difficulty=0,
     gen_length=256,
+    drill=drill,
+    version=3,
 )
