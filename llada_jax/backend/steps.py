@@ -12,25 +12,18 @@ They are the model's own functions with static shapes, one canvas (B = 1), and n
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from llada_jax.backend.attention import HeadsFirst, attend_by_canvas
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import PLAIN, run_layers
 from llada_jax.model.head import score_greedily
-from llada_jax.model.layers import (
-    HIDDEN_SCORE,
-    CachedLayer,
-    Fresh,
-    Rotation,
-    attend_to_cache,
-    rms_norm,
-)
+from llada_jax.model.layers import HIDDEN_SCORE, Rotation, rms_norm
 from llada_jax.model.params import abstract_params, named_specs
 from llada_jax.model.quantize import linear
 
@@ -49,11 +42,10 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
     last = layers.stop == config.n_layers
 
     def function(weights: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
-        def cached(layer: int, canvas: int) -> CachedLayer:
+        def cached(layer: int, canvas: int) -> HeadsFirst:
             if not bucket.cache:
-                return CachedLayer(*[jnp.zeros((1, 0, config.n_kv_heads, config.head_dim))] * 2)
-            names = cache_names(layer, canvas)
-            return CachedLayer(*(inputs[name].swapaxes(0, 1)[None] for name in names))
+                return HeadsFirst(*[jnp.zeros((config.n_kv_heads, 0, config.head_dim))] * 2)
+            return HeadsFirst(*(inputs[name] for name in cache_names(layer, canvas)))
 
         angles = Rotation(inputs["cos"][None, :, None], inputs["sin"][None, :, None])
         hidden, keys, values = run_layers(
@@ -64,7 +56,7 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
             inputs["bias"][None],
             [[cached(i, canvas) for canvas in range(bucket.canvases)] for i in layers],
             first=layers.start,
-            hooks=PLAIN._replace(attend_with=_attend_by_canvas),
+            hooks=PLAIN._replace(attend_with=attend_by_canvas),
         )
         if last:
             hidden = rms_norm(hidden, weights["final_norm"], config.norm_eps)
@@ -81,21 +73,6 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
         weights={name: specs[name].shape for name in used},
         inputs=_body_inputs(config, layers, bucket),
     )
-
-
-def _attend_by_canvas(
-    query: Float[Array, "1 R H Dh"],
-    fresh: Fresh,
-    bias: Float[Array, "1 R T"],
-    cached: Sequence[CachedLayer],
-) -> Float[Array, "1 R HDh"]:
-    """Lets the rows of each canvas attend as they would alone."""
-    if len(cached) == 1:
-        return attend_to_cache(query, fresh, bias, cached[0])
-    split = partial(jnp.split, indices_or_sections=len(cached), axis=1)
-    parts = zip(split(query), *map(split, fresh), split(bias), cached, strict=True)
-    outs = [attend_to_cache(rows, (key, value), sees, old) for rows, key, value, sees, old in parts]
-    return jnp.concatenate(outs, axis=1)
 
 
 def cache_names(layer: int, canvas: int = 0) -> list[str]:

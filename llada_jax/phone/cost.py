@@ -167,7 +167,7 @@ def _attention_product(operation: Operation, kernels: NpuKernels) -> StepCost:
     batch, left, inputs, right = matrix_shape(operation)
     macs = batch * _up(left, MATRIX_TILE) * _up(inputs, MATRIX_TILE) * _up(right, MATRIX_TILE)
     matrix = 2 * macs / kernels.matrix_tops / 1e12
-    size = operation.inputs[0].size * kernels.kv_bits / 8
+    size = operation.inputs[1].size * kernels.kv_bits / 8
     dma = size / kernels.dma_gbps / 1e9
     slowest = {"matrix": matrix} if matrix > dma else {"dma": dma}
     return StepCost(**slowest, dram_bytes=size)
