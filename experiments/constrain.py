@@ -34,7 +34,7 @@ from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import ANSWER_MARK, Item, Task
 from llada_jax.evaluation.tasks import load_task
-from llada_jax.evaluation.wording import LETTERS
+from llada_jax.evaluation.tasks.choices import LETTERS
 
 SCHEMA = {
     "type": "object",

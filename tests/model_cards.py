@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llada_jax.config import SamplerConfig
-from llada_jax.evaluation.tasks import load_task
+from llada_jax.evaluation.tasks import load_task, task_names
 
 SCORE = re.compile(
     r"^\| (?P<task>\w+) \| (?P<items>\d+) \| (?P<name>\w+) \| gen_length (?P<gen_length>\d+), "
@@ -65,7 +65,8 @@ class StatedTraining(NamedTuple):
     Attributes:
       arguments: of the `experiments.train` that began it; None where today's command was not yet.
       commit: of the code, and of a bundled parent.
-      outdated: tasks whose items are others now, with the version that was trained on.
+      outdated: tasks that are gone or whose items are others now, with the version that was
+        trained on.
     """
 
     arguments: list[str] | None
@@ -88,8 +89,12 @@ def _training(section: str) -> StatedTraining:
     return StatedTraining(
         shlex.split(command[1]) if command else None,
         commit[1] if commit else "",
-        {name: int(version) for name, version in tasks if load_task(name).version != int(version)},
+        {name: int(version) for name, version in tasks if not _is_of_today(name, int(version))},
     )
+
+
+def _is_of_today(task: str, version: int) -> bool:
+    return task in task_names() and load_task(task).version == version
 
 
 def outdated_tasks(folder: Path) -> Mapping[str, int]:

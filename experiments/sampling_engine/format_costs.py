@@ -39,9 +39,7 @@ class AnswersConfig:
 
     items: int = 0
     model: str = "small"
-    tasks: tuple[str, ...] = (
-        "word_problems", "yes_no", "choices", "sudoku", "countdown", "endings",
-    )  # fmt: skip
+    tasks: tuple[str, ...] = ("word_problems", "yes_no", "choices", "sudoku", "countdown")
 
     def __post_init__(self) -> None:
         require_counts(self, "items", least=0)

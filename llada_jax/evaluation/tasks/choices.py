@@ -16,14 +16,7 @@ from typing import NamedTuple
 
 from llada_jax.config_files import read_yaml
 from llada_jax.evaluation.task import Item, OwnsKey, Task
-from llada_jax.evaluation.wording import (
-    DAYS,
-    PEOPLE,
-    all_lettered,
-    lettered_item,
-    sentence,
-    sentences,
-)
+from llada_jax.evaluation.wording import DAYS, PEOPLE, sentence, sentences
 
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}  # by difficulty
 SMALLEST_OF_SEQUENCES, LARGEST_OF_SEQUENCES = 6, {0: 24, 1: 50, 2: 99}
@@ -31,6 +24,7 @@ NEAR = 5  # a wrong number is at most so far from the right one
 DAYS_AWAY = {0: 4, 1: 5, 2: 6}
 DISTRACTIONS = {0: 0, 1: 1, 2: 2}  # sentences that have nothing to do with the question
 
+LETTERS = "ABCD"
 COMPASS = ("north", "east", "south", "west")
 TURNS = {"right": 1, "around": 2, "left": 3}
 WORDS = read_yaml(Path(__file__).with_suffix(".yaml"))
@@ -187,12 +181,30 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     facts = [*rng.sample(idle, DISTRACTIONS[difficulty]), *puzzle.facts]
     choices = rng.sample(puzzle.choices, 4)
     told = f"{sentences(facts)} {puzzle.ask}"
-    return lettered_item(told, choices, puzzle.choices[0], sentence(puzzle.reason))
+    return _lettered(told, choices, puzzle.choices[0], sentence(puzzle.reason))
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Asks for the letters of the other choices too, in random order."""
-    return all_lettered(rng, draw(rng, difficulty, owns))
+    """Asks for the letters of the other choices too, in random order: many small decisions in
+    place of one."""
+    item = draw(rng, difficulty, owns)
+    if item is None:
+        return None
+    letters = [item.target, *rng.sample([name for name in LETTERS if name != item.target], 3)]
+    texts = [item.choices[LETTERS.index(letter)] for letter in letters]
+    reason, _, _ = item.answer.partition("\n")
+    named = "".join(f"\n{letter}) {text}" for letter, text in zip(letters, texts, strict=True))
+    target = " ".join(letters)
+    question = f"{item.question}\nThen name: {', '.join(texts[1:])}."
+    return Item(question, f"{reason}{named}\n#### {target}", target, item.choices)
+
+
+def _lettered(told: str, choices: Sequence[str], right: str, reasons: str) -> Item:
+    """Asks for the letter of the right one of four choices, which are listed below what is told."""
+    listed = "".join(f"\n{name}) {text}" for name, text in zip(LETTERS, choices, strict=True))
+    letter = LETTERS[choices.index(right)]
+    answer = f"{reasons}\n{letter}) {right}\n#### {letter}"
+    return Item(f"{told}{listed}", answer, letter, tuple(choices))
 
 
 TASK = Task(
