@@ -14,7 +14,7 @@ import jax
 from llada_jax.cache_folder import cache_folder
 
 LIMIT = 1 << 30
-SHORTEST = 0.1
+SHORTEST = 0.02
 """Seconds that a compilation takes at least, for its program to be kept."""
 
 
