@@ -84,8 +84,7 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
         if config.pictures:
             path = run.folder / f"timeline_{modelled.soc}.png"
             draw_timeline(shown, title, path)
-            counters = Counters(phone.profile.power, modelled.footprint.total)
-            seconds = measured_seconds(config)
+            seconds, counters = measured_seconds(config), counters_of(phone, modelled, config)
             path = path.with_suffix(".perfetto-trace")
             atomic.write_bytes(path, perfetto_trace(shown, title, counters, seconds))
         for warning in warnings_of(modelled, model):
@@ -113,6 +112,17 @@ def measured_seconds(config: SimulateConfig) -> list[float]:
     seconds = lj.Trace.load(config.trace).seconds
     shown = seconds[config.drawn_from : config.drawn_from + config.drawn_forwards].tolist()
     return shown if all(each > 0 for each in shown) else []
+
+
+def counters_of(phone: lj.Phone, found: ModelledRun, config: SimulateConfig) -> Counters:
+    """Returns what a trace counts. A buffer that is mapped again takes the place of another."""
+    power, memory = phone.profile.power, found.footprint
+    if found.plan is not None:
+        return Counters(power, memory.total, found.plan.mapped_over(config.drawn_forwards))
+    resident = phone.timer(config.shape, found.workload.canvas).transfers.resident_mib
+    if phone.system.runtime != "swap" or resident is None:
+        return Counters(power, memory.total)
+    return Counters(power, memory.cache + memory.temporaries + resident)
 
 
 def timed(phone: lj.Phone, workload: Workload, config: SimulateConfig) -> ModelledRun:

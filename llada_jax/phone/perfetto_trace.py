@@ -2,13 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from llada_jax.phone.profile import Power
 from llada_jax.phone.simulate import watts
 from llada_jax.phone.timeline import LANES, Timeline, stretches
+from llada_jax.swap.address_budget import MIB
 
+Curve = Sequence[tuple[float, float]]
+"""Seconds, each with the value from then on."""
 _SEQUENCE = 1
+_MAPPED = "mapped and in use"
 _TITLES = {"npu": "NPU", "staging": "Staging", "cpu": "CPU (head, revision)"}
 
 
@@ -17,7 +22,9 @@ class Counters(NamedTuple):
 
     power: Power
     mapped_mib: float
-    """Of the NPU's address space, at the most."""
+    """Of the NPU's address space, all the time; copies into slots come beside it."""
+    of_plan: Curve = ()
+    """All MiB that are mapped and in use in a plan's own steps, instead."""
 
 
 def perfetto_trace(
@@ -26,8 +33,8 @@ def perfetto_trace(
     """Returns the content of a trace's file.
 
     It has a track for each lane, an arrow from each transfer to what needs it, and counters of the
-    memory's GB/s, of watts, and of MiB that are mapped. Tasks without length are left out: they say
-    nothing in a picture.
+    memory's GB/s, of watts, and of MiB that are mapped and in use. A plan's are of its own steps,
+    which wait for no head. Tasks without length are left out: they say nothing in a picture.
 
     Args:
       measured: seconds of the same forwards where the run was recorded, which then lie below.
@@ -49,6 +56,9 @@ def perfetto_trace(
             )
     for name, unit, values in _counted(timeline, counters):
         trace.counter(trace.track(name, modelled, unit), values)
+    if counters.of_plan:
+        track = trace.track(_MAPPED, trace.process("the plan's own steps, modelled"), "MiB")
+        trace.counter(track, counters.of_plan)
     if measured:
         track, now = trace.track("forwards", trace.process("measured where it ran")), 0.0
         for step, seconds in enumerate(measured):
@@ -71,19 +81,30 @@ def _arrows(timeline: Timeline) -> dict[str, tuple[list[int], list[int]]]:
     return arrows
 
 
-def _counted(
-    timeline: Timeline, counters: Counters
-) -> Iterator[tuple[str, str, list[tuple[float, float]]]]:
+def _counted(timeline: Timeline, counters: Counters) -> Iterator[tuple[str, str, Curve]]:
     """Yields name, unit and values at times of each counter; all of them end with the run."""
     now, rates, power = 0.0, [], []
     for seconds, busy in stretches(timeline):
         rates.append((now, sum(e.task.dram_bytes / (e.end - e.start) for e in busy.values()) / 1e9))
         power.append((now, watts(list(busy), counters.power)))
         now += seconds
-    mapped = counters.mapped_mib
     yield "memory", "GB/s", [*rates, (now, 0.0)]
     yield "power", "W", [*power, (now, counters.power.idle_w)]
-    yield "mapped, at the most", "MiB", [(0.0, mapped), (now, mapped)]
+    if not counters.of_plan:
+        yield _MAPPED, "MiB", _mapped(timeline, counters.mapped_mib)
+
+
+def _mapped(timeline: Timeline, always: float) -> Curve:
+    """Returns MiB over time: a copy's weights count until what waits for them ends."""
+    changes = {0.0: always, timeline.seconds: 0.0}
+    ends = {need: event.end for event in timeline.events for need in event.task.needs}
+    for event in timeline.events:
+        if event.task.lane == "staging":
+            mib = event.task.dram_bytes / 2 / MIB  # a copy reads and writes memory
+            for time, change in ((event.start, mib), (ends.get(event.task.name, event.end), -mib)):
+                changes[time] = changes.get(time, 0.0) + change
+    times = sorted(changes)
+    return list(zip(times, accumulate(changes[time] for time in times), strict=True))
 
 
 class _Trace:
@@ -127,7 +148,7 @@ class _Trace:
         event = self._event(track, end)
         event.type = event.TYPE_SLICE_END
 
-    def counter(self, track: int, values: Sequence[tuple[float, float]]) -> None:
+    def counter(self, track: int, values: Curve) -> None:
         for time, value in values:
             event = self._event(track, time)
             event.type, event.double_counter_value = event.TYPE_COUNTER, value

@@ -18,7 +18,7 @@ from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph, model_graph
 from llada_jax.swap.plan_checker import problems
 from llada_jax.swap.planners import planner as planner_of
-from llada_jax.swap.stall_times import stall_of
+from llada_jax.swap.stall_times import staged_bytes, stall_of
 
 PATHS: Mapping[str, str] = {"remap": "immediate", "swap": "copy", "delayed": "delayed"}
 """Runtimes whose way to make weights visible a plan can use, with its name: mapping while the NPU
@@ -74,6 +74,13 @@ class SwapPlan:
     def stall_seconds(self) -> float:
         """Seconds of a step in which the NPU waits for weights."""
         return float(stall_of(self.graph, self.plan)) / 1e9
+
+    def mapped_over(self, steps: int) -> list[tuple[float, float]]:
+        """Returns seconds of its first steps, each with the MiB that are in use from then on: keys,
+        values, temporaries, residents, and weights that are staged and not yet done with."""
+        always = self.plan.fixed.size + self.resident_bytes
+        staged = staged_bytes(self.graph, self.plan, steps)
+        return [(ns / 1e9, (always + size) / MIB) for ns, size in staged]
 
     def transfers_on(self, profile: Profile) -> WeightTransfers:
         """Returns what a step stages by this profile of the phone: what it waits for, which is the

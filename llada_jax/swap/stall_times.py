@@ -9,6 +9,7 @@ Linearity, 1992, chapter 3). Whole numbers stay whole, so plans are compared wit
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate
@@ -122,6 +123,21 @@ def unfold(graph: Graph, plan: Plan, steps: int) -> UnfoldedSteps:
             operators.append(LaneSpan(step, index, now, end))
             now = end
     return UnfoldedSteps(operators, transfers)
+
+
+def staged_bytes(graph: Graph, plan: Plan, steps: int) -> list[tuple[int, int]]:
+    """Returns times in ns of the first steps, each with the bytes of staged weights from then on.
+
+    Weights count from the start of their transfer to the end of their operator.
+    """
+    found, changes = unfold(graph, plan, steps), Counter[int]()
+    used = {(span.step, span.index): span.end for span in found.operators}
+    for span in found.transfers:
+        for i in plan.transfers[span.index].operators:
+            changes[span.start] += graph.operators[i].weight_bytes
+            changes[used[span.step, i]] -= graph.operators[i].weight_bytes
+    times = sorted(changes)
+    return list(zip(times, accumulate(changes[time] for time in times), strict=True))
 
 
 def stall_of(graph: Graph, plan: Plan) -> Fraction:

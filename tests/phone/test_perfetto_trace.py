@@ -11,6 +11,7 @@ from llada_jax.phone.simulate import energy_of, simulate
 from llada_jax.phone.system import System
 from llada_jax.phone.timeline import LaneTask, run
 from llada_jax.phone.workload import Forward, Workload
+from llada_jax.swap.address_budget import MIB
 from tests.phone.small import GRAPHS, PHONE
 
 pytest.importorskip("perfetto", reason="needs the extra plots")
@@ -86,7 +87,30 @@ def test_counters_add_up_to_what_the_run_takes(timeline):
     assert total("power") == pytest.approx(energy_of(timeline, PHONE.power).joules, rel=1e-4)
     moved = sum(e.task.dram_bytes for e in timeline.events if e.end > e.start)
     assert total("memory") == pytest.approx(moved / 1e9, rel=1e-4)
-    assert {event.double_counter_value for _, event in events["mapped, at the most"]} == {300.0}
+    assert {event.double_counter_value for _, event in events["mapped and in use"]} == {300.0}
+
+
+def test_copied_weights_are_in_use_until_what_waits_for_them_ends():
+    copy = 2 * 100 * MIB  # read and written
+    tasks = [
+        LaneTask("one", "staging", 0.2, copy),
+        LaneTask("other", "staging", 0.2, copy),
+        LaneTask("first", "npu", 0.3, needs=("one",)),
+        LaneTask("second", "npu", 0.1, needs=("other",)),
+    ]
+    _, events = read(perfetto_trace(run(tasks, 50), "a phone", COUNTERS))
+    found = [(at / 1e9, e.double_counter_value) for at, e in events["mapped and in use"]]
+    wanted = [(0.0, 400.0), (0.2, 500.0), (0.5, 400.0), (0.6, 300.0)]
+    assert found == [pytest.approx(each) for each in wanted]
+
+
+def test_a_plan_s_own_steps_are_counted_apart(timeline):
+    curve = [(0.0, 310.0), (0.5, 305.0)]
+    tracks, events = read(perfetto_trace(timeline, "a phone", COUNTERS._replace(of_plan=curve)))
+    found = [(at / 1e9, e.double_counter_value) for at, e in events["mapped and in use"]]
+    assert found == curve  # and nothing of the timeline is among it
+    (track,) = (each for each in tracks.values() if each.name == "mapped and in use")
+    assert tracks[track.parent_uuid].process.process_name == "the plan's own steps, modelled"
 
 
 def test_what_was_measured_lies_below(timeline):

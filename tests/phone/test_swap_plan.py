@@ -48,6 +48,9 @@ def test_a_run_waits_as_long_as_its_plan_says():
     copied = planned.graph.weight_bytes - planned.resident_bytes
     assert sum(each.copied_bytes for each in timer.transfers.transfers) == pytest.approx(copied)
     assert timer.transfers.seconds == pytest.approx(copied / cramped.mapping.copy_gbps / 1e9)
+    mapped = [mib for _, mib in planned.mapped_over(2)]
+    assert len(set(mapped)) > 2 and planned.resident_bytes / MIB < min(mapped)
+    assert max(mapped) <= 1600
     slower = planned.transfers_on(cramped.with_values({"mapping.copy_gbps": 1.0}))
     assert slower.transfers[0].seconds > planned.stall_seconds > 0
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from llada_jax.swap.address_budget import PlanError
 from llada_jax.swap.address_layout import in_slots
 from llada_jax.swap.planners import PLANNERS
-from llada_jax.swap.stall_times import last_users, stall_of, unfold
+from llada_jax.swap.stall_times import last_users, staged_bytes, stall_of, unfold
 from tests.swap.small_graphs import budgets, chain, graphs, in_shared_places, one_buffer
 
 LONG = 2 * 60
@@ -33,6 +33,26 @@ def test_transfers_as_long_as_the_compute_hide_in_two_slots():
     one = in_slots(graph, one_buffer(1), range(4), groups, 1)
     assert stall_of(graph, two) == 0
     assert stall_of(graph, one) == 20
+
+
+def test_staged_weights_count_from_their_transfer_to_the_end_of_their_operator():
+    graph = chain([1] * 4, [5] * 4, [8] * 4)
+    plan = in_slots(graph, one_buffer(2), range(4), [[0], [1], [2], [3]], 2)
+    found = staged_bytes(graph, plan, 1)
+    # Transfers start at 0, 8, 16 and 24; operators end at 13, 21, 29 and 37.
+    assert found == [(0, 1), (8, 2), (13, 1), (16, 2), (21, 1), (24, 2), (29, 1), (37, 0)]
+
+
+@settings(max_examples=20)
+@given(graphs(), budgets(), st.sampled_from(sorted(PLANNERS)))
+def test_staged_weights_never_take_more_than_the_session_has_left(graph, budget, name):
+    try:
+        plan = PLANNERS[name](graph, budget)
+    except PlanError:
+        assume(False)
+    room = budget.session_bytes - plan.fixed.size - plan.resident_bytes(graph)
+    sizes = [size for _, size in staged_bytes(graph, plan, 3)]
+    assert all(0 <= size <= room for size in sizes) and sizes[-1:] in ([], [0])
 
 
 def test_transfers_longer_than_the_compute_set_the_pace():

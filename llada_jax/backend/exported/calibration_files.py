@@ -2,8 +2,8 @@
 
 calibration-rows.csv             what to measure, a line each
 calibration-SM8750-....tflite    layers and single products, compiled for its NPU
-calibration-golden.npz           inputs, and outputs in float32, of every signature of them
-calibration.sh                   runs all under `adb shell`, and pulls the results
+golden-....tar                   inputs and outputs of each signature of a graph, for all graphs
+calibration.sh                   compares and times all under `adb shell`, and pulls the results
 emulated-SM8750-00-....tflite    a bucket each, for `backend="qnn"` on this machine
 """
 
@@ -13,27 +13,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
-
-import jax
-import numpy as np
+from typing import Any, Literal
 
 from llada_jax import atomic
+from llada_jax.backend.exported import golden, verify
 from llada_jax.backend.exported.calibration_rows import CACHES, MATRICES, SHARDS, calibration_rows
-from llada_jax.backend.exported.contents import Export, float32_shards
+from llada_jax.backend.exported.contents import Export, float32_shards, shard_layers
 from llada_jax.backend.exported.manifest import File
 from llada_jax.backend.exported.unfinished import UnfinishedExport
-from llada_jax.backend.exported.verify import example
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.backend.qnn.compiler import compile_context
 from llada_jax.backend.qnn.quantizer import write_quantized
-from llada_jax.backend.steps import body_step, bucket_of
+from llada_jax.backend.steps import body_step, head_chunks
 from llada_jax.config import ModelConfig, Precision, require
 from llada_jax.model.params import named_specs
 from llada_jax.model.quantize import linear
 
-STORED: Mapping[str, str] = {"fp16": "fp16", "int8": "int8", "a16w8": "int8", "a8w8": "int8",
-                             "a16w4": "int4"}  # fmt: skip
+STORED: Mapping[str, Literal["fp16", "int8", "int4"]] = {
+    "fp16": "fp16", "int8": "int8", "a16w8": "int8", "a8w8": "int8", "a16w4": "int4",
+}  # fmt: skip
 """How the weights of a phone's precision are stored."""
 _PRODUCTS: Mapping[str, Precision] = {"fp16": "fp16", "int8": "int8", "int4": "a16w4"}
 """The precision of single products, by how their weights are stored."""
@@ -54,18 +52,60 @@ def write_calibration(unfinished: UnfinishedExport, export: Export) -> Iterator[
     yield unfinished.file("calibration-rows.csv", partial(_write_rows, rows))
     script = Path(__file__).with_name("calibration.sh").read_bytes()
     yield unfinished.file("calibration.sh", lambda path: atomic.write_bytes(path, script))
-    yield unfinished.file("calibration-golden.npz", partial(_write_golden, export, steps))
-    precision = export.settings.phones.precision
     for soc in export.settings.phones.socs:
         for name, some in steps.items():
-            each = precision if name.startswith("layers") else _PRODUCTS[name.rpartition("_")[2]]
-            write = partial(_write_compiled, export, some, soc, each)
+            write = partial(_write_compiled, export, some, soc, _precision(name, export))
             yield unfinished.file(f"calibration-{soc}-{name}.tflite", write)
         for index, layers in enumerate(float32_shards(export.model)):
             for bucket in export.buckets:
                 step = body_step(export.model, layers, bucket)
-                write = partial(_write_compiled, export, [step], soc, precision)
+                write = partial(
+                    _write_compiled, export, [step], soc, export.settings.phones.precision
+                )
                 yield unfinished.file(emulated_name(soc, index, bucket), write)
+    for name, graph, precision, cases in _golden(export, steps):
+        path, allowed = unfinished.folder / graph, verify.tolerance(precision)
+        write = partial(golden.write_golden, graph=path, allowed=allowed, cases=cases)
+        yield unfinished.file(f"golden-{name}.tar", write)
+
+
+def _golden(export: Export, steps: Mapping[str, Sequence[Step]]) -> Iterator[tuple[Any, ...]]:
+    """Yields each graph's name, its file for the first phone, its precision, and its signatures."""
+    model, settings, soc = export.model, export.settings, export.settings.phones.socs[0]
+    kept = verify.StoredWeights(export.weights, settings.quant)
+
+    def bodies(layers: range, stored: verify.StoredWeights) -> dict[str, partial[golden.Golden]]:
+        return {b.name: partial(golden.of_body, model, layers, b, stored) for b in export.buckets}
+
+    def rounded(precision: Precision) -> verify.StoredWeights:
+        quant = STORED[precision]
+        return verify.StoredWeights(export.weights, "float32" if quant == "fp16" else quant)
+
+    for index, layers in enumerate(shard_layers(model, settings)):
+        name = f"shard-{index:02}"
+        yield name, f"{name}.tflite", settings.quant, bodies(layers, kept)
+    chunks = {f"_chunk{i}": i for i in range(len(head_chunks(model)))}
+    heads = {
+        f"rows{n}{end}": partial(golden.of_head, model, n, chunk, kept)
+        for n in settings.rows
+        for end, chunk in {"": None, **chunks}.items()
+    }
+    yield "head", "head.tflite", settings.quant, heads
+    for index, layers in enumerate(float32_shards(model)):
+        file, precision = f"context-{soc}-{index:02}.tflite", settings.phones.precision
+        yield f"context-{index:02}", file, precision, bodies(layers, rounded(precision))
+    for name, some in steps.items():
+        precision = _precision(name, export)
+        stored = rounded(precision)
+        cases = {step.name: partial(golden.of_step, model, step, stored) for step in some}
+        yield name, f"calibration-{soc}-{name}.tflite", precision, cases
+
+
+def _precision(name: str, export: Export) -> Precision:
+    """Returns that of a graph to time: a product's own, or the export's for layers."""
+    if name.startswith("layers"):
+        return export.settings.phones.precision
+    return _PRODUCTS[name.rpartition("_")[2]]
 
 
 def _caches(model: ModelConfig) -> tuple[int, int]:
@@ -121,33 +161,7 @@ def _write_compiled(
 ) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         is_product = steps[0].inputs.keys() == {"x"}  # timed alike, whatever it multiplies
-        samples = [_inputs(export.model, steps[-1])] if is_product else export.samples
+        samples = [golden.noise(steps[-1])] if is_product else export.samples
         quantized = write_quantized(Path(scratch), steps, export.weights, precision, samples)
         made = compile_context(quantized, soc, weight_sharing=len(steps) > 1)
     atomic.write_bytes(path, made.compiled)
-
-
-def _write_golden(export: Export, steps: Mapping[str, Sequence[Step]], path: Path) -> None:
-    arrays: dict[str, Any] = {}
-    for file, some in steps.items():
-        for step in some:
-            inputs = _inputs(export.model, step)
-            weights = {name: _whole(export, name) for name in step.weights}
-            outputs = jax.jit(step.function)(weights, inputs)
-            place = f"{file}/{step.name}"
-            arrays |= {f"{place}/in/{name}": each for name, each in inputs.items()}
-            arrays |= {f"{place}/out/{name}": np.asarray(each) for name, each in outputs.items()}
-    with atomic.new_file(path) as part, part.open("wb") as target:
-        np.savez(target, **arrays)
-
-
-def _inputs(model: ModelConfig, step: Step) -> dict[str, np.ndarray]:
-    if "bias" in step.inputs:
-        layers = range(sum(name.startswith("keys_") for name in step.inputs))
-        return example(model, layers, bucket_of(step))
-    rng = np.random.default_rng(0)
-    return {name: rng.standard_normal(shape, np.float32) for name, shape in step.inputs.items()}
-
-
-def _whole(export: Export, name: str) -> np.ndarray:
-    return np.concatenate([np.asarray(piece, np.float32) for piece in export.weights.rows(name)])

@@ -87,7 +87,7 @@ def _emulated_error(soc: str, export: Export, layers: range) -> float:
     else:
         inputs = verify.example(export.model, layers, bucket)
     stored = verify.StoredWeights(export.weights, "float32")
-    wanted = verify.reference(export.model, layers, bucket, inputs, stored)
+    wanted = verify.reference(export.model, layers, bucket, inputs, stored)["hidden"]
     npu = EmulatedNpu(soc, precision, export.samples)
     found = npu.compile([step], export.weights)[step.name].run(inputs)["hidden"]
     error = verify.relative_error(found, wanted)

@@ -25,7 +25,7 @@ def push_page(manifest: Manifest, folder: str) -> str:
         by_soc.setdefault(context["soc"], []).append(context["compiled"])
     special = {*bodies, *(context[name] for context in manifest.contexts
                           for name in ("file", "compiled"))}  # fmt: skip
-    for_this_machine = ("calibration", "emulated-")
+    for_this_machine = ("calibration", "emulated-", "golden-")
     common = [f.name for f in manifest.files
               if f.name not in special and not f.name.startswith(for_this_machine)]  # fmt: skip
     page = _template("push_cpu.md").substitute(

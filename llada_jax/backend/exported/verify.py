@@ -51,16 +51,30 @@ def reference(
     bucket: Bucket,
     inputs: Mapping[str, np.ndarray],
     stored: "StoredWeights",
-) -> np.ndarray:
-    """Returns `hidden` after the layers, by JAX in float32."""
-    hidden = inputs["hidden"]
+) -> dict[str, np.ndarray]:
+    """Returns the outputs of the layers' step, by JAX in float32."""
+    outputs = {"hidden": inputs["hidden"]}
     for layer in layers:
         one = range(layer, layer + 1)
         step = body_step(model, one, bucket)
         weights = {name: stored.array(name, shape) for name, shape in step.weights.items()}
-        mine = {name: inputs[name] for name in step.inputs} | {"hidden": hidden}
-        hidden = np.asarray(jax.jit(step.function)(weights, mine)["hidden"])
-    return hidden
+        mine = {name: inputs[name] for name in step.inputs} | {"hidden": outputs["hidden"]}
+        outputs |= {n: np.asarray(a) for n, a in jax.jit(step.function)(weights, mine).items()}
+    return outputs
+
+
+def head_logits(
+    model: ModelConfig, hidden: np.ndarray, stored: "StoredWeights", chunk: int | None = None
+) -> np.ndarray:
+    """Returns logits [R, V], or those of one chunk, with one chunk's weights in memory."""
+    parts = list(head_step(model, len(hidden)).weights.items())
+    some = parts if chunk is None else [parts[chunk]]
+    return np.concatenate([hidden @ stored.array(*part).T for part in some], axis=1)
+
+
+def confidence_of(logits: np.ndarray) -> np.ndarray:
+    """Returns each row's largest probability."""
+    return 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
 
 
 class StoredWeights(NamedTuple):
@@ -80,9 +94,14 @@ def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.sqrt(((found - wanted) ** 2).mean() / (wanted**2).mean()))
 
 
+def tolerance(quant: str) -> float:
+    """Returns the largest error that a way to store weights, or a precision, explains."""
+    return _TOLERANCE.get(quant, _QUANTIZED)
+
+
 def require_close(error: float, quant: str, what: str) -> None:
     """Raises RuntimeError where a file does not compute what JAX does."""
-    allowed = _TOLERANCE.get(quant, _QUANTIZED)
+    allowed = tolerance(quant)
     if not error <= allowed:
         raise RuntimeError(
             f"{what} differs from JAX by {error:.3g} (relative, root mean square); allowed: "
@@ -96,7 +115,7 @@ def check_body(
     """Yields each signature's error. Raises RuntimeError for one that is too large."""
     small = Bucket(min(b.rows for b in buckets), min(b.cache for b in buckets))
     inputs = example(model, layers, small)
-    wanted = reference(model, layers, small, inputs, stored)
+    wanted = reference(model, layers, small, inputs, stored)["hidden"]
     for name, executable in _opened(path):
         bucket = next(b for b in buckets if b.name == name)
         hidden = executable.run(resized(inputs, bucket))["hidden"]
@@ -111,10 +130,7 @@ def check_head(
     rng = np.random.default_rng(0)
     count = min(rows)
     hidden = rng.standard_normal((count, model.width), np.float32)
-    parts = head_step(model, count).weights.items()
-    logits = np.concatenate([hidden @ stored.array(*part).T for part in parts], axis=1)
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-    confidence = 1 / shares.sum(axis=1)
+    logits = head_logits(model, hidden, stored)
     chunks = head_chunks(model)
     for name, executable in _opened(path):
         size = int(name.split("_")[0].removeprefix("rows"))
@@ -124,7 +140,7 @@ def check_head(
             start, stop = chunks[int(name.split("_chunk")[1])]
             error = relative_error(out["logits"][:count], logits[:, start:stop])
         else:
-            error = relative_error(out["confidence"][:count], confidence)
+            error = relative_error(out["confidence"][:count], confidence_of(logits))
         yield _checked(path, name, error, stored)
 
 

@@ -4,6 +4,7 @@ import csv
 import os
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,9 @@ def run_script(folder: Path, status: int) -> subprocess.CompletedProcess[str]:
     (folder / "sample.pb").write_bytes(bytes([2 << 3 | 2, len(latency)]) + latency)
     calibration_files._write_rows(calibration_rows()[:6], folder / "calibration-rows.csv")
     shutil.copy(SCRIPT, folder)
+    (folder / "signatures").touch()
+    with tarfile.open(folder / "golden-head.tar", "w") as archive:
+        archive.add(folder / "signatures", "signatures")
     paths = f"{adb.parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": paths, "SAMPLE": str(folder / "sample.pb")}
     command = ["sh", "calibration.sh", "SM8750", "2.50", "libraries"]

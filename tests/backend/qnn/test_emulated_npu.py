@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import tarfile
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.exported.verify import example
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.qnn.context import read_context, require_qnn
-from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
+from llada_jax.backend.qnn.emulated_npu import EmulatedNpu, Emulator
 from llada_jax.backend.recorded_inputs import Recorder
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import InMemory
@@ -193,15 +194,39 @@ def test_a_calibration_export_decodes_on_the_emulated_npu_and_names_what_to_time
 
     with (folder / "calibration-rows.csv").open() as file:
         rows = list(csv.DictReader(file))
-    golden = np.load(folder / "calibration-golden.npz")
     products = {row["precision"] for row in rows if row["graph"] == "product"}
     assert products == {"fp16", "int8", "int4"}
     for row in rows:
         compiled = read_context(folder / f"calibration-SM8750-{row['file']}.tflite")
         assert row["signature"] in {graph.signature for graph in compiled.graphs}
-        assert any(name.startswith(f"{row['file']}/{row['signature']}/out/") for name in golden)
+        assert f"{row['signature']}/outputs" in members(folder / f"golden-{row['file']}.tar")
     names = {file.name for file in manifest.files}
-    assert {"calibration.sh", "calibration-golden.npz", "context-SM8750-00.tflite"} < names
+    assert {"calibration.sh", "golden-shard-00.tar", "context-SM8750-00.tflite"} < names
+    for signature in ("rows32_cache128", "rows96_cache128"):
+        assert f"{signature}/outputs" in members(folder / "golden-shard-00.tar")
+        npu = Emulator(read_context(folder / f"emulated-SM8750-00-{signature}.tflite"))
+        assert 0 < golden_error(folder / "golden-context-00.tar", signature, npu) < 0.1
+
+
+def members(path):
+    with tarfile.open(path) as archive:
+        return {*archive.getnames()}
+
+
+def golden_error(path, signature, npu):
+    """How far a graph is from its golden outputs, as the script has it of run_model's samples."""
+    with tarfile.open(path) as archive:
+        content = {each.name: archive.extractfile(each).read() for each in archive}
+    inputs = {
+        tensor.argument: np.frombuffer(
+            content[f"{signature}/{tensor.argument}.raw"], np.float32
+        ).reshape(tensor.shape)
+        for tensor in npu.graph.inputs
+    }
+    found, names = npu.run(inputs), [tensor.argument for tensor in npu.graph.outputs]
+    wanted = np.loadtxt(content[f"{signature}/outputs"].decode().splitlines())
+    values = [found[names[int(output)]].flat[int(place)] for output, place, _ in wanted]
+    return verify.relative_error(np.array(values), wanted[:, 2])
 
 
 @needs_qnn

@@ -7,6 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+import llada_jax as lj
 from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.simulate import __main__ as simulate
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -53,13 +54,26 @@ def test_the_headline_is_the_mean_of_several_runs(tmp_path, monkeypatch):
 
 
 def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):
-    changes = ("pictures=false", "tokens=32", "planner=steady")
+    changes = ("drawn_forwards=2", "tokens=32", "planner=steady")
     rows = simulated(tmp_path, monkeypatch, 1, *changes)
     values = {row["name"].removeprefix("SM8750/"): row["value"] for row in rows}
     parts = sum(value for name, value in values.items() if name.startswith("part/"))
     assert parts == pytest.approx(values["latency"])
     assert values["plan/stall"] == 0 < values["plan/transfers"]
     assert 2000 < values["plan/resident"] < 3200
+    trace = (tmp_path / "timeline_SM8750.perfetto-trace").read_bytes()
+    assert b"the plan's own steps" in trace
+
+
+@pytest.mark.parametrize(("runtime", "varies"), [("swap", True), ("delayed", False)])
+def test_a_trace_counts_what_stays_mapped(runtime, varies):
+    phone, config = lj.phone("SM8750", runtime=runtime), composed("tokens=32")
+    found = phone.time(blockwise(64, 32), config.shape)
+    counters = simulate.counters_of(phone, found, config)
+    resident = phone.timer(config.shape, found.workload.canvas).transfers.resident_mib
+    rest = found.footprint.cache + found.footprint.temporaries
+    assert counters.mapped_mib == (rest + resident if varies else found.footprint.total)
+    assert counters.mapped_mib < phone.profile.memory.address_space_mib
 
 
 def test_a_mixture_says_how_many_experts_it_runs(tmp_path, capsys, monkeypatch):
