@@ -27,6 +27,9 @@ class Regime(NamedTuple):
     frontier_slope: float
     """Forwards later that a token is committed, a position further right in its block."""
     rows_per_forward: float
+    unsure_left: float
+    """Tokens of a block of 32, when it is finished, whose confidence was below `theta_stable`, or
+    of tokens that are not staged below 0.9 (Figures 13b and 5b)."""
 
 
 UNITS = {
@@ -37,6 +40,7 @@ UNITS = {
     "tokens_late": "tokens/forward",
     "frontier_slope": "forwards/position",
     "rows_per_forward": "rows",
+    "unsure_left": "tokens of 32",
 }
 PUBLISHED = {
     "forwards_per_block": (7.0, "arXiv 2606.13740, derived from Table 6 and Figure 8"),
@@ -56,7 +60,9 @@ def regime(trajectories: Iterable[Trajectory]) -> Regime:
     batches = [_measured(each) for each in trajectories]
     if not batches:
         raise ValueError("there are no traces; allowed: answers whose traces were kept")
-    left, committed, rows, blocks, place, taken = map(np.concatenate, zip(*batches, strict=True))
+    left, committed, rows, blocks, unsure, place, taken = map(
+        np.concatenate, zip(*batches, strict=True)
+    )
     return Regime(
         len(left) / int(blocks.sum()),
         float((left <= 0.25)[left > 0].mean()),
@@ -65,18 +71,21 @@ def regime(trajectories: Iterable[Trajectory]) -> Regime:
         _mean(committed[(left > 0) & (left <= 0.25)]),
         _slope(place, taken),
         float(rows.mean()),
+        32 * _mean(unsure),
     )
 
 
 def _measured(found: Trajectory) -> tuple[np.ndarray, ...]:
-    """Returns of each forward the share of masks left, commits and rows; blocks of each row; and of
-    each token its place in its block with the forward of the block that committed it."""
+    """Returns of each forward the share of masks left, commits and rows; of each row its blocks; of
+    each block the share that is left unsure; and of each token its place in its block with the
+    forward of the block that committed it."""
     at, trace = found.forwards, found.trace
     return (
         found.masks_left[at] / found.block_length,
         trace.count(Event.COMMIT)[at],
         trace.live_rows[at],
         -(-np.asarray(found.lengths) // found.block_length),
+        found.below_at_block_end(found.sure_from),
         *found.first_commits(),
     )
 

@@ -51,6 +51,12 @@ class Trajectory:
     def block_length(self) -> int:
         return self._sampler["block_length"]
 
+    @property
+    def sure_from(self) -> float:
+        """Returns the confidence from which a token is taken for sure."""
+        is_staged = self._sampler.get("accept") == "staged"
+        return self._sampler["theta_stable"] if is_staged else 0.9
+
     @cached_property
     def forwards(self) -> Bool[np.ndarray, "S B"]:
         """Marks forwards that were useful to a row while its block held a part of its answer."""

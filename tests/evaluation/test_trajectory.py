@@ -144,6 +144,8 @@ def test_the_regime_of_a_story_that_can_be_counted_by_hand():
     assert np.isnan(found.tokens_late)
     np.testing.assert_allclose(found.frontier_slope, 0.5)
     assert found.rows_per_forward == trace.live_rows.mean()
+    staged = regime([Trajectory(told(**STAGED_STORY), np.array([6]))])
+    np.testing.assert_allclose([found.unsure_left, staged.unsure_left], 32 * (1 / 3 + 0) / 2)
     assert set(PUBLISHED) < set(UNITS) == set(found._fields)
 
 
