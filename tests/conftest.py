@@ -1,11 +1,13 @@
 """What every test relies on: one platform, strict dtypes, repeatable examples, a compile cache."""
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
 from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +36,9 @@ keep_compiled_programs(PROGRAMS)
 programs.MAX_MAPPINGS = 40_000  # since files share programs, which are compiled again once dropped
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+# Hydra copies the whole store for every configuration that it composes; nothing changes it there.
+ConfigStore.__deepcopy__ = lambda store, memo: store  # pyright: ignore
+
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
@@ -54,6 +59,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):
         if sum(path.stat().st_size for path in PROGRAMS.rglob("*")) > LIMIT:
             shutil.rmtree(PROGRAMS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays until the end: none of it is ever garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
