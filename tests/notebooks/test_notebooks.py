@@ -12,7 +12,7 @@ import pytest
 
 PROJECT = ("llada_jax", "experiments")
 SMALLER = {
-    "quickstart": {'"items": 60': '"items": 2', "gen_length=128, ": "", "0.5, 0.99)": "0.5)"},
+    "quickstart": {'"items": 60': '"items": 1', "gen_length=128, ": "", "0.5, 0.99)": "0.5)"},
     "write_a_rule": {'"items": 150': '"items": 8', "(0.9, 0.7, 0.8, 0.95)": "(0.9, 0.7)"},
     "tune_for_a_phone": {'"SM8750", 60': '"SM8750", 8', '"budget=8"': '"budget=2"'},
     "train_and_edit": {"STEPS, ITEMS = 120, 150": "STEPS, ITEMS = 24, 6"},
