@@ -1,19 +1,21 @@
 """What every test relies on: one platform, strict dtypes, repeatable examples, a compile cache."""
 
+import gc
 import os
+import shutil
 from collections.abc import Callable, Generator
-from itertools import count
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
 from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
 MIXES_DTYPES = ("training", "experiments")
 """Tests with these words in their path run optax, which adds Python floats to integer arrays."""
 
-LOOK_EVERY = 16  # tests: a look at twenty thousand lines takes as long as a small test
-
+LOOK_EVERY = 100  # compilations: a look at forty thousand lines takes as long as a small test
+COMPILED = "/jax/core/compile/backend_compile_duration"
 
 # By environment, so that the programs which tests start have them too.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -21,19 +23,54 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # `XLA_FLAGS= make test` tests what XLA optimizes.
 QUICK_COMPILES = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ.setdefault("XLA_FLAGS", QUICK_COMPILES)
+# With a limit JAX looks at all the programs that are kept before it keeps another one.
+os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", "-1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")  # small ones are many
 
 import jax  # noqa: E402
 
-from experiments.harness.compiled_programs import keep_compiled_programs  # noqa: E402
-from llada_jax.programs import drop_old_programs  # noqa: E402
+from experiments.harness.compiled_programs import LIMIT, keep_compiled_programs  # noqa: E402
+from llada_jax import programs  # noqa: E402
 
-keep_compiled_programs(ROOT / ".jax_cache")
+PROGRAMS = ROOT / ".jax_cache"
+keep_compiled_programs(PROGRAMS)
+programs.MAX_MAPPINGS = 40_000  # since files share programs, which are compiled again once dropped
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# Hydra copies the whole store for every configuration that it composes; nothing changes it there.
+ConfigStore.__deepcopy__ = lambda store, memo: store  # pyright: ignore
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
-finished_tests = count()
+compiled_since: list[str] = []
+"""What was compiled since the last look."""
+
+
+def note_compilation(event: str, seconds: float, **about: str | int) -> None:
+    if event == COMPILED:
+        compiled_since.append(event)
+
+
+jax.monitoring.register_event_duration_secs_listener(note_compilation)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Begins anew where the programs of many runs have come together, before workers start."""
+    if not hasattr(session.config, "workerinput"):
+        if sum(path.stat().st_size for path in PROGRAMS.rglob("*")) > LIMIT:
+            shutil.rmtree(PROGRAMS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays until the end: none of it is ever garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -43,8 +80,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     mixes = any(word in where for word in MIXES_DTYPES)
     with jax.numpy_dtype_promotion("standard" if mixes else "strict"):
         outcome = yield
-    if next(finished_tests) % LOOK_EVERY == 0:
-        drop_old_programs()
+    if len(compiled_since) > LOOK_EVERY:
+        compiled_since.clear()
+        programs.drop_old_programs()
     return outcome
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -142,7 +143,7 @@ def test_the_help_of_a_verb_has_three_examples_that_compose(path):
     assert len(commands) >= 3
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         for _, *arguments in commands:
-            assert composed(verb, arguments).keys(), arguments
+            assert composed(verb, *arguments).keys(), arguments
 
 
 COMMANDS = sorted({(verb, *rest) for page in PAGES for verb, *rest in page.commands})
@@ -158,13 +159,14 @@ def test_commands_have_a_verb_and_compose(verb):
     )
     assert callable(module.main)
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        for arguments in (list(rest) for name, *rest in COMMANDS if name == verb):
-            assert composed(verb, arguments).keys(), arguments
+        for arguments in (rest for name, *rest in COMMANDS if name == verb):
+            assert composed(verb, *arguments).keys(), arguments
 
 
-def composed(verb: str, arguments: list[str]) -> DictConfig:
+@cache
+def composed(verb: str, *asked: str) -> DictConfig:
     """The configuration of a command; of its first job where it is a sweep."""
-    name = verb
+    name, arguments = verb, list(asked)
     if "--config-name" in arguments:
         place = arguments.index("--config-name")
         name = arguments[place + 1]

@@ -1,4 +1,5 @@
-"""Loaders with known defects, by which the fuzzer is tested: prints what it finds in each."""
+"""Loaders with known defects, by which the fuzzer is tested: prints what it finds in each, then
+fuzzes as it is told."""
 
 import ctypes
 import os
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 from tests.fuzz import __main__ as fuzzer
 from tests.fuzz import judge
@@ -57,9 +59,16 @@ KINDS = {
 }
 """By what the fuzzer must say of them."""
 
+
+def found() -> list[fuzzer.Case]:
+    """Two cases of each."""
+    shares = {name: (kind, 2) for name, kind in KINDS.items()}
+    with mock.patch.dict(fuzzer.KINDS, shares), mock.patch.object(judge, "CPU_SECONDS", 0.2):
+        return fuzzer.fuzz(200, 0, KINDS)
+
+
 if __name__ == "__main__":
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    judge.CPU_SECONDS = 0.2
-    fuzzer.KINDS.update({name: (kind, 2) for name, kind in KINDS.items()})
-    for case in fuzzer.fuzz(200, 0, KINDS):
-        print(case.kind, "->", case.outcome)
+    for case in found():
+        print(case.kind, "->", case.outcome, flush=True)
+    fuzzer.main()

@@ -1,5 +1,6 @@
 """Scores of trajectories, estimates of them, and a step that raises a reward."""
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -92,8 +93,10 @@ def test_one_canvas_estimates_an_answer_without_its_other_tokens():
 
 
 def test_runs_that_cannot_be_replayed_are_refused():
+    settings = trace().settings
+    cached = {**settings, "sampler": {**settings["sampler"], "cache": "dual"}}
     with pytest.raises(ValueError, match=r"cache is 'dual'.*allowed for exact scores: 'none'"):
-        trajectory_canvases(run(cache="dual"), MODEL)
+        trajectory_canvases(replace(trace(), settings=cached), MODEL)
     with pytest.raises(ValueError, match="prompt_share is 1; allowed: 0 to below 1"):
         masked_answers(trace(), MODEL, np.random.default_rng(0), prompt_share=1)
 

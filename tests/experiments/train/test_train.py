@@ -132,7 +132,9 @@ def test_bad_values_are_errors_before_the_run(override, message):
 def finished(tmp_path_factory) -> tuple[Path, str]:
     """The folder of a run, and what it printed."""
     folder = tmp_path_factory.mktemp("train") / "run"
-    return folder, run_experiment(entry.main, [*TINY, f"hydra.run.dir={folder}"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry, "TOKENIZER_TEXTS", 400)  # of 20,000, which take seconds
+        return folder, run_experiment(entry.main, [*TINY, f"hydra.run.dir={folder}"])
 
 
 def test_a_run_leaves_its_settings_and_its_scores(finished):
