@@ -25,7 +25,6 @@ QUICK_COMPILES = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensiv
 os.environ.setdefault("XLA_FLAGS", QUICK_COMPILES)
 # With a limit JAX looks at all the programs that are kept before it keeps another one.
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", "-1")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")  # small ones are many
 
 import jax  # noqa: E402
 
