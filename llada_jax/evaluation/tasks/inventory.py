@@ -2,8 +2,9 @@
 
 A question tells of several shelves. The count of a shelf follows from two numbers, or from that of
 an earlier shelf, which may be far behind it. The worked answer has a sentence for each shelf and
-one for two of them together, over four to eight blocks of 32 tokens. Three words of a sentence are
-drawn, whichever: a model that is not sure of one has a choice, and makes no error.
+one for two of them together, over four to eight blocks of 32 tokens. In each sentence three words
+are free: a model that is not sure of one has a choice, and makes no error. How a sentence opens is
+one of them, and moves all behind it.
 
 The key of an item is its chain of equations.
 """
@@ -17,7 +18,7 @@ from llada_jax.evaluation.stories import THINGS
 from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task
 from llada_jax.evaluation.wording import sentences
 
-SHELVES = {0: 5, 1: 6, 2: 7}  # by difficulty
+SHELVES = {0: 5, 1: 6, 2: 6}  # by difficulty
 LARGEST_VALUE = {0: 10, 1: 20, 2: 99}
 LARGEST_CHANGE = 9
 SMALLEST_VALUE = 2
@@ -131,5 +132,5 @@ TASK = Task(
     default_difficulty=0,
     gen_length=256,
     drill=drill,
-    version=3,
+    version=4,
 )
