@@ -49,6 +49,8 @@ def test_the_first_steps_go_as_they_went(folder, training, log, tmp_path):
     if training.outdated:
         pytest.skip(f"it was trained on items of other versions: {training.outdated}")
     config = recipe(training.arguments)
+    if config.parent not in (None, *bundled_names()):
+        pytest.skip(f"its parent is not bundled: {config.parent}")
     if config.parent is not None:
         parent = bundled_as_of(training.commit, config.parent, tmp_path / "parent")
         config = replace(config, parent=str(parent))
