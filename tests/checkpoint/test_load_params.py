@@ -84,7 +84,7 @@ def test_our_own_quantized_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_nothing(tmp_path: Path) -> None:
-    bundled = r"\('revising', 'small', 'tiny', 'tiny_moe'\)"
+    bundled = r"\('long', 'revising', 'small', 'tiny', 'tiny_moe'\)"
     allowed = rf"allowed: a bundled model {bundled}, a folder with config\.json or"
     with pytest.raises(FileNotFoundError, match=rf"no model at 'GSAI/LLaDA'; {allowed}"):
         load_params("GSAI/LLaDA")
