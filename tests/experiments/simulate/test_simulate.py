@@ -72,6 +72,7 @@ def test_a_trace_counts_what_stays_mapped(runtime, varies):
     counters = simulate.counters_of(phone, found, config)
     resident = phone.timer(config.shape, found.workload.canvas).transfers.resident_mib
     rest = found.footprint.cache + found.footprint.temporaries
+    assert resident is not None
     assert counters.mapped_mib == (rest + resident if varies else found.footprint.total)
     assert counters.mapped_mib < phone.profile.memory.address_space_mib
 
