@@ -53,17 +53,8 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
         return None
     facts = [_told(rng, FORMS["facts"], shelf, things) for shelf in shelves]
     shown = [_told(rng, FORMS["shown"], shelf, things) for shelf in shelves]
-    shown.append(
-        FORMS["shown"]["together"].format(
-            place=one.place,
-            other=two.place,
-            a=one.count,
-            b=two.count,
-            sum=equation,
-            things=things,
-            **_words(rng),
-        )
-    )
+    told = {"place": one.place, "other": two.place, "a": one.count, "b": two.count}
+    shown.append(_said(rng, FORMS["shown"]["together"], sum=equation, things=things, **told))
     ask = f"How many {things} have the {one.place} and the {two.place} shelf together?"
     answer = f"{sentences(shown)}\n{ANSWER_MARK} {total}"
     return Item(f"{sentences(facts)} {ask}", answer, str(total))
@@ -101,7 +92,9 @@ def _change(rng: Random, count: int, largest: int) -> int:
 
 def _told(rng: Random, forms: dict[str, str], shelf: Shelf, things: str) -> str:
     ways = ("more", "less") if shelf.other else ("given", "lost")
-    return forms[ways[shelf.change < 0]].format(
+    return _said(
+        rng,
+        forms[ways[shelf.change < 0]],
         place=shelf.place,
         other=shelf.other,
         a=shelf.a,
@@ -109,16 +102,16 @@ def _told(rng: Random, forms: dict[str, str], shelf: Shelf, things: str) -> str:
         c=shelf.count,
         sum=shelf.equation,
         things=things,
-        **_words(rng),
     )
 
 
-def _words(rng: Random) -> dict[str, str]:
-    """Draws a word of each kind."""
-    return {
+def _said(rng: Random, form: str, **words: object) -> str:
+    """Fills in a sentence, with a drawn word of each free kind."""
+    free = {
         kind: rng.choices(list(shares), list(shares.values()))[0]
         for kind, shares in FORMS["words"].items()
     }
+    return form.format(**words, **free)
 
 
 TASK = Task(
