@@ -10,19 +10,23 @@ whether its reference went into the calibration, which tests/phone/fitting is.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from experiments.harness.results import ResultRow, number
 from experiments.harness.run import Run, entry_point
 from experiments.report.markdown import MarkdownPage
-from experiments.reproduce.chapter import SOCS, TEXTS, Chapter
+from experiments.reproduce.chapter import SOCS, TEXTS, Chapter, is_close, modelled
 from experiments.reproduce.chapters import CHAPTERS
+from experiments.reproduce.fig11 import by_own_session
 from llada_jax.config import require
 from llada_jax.phone.graphs import graphs_of, unknown_so_far
 from llada_jax.phone.published_tasks import PublishedTasks
 
 FITTED = "SM8750"
 """The phone that most figures are of."""
+OTHERS = "held out: other models"
+IN_SESSIONS = "Figure 11, each session by its own factor"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,8 @@ def reproduce(config: ReproduceConfig, run: Run) -> None:
     run.begin()
     chapters = [CHAPTERS[name](world) for name in config.chapters]
     page(chapters, unknown_so_far()).write(run)
-    run.finish(run.recorded(row for chapter in chapters for row in chapter.rows))
+    rows = run.recorded(row for chapter in chapters for row in chapter.rows)
+    run.finish([*rows, *counted(chapters).values()])
     print(f"\nreport: {run.folder / 'report.md'}")
 
 
@@ -70,17 +75,13 @@ def _listed(words: Sequence[object]) -> str:
 
 def _summary(chapters: Sequence[Chapter]) -> Iterator[Mapping[str, str]]:
     """Tells how far predictions are off, by what they are of, and how many bands hold them."""
-    rows = [row for chapter in chapters for row in chapter.rows if row.is_predicted]
-    groups: dict[str, list[ResultRow]] = {}
-    for row in rows:
-        groups.setdefault(_what(row), []).append(row)
-    for title, some in {**groups, "all": rows}.items():
+    for title, some in _groups(chapters).items():
         errors = [abs(row.error or 0.0) for row in some]
         banded = [row for row in some if row.band]
         yield {
             "": title,
             "predictions": str(len(errors)),
-            "within 15 %": str(sum(error <= 0.15 for error in errors)),
+            "within 15 %": str(sum(map(is_close, some))),
             "within 20 %": str(sum(error <= 0.20 for error in errors)),
             "median error": f"{median(errors):.0%}" if errors else "",
             "bands that hold": f"{sum(r.is_in_band for r in banded)} of {len(banded)}"
@@ -88,9 +89,50 @@ def _summary(chapters: Sequence[Chapter]) -> Iterator[Mapping[str, str]]:
         }  # fmt: skip
 
 
+def counted(chapters: Sequence[Chapter]) -> dict[str, ResultRow]:
+    """Returns the counts of the summary as rows, by their names."""
+    found = []
+    row = partial(modelled, unit="predictions", kind="repeated")
+    for title, rows in _groups(chapters).items():
+        banded = [each for each in rows if each.band]
+        found.append(row(f"count/{title}/within_15", sum(map(is_close, rows)), n=len(rows)))
+        if banded:
+            held = sum(each.is_in_band for each in banded)
+            found.append(row(f"count/{title}/in_band", held, n=len(banded)))
+    return {each.name: each for each in found}
+
+
+def _groups(chapters: Sequence[Chapter]) -> dict[str, list[ResultRow]]:
+    """Returns predictions by what they are of; some are in several groups."""
+    every = [row for chapter in chapters for row in chapter.rows]
+    rows, own = [row for row in every if row.is_predicted], by_own_session(every)
+    found: dict[str, list[ResultRow]] = {}
+    for row in rows:
+        for title in _titles(row):
+            found.setdefault(title, []).append(row)
+        if row.name.startswith("fig11/"):
+            found.setdefault(IN_SESSIONS, []).append(own.get(row.name, row))
+    return {**found, "all": rows}
+
+
+def _titles(row: ResultRow) -> Iterator[str]:
+    what = _what(row)
+    yield what
+    if what in SOCS:
+        yield "three phones"
+    if what == FITTED or row.name.startswith(f"held_out/{FITTED}/"):
+        yield f"{FITTED} with other models"
+    if what in SOCS or what == OTHERS:
+        yield "all phones with other models"
+    if row.name.startswith("fig11/"):
+        yield from ("Figure 11", f"Figure 11 on {what}")
+        if "/64/" in row.name and what != FITTED:
+            yield f"held out: 64 tokens on {what}"
+
+
 def _what(row: ResultRow) -> str:
     """Names the phone that a row is of; decoding's statistics are of none."""
-    apart = {"fig14": "watts and joules", "held_out": "held out: other models"}
+    apart = {"fig14": "watts and joules", "held_out": OTHERS}
     if (figure := row.name.partition("/")[0]) in apart:
         return apart[figure]
     named = [soc for soc in SOCS if soc in row.name]

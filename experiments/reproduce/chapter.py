@@ -47,6 +47,11 @@ def chapter(
     return Chapter(name, TEXTS[name]["title"], list(rows), [*words, *told], parts or {})
 
 
+def is_close(row: ResultRow) -> bool:
+    """Tells whether a row is within 15 % of its reference."""
+    return abs(row.error or 0.0) <= 0.15
+
+
 def modelled(
     name: str,
     value: float | Estimate,

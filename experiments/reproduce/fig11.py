@@ -6,15 +6,25 @@ says nothing more.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import product
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from experiments.harness.estimates import mean_of, ratio
 from experiments.harness.results import ResultRow
 from experiments.reproduce.bands import band, changes_of, phone_of
-from experiments.reproduce.chapter import LENGTHS, PAPER, SOCS, TASKS, Chapter, chapter, modelled
+from experiments.reproduce.chapter import (
+    LENGTHS,
+    PAPER,
+    SOCS,
+    TASKS,
+    Chapter,
+    chapter,
+    is_close,
+    modelled,
+)
 from llada_jax.phone.dynamics import Decoding
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -30,6 +40,8 @@ SYSTEMS = {
 }
 PAIRS = {"cpu_cache": "cpu", "llada_cpp": "npu"}
 """A column, and the one whose session it shares."""
+OWN = "/in_its_session"
+"""Of a time: by the factor of its task's session, in place of the phone's mean."""
 STEADY = "SM8750"
 """The phone whose sessions vary no more than runs of one session do."""
 LLAMA = {"cpu": System(body="cpu"), "npu": System(runtime="wide")}
@@ -58,7 +70,16 @@ def fig11(world: PublishedTasks) -> Chapter:
         for soc, name in product(SOCS, TASKS)
         for row in (*_cells_of(world, soc, name), *_llama(world, soc, name))
     ]
-    return chapter("fig11", rows, sessions="; ".join(map(_session, SOCS)))
+    own = by_own_session(rows)
+    usual = [row for row in rows if row.name in own]
+    found, means = (sum(map(is_close, each)) for each in (own.values(), usual))
+    told = {"own": found, "mean": means, "cells": len(own)}
+    return chapter("fig11", rows, sessions="; ".join(map(_session, SOCS)), **told)
+
+
+def by_own_session(rows: Iterable[ResultRow]) -> dict[str, ResultRow]:
+    """Returns, by the name of a time, the row that has it by its own session's factor."""
+    return {name: row for row in rows if (name := row.name.removesuffix(OWN)) != row.name}
 
 
 def fig12(world: PublishedTasks) -> Chapter:
@@ -75,12 +96,36 @@ def fig12(world: PublishedTasks) -> Chapter:
 def _cells_of(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]:
     published = world.published["fig11_s"]["values"][soc][name]
     fitted = world.figures["fig11_s"][soc].get(name, {})
+    found = {}
     for tokens in LENGTHS:
         of_fit = fitted.get(str(tokens), {})
-        cells = _columns(
+        found[tokens] = _columns(
             world, "llada_8b", soc, name, tokens, published[str(tokens)] | of_fit, of_fit
         )
-        yield from _rows(f"fig11/{soc}/{name}/{tokens}", cells, FIGURE)
+        yield from _rows(f"fig11/{soc}/{name}/{tokens}", found[tokens], FIGURE)
+    for base in dict.fromkeys(PAIRS.values()):
+        if load_profile(soc).session.slowdown(SYSTEMS[base].body) != 1.0:
+            yield from _own_session(f"fig11/{soc}/{name}", base, found)
+
+
+def _own_session(
+    prefix: str, base: str, cells: Mapping[int, Mapping[str, Cell]]
+) -> Iterator[ResultRow]:
+    """Yields how much slower than the cool phone a task's session was, by its fitted cell, and what
+    the other lengths then take."""
+    *others, last = LENGTHS
+    cell = cells[last][base]
+    factor = cell.reference / fmean(cell.seconds)
+    slowdown = load_profile(cell.soc).session.slowdown(SYSTEMS[base].body)
+    yield modelled(f"{prefix}/session/{base}", factor * slowdown, "times", kind="fitted")
+    for tokens in others:
+        other = cells[tokens][base]
+        seconds = factor * fmean(other.seconds)
+        yield modelled(
+            f"{prefix}/{tokens}/{base}{OWN}", seconds, "s", kind="repeated",
+            reference=other.reference, band=band(seconds, *_apart(cell, other, base)),
+            source=FIGURE, trace_source=other.source,
+        )  # fmt: skip
 
 
 def _columns(
@@ -136,18 +181,23 @@ def _rows(prefix: str, cells: Mapping[str, Cell], source: str) -> Iterator[Resul
         )  # fmt: skip
     for column, base in PAIRS.items():
         slow, fast = cells[base], cells[column]
-        drift = math.sqrt(2) * load_profile(STEADY).session.spread(SYSTEMS[column].body)
-        numbers = {*slow.changes, *fast.changes}
-        apart = [slow.changes.get(n, 0.0) - fast.changes.get(n, 0.0) for n in numbers]
         found = ratio(slow.seconds * len(fast.seconds), fast.seconds)
         both = slow.fitted and fast.fitted
         more = {"kind": "repeated" if fast.fitted and not both else "modelled"}
         yield modelled(
             f"{prefix}/{base}_over_{column}", found, "times",
             reference=slow.reference / fast.reference, fitted=both, source=source,
-            band=band(found.value, *apart, fast.workload, slow.workload, drift),
+            band=band(found.value, *_apart(slow, fast, column)),
             trace_source=fast.source, **more,
         )  # fmt: skip
+
+
+def _apart(one: Cell, other: Cell, column: str) -> list[float]:
+    """Returns the doubts of the ratio of two times of a session."""
+    drift = math.sqrt(2) * load_profile(STEADY).session.spread(SYSTEMS[column].body)
+    numbers = {*one.changes, *other.changes}
+    apart = [one.changes.get(n, 0.0) - other.changes.get(n, 0.0) for n in numbers]
+    return [*apart, one.workload, other.workload, drift]
 
 
 def _llama(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]:

@@ -4,7 +4,7 @@ Genie runs two models, a ledger has three others, and AI Hub's were kept from th
 was done.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,8 @@ def ledger3b(world: PublishedTasks) -> Chapter:
 
 
 def held_out(world: PublishedTasks) -> Chapter:
-    """Scores AI Hub's models on four phones: a pass over a prompt, and one of a single row."""
+    """Scores AI Hub's models on four phones: a pass over a prompt, and one of a single row. Names
+    those that cannot be priced, and why."""
     figures, rows = read_figures("held_out"), []
     for each in figures["models"]:
         model = graphs_of(each["shape"]).model.replace(**each["changes"])
@@ -94,7 +95,17 @@ def held_out(world: PublishedTasks) -> Chapter:
                           reference=milliseconds, source=figures["source"], fitted=False,
                           band=band(ms, found.relative, profile.session.npu_spread))
             )  # fmt: skip
-    return chapter("held_out", rows)
+    left_out = (
+        f"Not scored, as {each['why']}: {', '.join(map(_published, each['models']))}."
+        for each in figures["not_scored"]
+    )
+    return chapter("held_out", rows, [*left_out])
+
+
+def _published(model: Mapping[str, Any]) -> str:
+    units = {"pass_ms": "ms", "tokens_per_second": "tokens/s"}
+    shown = " and ".join(f"{model[key]:,} {unit}" for key, unit in units.items() if key in model)
+    return f"`{model['name']}` on {model['soc']} ({shown})"
 
 
 def platform(world: PublishedTasks) -> Chapter:
@@ -107,9 +118,11 @@ def platform(world: PublishedTasks) -> Chapter:
     for count, wanted in sorted(measured.items()):
         step = product_step(count, sweep["inputs"], sweep["outputs"], weight, "fc")
         seconds = price_on_npu(step, profile.npu["hexkl"], profile.memory).seconds
+        # That weights are read once for all rows was read off this sweep.
+        kind: Any = "informed" if count > max(fitted) else "modelled"
         rows.append(
             modelled(f"fc/rows{count}", seconds * 1e6, "us", reference=wanted,
-                      source=sweep["source"], fitted=count in fitted)
+                      source=sweep["source"], fitted=count in fitted, kind=kind)
         )  # fmt: skip
     rows += _bandwidths(world)
     remap = world.figures["platform_remap_sweep"]

@@ -1,7 +1,9 @@
 """`experiments.reproduce`: what it promises, and what it prints."""
 
 import json
+import re
 from functools import cache
+from statistics import geometric_mean
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -13,6 +15,7 @@ from experiments.reproduce import fig11
 from experiments.reproduce.chapter import LENGTHS, TASKS
 from experiments.reproduce.chapters import CHAPTERS
 from llada_jax.phone.graphs import graphs_of
+from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
 
 RUNS = 8
@@ -72,13 +75,8 @@ def test_figure_11_is_met_where_it_was_promised(chapter):
         for soc in ("SM8650", "SM8750", "SM8850")
     }
     assert within(of["SM8750"]) >= 0.75 and within(found.rows) >= 0.6
-    for soc, rows in of.items():
-        held_out = soc != "SM8750"
-        held = [
-            row.is_in_band
-            for row in rows
-            if row.is_predicted and not (held_out and "/64/" in row.name)
-        ]
+    for rows in of.values():
+        held = [row.is_in_band for row in rows if row.is_predicted]
         assert 0.90 <= sum(held) / len(held) <= 0.98
     assert not any(row.fitted for row in (*of["SM8650"], *of["SM8850"]) if "/64/" in row.name)
 
@@ -93,6 +91,20 @@ def test_each_figure_counts_once(chapter):
                 three = [found[f"{place}/{each}"] for each in names]
                 figures = sum(not row.fitted for row in three[:2])
                 assert sum(row.is_predicted for row in three) == figures, place
+
+
+def test_a_phone_s_session_is_the_mean_of_its_tasks_sessions(chapter):
+    found = chapter("fig11")
+    factors = {row.name: row for row in found.rows if "/session/" in row.name}
+    session = load_profile("SM8650").session
+    for processor in ("npu", "cpu"):
+        own = [factors.pop(f"fig11/SM8650/{task}/session/{processor}") for task in TASKS]
+        assert {row.kind for row in own} == {"fitted"}
+        mean = geometric_mean([row.value for row in own])
+        assert mean == pytest.approx(session.slowdown(processor), rel=1e-3)
+    assert not factors, "no other phone's sessions were fitted"
+    in_sessions = reproduce.counted([found])[f"count/{reproduce.IN_SESSIONS}/within_15"]
+    assert in_sessions.n == 124 and in_sessions.value / 124 > within(found.rows)
 
 
 def test_a_ratio_within_a_session_has_none_of_its_spread(chapter):
@@ -128,10 +140,31 @@ def test_other_systems_are_met(chapter):
     assert max(errors(chapter("genie"), fitted=True)) <= 0.05
     fc = [row for row in chapter("platform").rows if row.name.startswith("fc/")]
     assert max(abs(row.error) for row in fc) <= 0.15
+    assert [row.name for row in fc if row.is_predicted] == ["fc/rows1"]
     ledger = chapter("ledger3b").rows
     assert {row.name.split("/")[0] for row in ledger if row.is_predicted} == {
         "ledger1b", "ledger_qwen"
     }  # fmt: skip
+
+
+AI_HUB = {
+    "SM8550": "llama2_7b_v0.4 llama2_7b_v0.15 llama3_8b_v0.15",
+    "SM8650": "llama2_7b_v0.9 llama2_7b baichuan_7b",
+    "SM8750": "llama32_1b qwen25_7b qwen2_7b baichuan2_7b granite31_8b jais_6p7b plamo_1b"
+    " indus_1.1b llama2_7b llama32_1b_w4 llama32_3b_w4 qwen25_1.5b_w4",
+    "SM8850": "llama32_1b llama32_1b_w4 llama32_3b_w4",
+    "X Elite": "llama2_7b_v0.9 llama3_8b_v0.15",
+}
+"""Models whose passes were kept from the modelling, by chip."""
+
+
+def test_what_was_held_out_is_scored_or_says_why_not(chapter):
+    found = chapter("held_out")
+    scored = {tuple(row.name.split("/")[1:3]) for row in found.rows}
+    left_out = {(soc, name) for name, soc in re.findall(r"`(\S+)` on ([^(]+) \(", str(found.words))}
+    assert len(found.rows) == 2 * len(scored) and not scored & left_out
+    assert scored | left_out == {(soc, name) for soc in AI_HUB for name in AI_HUB[soc].split()}
+    assert sum(words.startswith("Not scored, as ") for words in found.words) == 3
 
 
 def test_what_is_not_met_is_said(world, chapter):
@@ -217,7 +250,14 @@ def test_the_report_has_a_table_and_reasons(tmp_path):
     assert "## Figure 13c: staging by resident budget" in text
     assert "| fig13c/2816 | 506.2 |  |  | ms | 470 | +7.7% | no |" in text
     rows = json.loads((tmp_path / "results.json").read_text())
-    assert {row.get("fitted", row["kind"]) for row in rows} == {True, False, "informed"}
+    kinds = {row.get("fitted", row["kind"]) for row in rows}
+    assert kinds == {True, False, "informed", "repeated"}
+    counted = {row["name"]: (row["value"], row["n"]) for row in rows if "count/" in row["name"]}
+    assert counted == {f"count/{title}/within_15": (11, 11) for title in TITLES}
+
+
+TITLES = ("SM8750", "three phones", "SM8750 with other models", "all phones with other models",
+          "all")  # fmt: skip
 
 
 def written(folder, *page) -> str:
