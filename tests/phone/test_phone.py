@@ -8,10 +8,12 @@ import pytest
 
 import llada_jax as lj
 from llada_jax.config.timed_buckets import MODELLED, LatencyTable
+from llada_jax.phone.dynamics import Decoding
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.memory import most_rows
 from llada_jax.phone.profile import PROFILES
+from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import Forward, blockwise
 from tests.phone.small import GRAPHS, SHAPE
@@ -65,6 +67,21 @@ def test_a_run_has_its_seconds_and_what_they_rest_on(timed):
     assert timed.tokens_per_second == pytest.approx(32 / timed.seconds)
     assert timed.footprint.fits and timed.plan is None
     assert timed.source == RUN.source and timed.workload is RUN
+
+
+def test_other_buffers_are_within_what_a_run_is_not_sure_of(phone):
+    """A buffer's size is in whole steps: a fifth more may cost much, as copies no longer hide."""
+    run = PublishedTasks(GRAPHS_8B, 1).workloads("GSM8K", 128, Decoding())[0]
+    usual, size = phone.time(run, "llada_8b"), phone.profile.memory.buffer_mib
+    larger, smaller = (
+        replace(phone, profile=phone.profile.with_values({"memory.buffer_mib": factor * size}))
+        .time(run, "llada_8b")
+        .seconds
+        for factor in (1.2, 0.8)
+    )
+    low, high = usual.interval
+    assert 1.15 * usual.seconds < larger < high
+    assert low < smaller < high
 
 
 def test_a_run_is_what_the_engine_makes_of_its_forwards(phone, timed):
