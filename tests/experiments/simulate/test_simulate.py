@@ -1,6 +1,7 @@
 """`experiments.simulate`: what it prints, and what it refuses."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from experiments.simulate import __main__ as simulate
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import blockwise
+from tests.sampler.toy import toy_decode
 
 SOURCE = "published statistics (arXiv 2606.13740, Figures 5 and 8)"
 
@@ -51,6 +53,18 @@ def test_the_headline_is_the_mean_of_several_runs(tmp_path, monkeypatch):
     shown = rows["SM8750/latency/of_the_run_below"]["value"]
     parts = sum(row["value"] for name, row in rows.items() if "/part/" in name)
     assert parts == pytest.approx(shown) and shown != mean["value"]
+
+
+def test_a_saved_trace_takes_less_than_a_second_of_the_processor(tmp_path):
+    sampler = lj.SamplerConfig(gen_length=64, block_length=32, steps=64, cache="blockwise")
+    toy_decode([[1] * 32], sampler, loop="host").trace.save(tmp_path / "trace.npz")
+    config = composed(f"trace={tmp_path}/trace.npz", "phones=[SM8750]", "pictures=false")
+    seconds = []
+    for name in ("first", "again"):
+        began = time.process_time()
+        simulate.simulate_run(config, Run(tmp_path / name, OmegaConf.create({})))
+        seconds.append(time.process_time() - began)
+    assert min(seconds) < 1
 
 
 def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):
