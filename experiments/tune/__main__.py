@@ -42,7 +42,7 @@ def tune(config: TuneConfig, run: Run) -> None:
     judge = Judge(config, model, Path(config.answers or run.folder / "answers"))
     *_, reference = judge.searched(config.reference)
     *_, published = judge.searched(config.published)
-    candidates, tried = search(config, judge, reference, run.folder)
+    candidates, tried, proposed = search(config, judge, reference, run.folder)
     compared = [
         Candidate(Family(name=name, sampler=each.sampler), each, judge.price(each), lost)
         for name, each, lost in (
@@ -55,6 +55,7 @@ def tune(config: TuneConfig, run: Run) -> None:
     _draw(config, run, [*candidates, compared[1]], best)
     rows = [
         ResultRow("tune/tried", tried, "samplers"),
+        ResultRow("tune/proposed", proposed, "of them by Optuna"),
         *_front_rows(front(candidates), _told(config)),
     ]
     assert best is not None, "the reference loses nothing against itself"

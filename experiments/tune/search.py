@@ -32,27 +32,30 @@ class Candidate(NamedTuple):
 
 def search(
     config: TuneConfig, judge: Judge, reference: Judged, folder: Path
-) -> tuple[list[Candidate], int]:
-    """Returns what was judged on all items, and how many samplers were tried: `budget` of them,
-    where the families have as many. The families' own samplers and their neighbours come first.
+) -> tuple[list[Candidate], int, int]:
+    """Returns what was judged on all items, how many samplers were tried, and how many of them
+    Optuna proposed. `budget` are tried, where the families have as many: the families' own samplers
+    and their neighbours first.
 
     The study is kept in the folder: the same search goes on with it, and finds its answers stored.
     """
     study, found = _study(config, folder), dict[str, Candidate | None]()
     told = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    proposed, given = 0, len(list(first_proposals(config.families)))
     with tqdm(total=config.budget, desc="tune", unit="sampler") as bar:
         for place in range(PROPOSALS * config.budget):
             asked = study.ask() if place >= len(told) else None
             family, sampler = _drawn(config, asked or told[place])
             name = named(sampler)
             if name not in found:
+                proposed += place >= given
                 found[name] = candidate(config, judge, reference, family, sampler)
             if asked is not None:
                 _tell(study, asked, found[name], config.loss)
             bar.update(len(found) - bar.n)
             if len(found) == config.budget:
                 break
-    return list(filter(None, found.values())), len(found)
+    return list(filter(None, found.values())), len(found), proposed
 
 
 def candidate(

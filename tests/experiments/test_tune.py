@@ -5,16 +5,17 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import llada_jax as lj
-from experiments.harness.run import offer_preset_file
+from experiments.harness.run import REPOSITORY, offer_preset_file, read_config
 from experiments.tune import __main__ as entry
 from experiments.tune import search as searching
-from experiments.tune.judge import Price, modelled_price
-from experiments.tune.search import fastest_allowed, front
-from experiments.tune.settings import Family, drawn, first_proposals
+from experiments.tune.judge import Judge, Judged, Price, modelled_price
+from experiments.tune.search import Candidate, fastest_allowed, front
+from experiments.tune.settings import Family, TuneConfig, drawn, first_proposals
 from llada_jax.config import SamplerConfig
 from llada_jax.evaluation import harness
 from llada_jax.evaluation.sweep import Axes
@@ -63,6 +64,7 @@ def test_the_fastest_is_chosen_confirmed_and_written(interrupted):
     best = SamplerConfig.preset(str(folder / "best.json"))
     assert (best.threshold, best.cache) == (0.0001, "blockwise")
     assert rows["tune/tried"]["value"] == 2
+    assert rows["tune/proposed"]["value"] == 0, "both are the family's own"
     ratio = rows["tune/confirmed/seconds"]["value"] / rows["tune/reference/seconds"]["value"]
     assert rows["tune/against_reference/seconds"]["value"] == pytest.approx(ratio)
     assert ratio < 0.2, "one forward a block, where a model of random weights takes one a token"
@@ -160,6 +162,44 @@ def test_the_families_own_samplers_and_their_neighbours_come_first():
     assert [
         (family.name, sampler.threshold, sampler.block_length) for family, sampler in proposed
     ] == [("a", 0.9, 32), ("b", 0.9, 32), ("a", 0.9, 64), ("a", 0.8, 32), ("a", 0.7, 32)]
+
+
+def composed(*overrides: str) -> TuneConfig:
+    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
+        return read_config(TuneConfig, compose("tune", overrides=[*overrides]))
+
+
+def test_what_optuna_proposed_is_counted(tmp_path, monkeypatch):
+    over = "{threshold: [0.7, 0.8, 0.9], block_length: [8, 16, 32]}"
+    own = "{cache: blockwise, threshold: 0.9, block_length: 32}"
+    config = composed("budget=7", f"families=[{{name: a, sampler: {own}, over: {over}}}]")
+
+    def judged(config, judge, reference, family, sampler):
+        return Candidate(family, sampler, Price(sampler.threshold, math.nan), 0.0)
+
+    monkeypatch.setattr(searching, "candidate", judged)
+    for _ in range(2):  # the second time from the study alone
+        found, tried, proposed = searching.search(config, None, None, tmp_path)
+        assert len(found) == tried == 7
+        assert proposed == 2, "five are the family's own and its neighbours"
+
+
+def test_what_is_wrong_everywhere_is_given_up_after_its_first_items(monkeypatch):
+    asked = []
+
+    def judged(judge, sampler, items, count):
+        asked.append(count)
+        right = dict.fromkeys(range(count), sampler == judge.config.reference)
+        return Judged(sampler, (SimpleNamespace(right=right, counted=right),))
+
+    monkeypatch.setattr(Judge, "_judged", judged)
+    config = composed()
+    judge = Judge(config, None, None)
+    *_, reference = judge.searched(config.reference)
+    assert asked == [50, 100, 150]
+    wrong = config.reference.replace(threshold=0.1)
+    assert searching.candidate(config, judge, reference, config.families[0], wrong) is None
+    assert asked[3:] == [config.at_once], "no more answers were asked for"
 
 
 def candidate_of(seconds, lost, joules):
