@@ -55,6 +55,20 @@ def test_the_headline_is_the_mean_of_several_runs(tmp_path, monkeypatch):
     assert parts == pytest.approx(shown) and shown != mean["value"]
 
 
+def test_a_timeline_s_colours_are_in_its_legend(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(simulate, "save", lambda picture, path: drawn.append(picture))
+    found = lj.phone("SM8750").time(blockwise(64, 32), "llada_8b")
+    simulate.draw_timeline(found.timeline(0, 2), "two forwards", tmp_path / "none.png")
+    ((axes,), (legend,)) = drawn[0].axes, drawn[0].legends
+    used = {tuple(color) for bars in axes.collections for color in bars.get_facecolors()}
+    explained = {patch.get_facecolor() for patch in legend.legend_handles}
+    assert used <= explained and len(used) == 6
+    assert [text.get_text() for text in legend.get_texts() if text.get_text()] == [
+        "shades: one task, the next"
+    ]
+
+
 def test_a_saved_trace_takes_less_than_a_second_of_the_processor(tmp_path):
     sampler = lj.SamplerConfig(gen_length=64, block_length=32, steps=64, cache="blockwise")
     toy_decode([[1] * 32], sampler, loop="host").trace.save(tmp_path / "trace.npz")
