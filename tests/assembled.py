@@ -10,8 +10,8 @@ are these, filled:
     | 800 MiB | 21.6 |
 
 A field is `{name:format}`, with a factor `{100*name:format}`, `{name|low:format}` for another entry
-of the row (low and high end of its interval, half of it, error, n), or `{name / other:format}` for
-a ratio.
+of the row (low and high end of its interval, half of it, error, n, the share of n that its value
+is), or `{name / other:format}` for a ratio.
 """
 
 import json
@@ -52,7 +52,8 @@ def _shown(rows: dict[str, dict], factor: str, names: str, entry: str, form: str
 
 def _entry(row: dict, entry: str) -> float:
     low, high = row.get("interval", (math.nan, math.nan))
-    return (row | {"low": low, "high": high, "half": (high - low) / 2})[entry]
+    share = row["value"] / row.get("n", math.nan)
+    return (row | {"low": low, "high": high, "half": (high - low) / 2, "share": share})[entry]
 
 
 def store(name: str, results: Path) -> None:
