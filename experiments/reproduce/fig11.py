@@ -73,8 +73,8 @@ def fig11(world: PublishedTasks) -> Chapter:
     own = by_own_session(rows)
     usual = [row for row in rows if row.name in own]
     found, means = (sum(map(is_close, each)) for each in (own.values(), usual))
-    told = {"own": found, "mean": means, "cells": len(own)}
-    return chapter("fig11", rows, sessions="; ".join(map(_session, SOCS)), **told)
+    sessions = "; ".join(map(_session, SOCS))
+    return chapter("fig11", rows, sessions=sessions, own=found, mean=means, cells=len(own))
 
 
 def by_own_session(rows: Iterable[ResultRow]) -> dict[str, ResultRow]:

@@ -17,8 +17,8 @@ import numpy as np
 from llada_jax.config import require
 
 QNN_EVENTS = (
-    *("RPC (execute) time", "QNN accelerator (execute) time"),
-    "Accelerator (execute) time",
+    *("QNN (execute) time", "RPC (execute) time"),
+    *("QNN accelerator (execute) time", "Accelerator (execute) time"),
 )
 """Of a run, in microseconds: the first that the file has is taken, the call from the host best."""
 _LATENCY, _MISC = 2, 4

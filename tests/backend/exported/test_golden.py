@@ -18,6 +18,7 @@ from llada_jax.backend.lower import lower
 from llada_jax.backend.steps import body_step, head_steps
 from llada_jax.backend.weights import InMemory
 from llada_jax.config import ExportConfig, PhoneConfig
+from llada_jax.phone.calibration.timings import read_timing
 from tests.backend.models import GQA, random_params
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
@@ -97,6 +98,16 @@ def test_outputs_that_differ_are_told(exported: Path) -> None:
     found, complaints = compared(exported, doubled)
     assert all(0.9 < float(row["error"]) < 1.1 and row["close"] == "no" for row in found)
     assert len(complaints.splitlines()) == len(found)
+
+
+def test_what_the_wheel_s_tool_writes_is_read(exported: Path, tmp_path: Path) -> None:
+    tool = "ai_edge_litert.tools.benchmark_litert_model"
+    asked = [f"--model={exported / 'head.tflite'}", "--signature=rows4", "--num_runs=7"]
+    command = [sys.executable, "-m", tool, *asked, f"--result_json={tmp_path / 'head.json'}"]
+    subprocess.run(command, capture_output=True, check=True)
+    found = read_timing(tmp_path / "head.json")
+    assert found.runs == 7
+    assert 0 <= found.p5_ms <= found.median_ms <= found.p95_ms  # it rounds to 10 us
 
 
 def test_inputs_are_whole_and_outputs_are_samples(exported: Path) -> None:

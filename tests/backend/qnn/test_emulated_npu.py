@@ -22,6 +22,7 @@ from llada_jax.build.denoisers import score_rules
 from llada_jax.config import PhoneConfig
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.model.layers import HIDDEN_SCORE
+from llada_jax.phone.calibration.timings import read_timing
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 
@@ -156,6 +157,27 @@ def test_samples_have_to_fit(tiny):
         ValueError, match=r"a sample has \['bias', .*\]; needed: \['bias', .*keys_3"
     ):
         EmulatedNpu("SM8750", "a16w8", [sample]).compile([step], InMemory(tiny.params))
+
+
+@needs_qnn
+@pytest.mark.slow
+def test_what_the_provider_writes_of_runs_is_read(tiny, tmp_path, monkeypatch):
+    from onnxruntime import SessionOptions
+
+    written = {"profiling_level": "basic", "profiling_file_path": str(tmp_path / "runs.csv")}
+    usual = SessionOptions.add_provider_for_devices
+
+    def profiled(options, devices, settings):
+        usual(options, devices, settings | written)
+
+    monkeypatch.setattr(SessionOptions, "add_provider_for_devices", profiled)
+    layers, bucket = range(1), Bucket(8, 32)
+    step = body_step(tiny.config, layers, bucket)
+    graph = EmulatedNpu().compile([step], InMemory(tiny.params))[step.name]
+    for _ in range(3):
+        graph.run(example(tiny.config, layers, bucket))
+    found = read_timing(tmp_path / "runs.csv")
+    assert found.runs == 3 and 0 < found.p5_ms <= found.median_ms <= found.p95_ms
 
 
 @needs_qnn

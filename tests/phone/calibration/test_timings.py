@@ -59,7 +59,7 @@ def test_qnn_s_events_take_the_call_from_the_host(tmp_path):
     found = read_timing(path)
     assert found.median_ms == 1 and found.runs == 3
     path.write_text(QNN_HEADER + "\n")
-    with pytest.raises(ValueError, match="has none of RPC"):
+    with pytest.raises(ValueError, match="has none of QNN"):
         read_timing(path)
 
 
