@@ -118,7 +118,7 @@ def platform(world: PublishedTasks) -> Chapter:
     for count, wanted in sorted(measured.items()):
         step = product_step(count, sweep["inputs"], sweep["outputs"], weight, "fc")
         seconds = price_on_npu(step, profile.npu["hexkl"], profile.memory).seconds
-        # That weights are read once for all rows was read off this sweep.
+        # How many rows share a pass over the weights is read off this sweep.
         kind: Any = "informed" if count > max(fitted) else "modelled"
         rows.append(
             modelled(f"fc/rows{count}", seconds * 1e6, "us", reference=wanted,

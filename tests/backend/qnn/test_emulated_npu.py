@@ -162,15 +162,15 @@ def test_samples_have_to_fit(tiny):
 @needs_qnn
 @pytest.mark.slow
 def test_what_the_provider_writes_of_runs_is_read(tiny, tmp_path, monkeypatch):
-    from onnxruntime import SessionOptions
+    import onnxruntime
 
     written = {"profiling_level": "basic", "profiling_file_path": str(tmp_path / "runs.csv")}
-    usual = SessionOptions.add_provider_for_devices
+    usual = onnxruntime.SessionOptions.add_provider_for_devices
 
     def profiled(options, devices, settings):
         usual(options, devices, settings | written)
 
-    monkeypatch.setattr(SessionOptions, "add_provider_for_devices", profiled)
+    monkeypatch.setattr(onnxruntime.SessionOptions, "add_provider_for_devices", profiled)
     layers, bucket = range(1), Bucket(8, 32)
     step = body_step(tiny.config, layers, bucket)
     graph = EmulatedNpu().compile([step], InMemory(tiny.params))[step.name]
