@@ -1,7 +1,6 @@
 """`experiments.simulate`: what it prints, and what it refuses."""
 
 import json
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,6 @@ from experiments.simulate import __main__ as simulate
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import blockwise
-from tests.sampler.toy import toy_decode
 
 SOURCE = "published statistics (arXiv 2606.13740, Figures 5 and 8)"
 
@@ -34,7 +32,7 @@ def simulated(folder, monkeypatch, runs, *changes):
 
 def test_a_run_without_a_trace_names_its_source(tmp_path, capsys, monkeypatch):
     rows = simulated(tmp_path, monkeypatch, 1, "drawn_forwards=2")
-    assert {row["trace_source"] for row in rows} == {SOURCE}
+    assert {row["trace_source"] for row in rows if row["kind"] == "modelled"} == {SOURCE}
     values = {row["name"]: row["value"] for row in rows}
     parts = sum(value for name, value in values.items() if "/part/" in name)
     assert parts == pytest.approx(values["SM8750/latency"])
@@ -67,18 +65,6 @@ def test_a_timeline_s_colours_are_in_its_legend(tmp_path, monkeypatch):
     assert [text.get_text() for text in legend.get_texts() if text.get_text()] == [
         "shades: one task, the next"
     ]
-
-
-def test_a_saved_trace_takes_less_than_a_second_of_the_processor(tmp_path):
-    sampler = lj.SamplerConfig(gen_length=64, block_length=32, steps=64, cache="blockwise")
-    toy_decode([[1] * 32], sampler, loop="host").trace.save(tmp_path / "trace.npz")
-    config = composed(f"trace={tmp_path}/trace.npz", "phones=[SM8750]", "pictures=false")
-    seconds = []
-    for name in ("first", "again"):
-        began = time.process_time()
-        simulate.simulate_run(config, Run(tmp_path / name, OmegaConf.create({})))
-        seconds.append(time.process_time() - began)
-    assert min(seconds) < 1
 
 
 def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):
