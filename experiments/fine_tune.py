@@ -13,7 +13,6 @@ The run folder gets, besides what every run writes, `training.json`, `checkpoint
 for word.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -22,7 +21,7 @@ from pathlib import Path
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, command_that_goes_on, entry_point
-from experiments.train.resume import FREE, TRAINING, Training
+from experiments.train.resume import TRAINING, Training
 from llada_jax.checkpoint import fingerprint, load_params
 from llada_jax.config import (
     ONE_DEVICE,
@@ -89,14 +88,13 @@ def fine_tune(config: FineTuneConfig, run: Run) -> None:
 
 def _training(config: FineTuneConfig) -> Training:
     """Returns what decides the run: settings, the model and the file by their content."""
-    fixed = {key: each for key, each in asdict(config.train).items() if key not in FREE}
     content = {
         "model": fingerprint(config.model),
         "dtype": config.dtype,
         "file": sha256(Path(config.file).read_bytes()).hexdigest(),
-        "train": fixed,
+        "train": asdict(config.train),
     }
-    return Training(json.loads(json.dumps(content)), [command_that_goes_on("fine_tune")])
+    return Training.of(content, command_that_goes_on("fine_tune"))
 
 
 def _exact_match(model: lj.Model, asked: Sequence[Example], config: FineTuneConfig) -> ResultRow:
