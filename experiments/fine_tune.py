@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import llada_jax as lj
-from experiments.harness.results import ResultRow
+from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, command_that_goes_on, entry_point
 from experiments.train.resume import TRAINING, Training
 from llada_jax.checkpoint import fingerprint, load_params
@@ -31,7 +31,6 @@ from llada_jax.config import (
     require,
     require_counts,
 )
-from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.model.mesh import mesh_for
 from llada_jax.text import Tokenizer
 from llada_jax.training.data import Example
@@ -105,8 +104,7 @@ def _exact_match(model: lj.Model, asked: Sequence[Example], config: FineTuneConf
         found = lj.generate(model, [list(each.prompt) for each in part], config.sampler)
         pairs = zip(part, found.answers, strict=True)
         right += sum(list(each.answer[:-1]) == list(map(int, ids)) for each, ids in pairs)
-    n, interval = len(asked), wilson_interval(right, len(asked))
-    return ResultRow("test_file/exact_match", right / n, "of answers", n=n, interval=interval)
+    return share_row("test_file/exact_match", right, len(asked), "of answers")
 
 
 def _card(config: FineTuneConfig, examples: int, commands: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
-from experiments.harness.results import ResultRow
+from experiments.harness.results import share_row
 from experiments.harness.run import Run, command_that_goes_on, entry_point
 from experiments.reliability import ReliabilityConfig, reliability_by_task
 from experiments.train.curriculum import MixtureConfig, example_source, mixture_texts
@@ -199,11 +199,12 @@ def finish(
         run.folder / "model", model.config, model.params, tokenizer, card, metrics, log_before
     )
     run.fingerprint = fingerprint(run.folder / "model")
-    rows = []
-    for score in scores:
-        name, share, n = f"{score.task}/{score.name}/exact_match", score.share, score.items
-        rows.append(ResultRow(name, share, "share", n=n, interval=score.interval))
-    run.finish(rows)
+    run.finish(
+        [
+            share_row(f"{each.task}/{each.name}/exact_match", each.right, each.items, "share")
+            for each in scores
+        ]
+    )
 
 
 main = entry_point("train", train_and_export, RunConfig)
