@@ -27,11 +27,10 @@ from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.harness.questions import prompts_of
-from experiments.harness.results import ResultRow
+from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import SamplerConfig, require_counts
 from llada_jax.evaluation.items import TaskItems
-from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import ANSWER_MARK, Item, Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.evaluation.tasks.choices import LETTERS
@@ -182,12 +181,9 @@ def _measured(
             right += read == part[place].target if given else task.verify(part[place], text)
             forwards.extend(result.nfe)
     rows = [
-        ResultRow(
-            f"{name}/exact_match", right / count, "share", n=count,
-            interval=wilson_interval(right, count),
-        ),
+        share_row(f"{name}/exact_match", right, count, "share"),
         ResultRow(f"{name}/forwards", float(np.mean(forwards)), "forwards", n=count),
-    ]  # fmt: skip
+    ]
     if given:
         rows.append(ResultRow(f"{name}/valid", valid / count, "share", n=count))
     return rows

@@ -21,13 +21,7 @@ from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.recorded_inputs import Inputs, Recorder
 from llada_jax.backend.session import Session
 from llada_jax.build.denoisers import score_rules
-from llada_jax.config import (
-    STATIC_PRECISIONS,
-    ExportConfig,
-    SamplerConfig,
-    require,
-    require_counts,
-)
+from llada_jax.config import STATIC_PRECISIONS, ExportConfig, SamplerConfig, require, require_counts
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids

@@ -13,16 +13,15 @@ The run folder gets, besides what every run writes, `training.json`, `checkpoint
 for word.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import llada_jax as lj
-from experiments.harness.results import ResultRow
+from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, command_that_goes_on, entry_point
-from experiments.train.resume import FREE, TRAINING, Training
+from experiments.train.resume import TRAINING, Training
 from llada_jax.checkpoint import fingerprint, load_params
 from llada_jax.config import (
     ONE_DEVICE,
@@ -32,7 +31,6 @@ from llada_jax.config import (
     require,
     require_counts,
 )
-from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.model.mesh import mesh_for
 from llada_jax.text import Tokenizer
 from llada_jax.training.data import Example
@@ -89,14 +87,13 @@ def fine_tune(config: FineTuneConfig, run: Run) -> None:
 
 def _training(config: FineTuneConfig) -> Training:
     """Returns what decides the run: settings, the model and the file by their content."""
-    fixed = {key: each for key, each in asdict(config.train).items() if key not in FREE}
     content = {
         "model": fingerprint(config.model),
         "dtype": config.dtype,
         "file": sha256(Path(config.file).read_bytes()).hexdigest(),
-        "train": fixed,
+        "train": asdict(config.train),
     }
-    return Training(json.loads(json.dumps(content)), [command_that_goes_on("fine_tune")])
+    return Training.of(content, command_that_goes_on("fine_tune"))
 
 
 def _exact_match(model: lj.Model, asked: Sequence[Example], config: FineTuneConfig) -> ResultRow:
@@ -107,8 +104,7 @@ def _exact_match(model: lj.Model, asked: Sequence[Example], config: FineTuneConf
         found = lj.generate(model, [list(each.prompt) for each in part], config.sampler)
         pairs = zip(part, found.answers, strict=True)
         right += sum(list(each.answer[:-1]) == list(map(int, ids)) for each, ids in pairs)
-    n, interval = len(asked), wilson_interval(right, len(asked))
-    return ResultRow("test_file/exact_match", right / n, "of answers", n=n, interval=interval)
+    return share_row("test_file/exact_match", right, len(asked), "of answers")
 
 
 def _card(config: FineTuneConfig, examples: int, commands: Sequence[str]) -> str:

@@ -31,13 +31,7 @@ from llada_jax.config import ModelConfig, require_counts
 from llada_jax.model.params import init_params
 
 OfAShape = Literal[
-    "hot_paths",
-    "rivals",
-    "packed",
-    "experts_budget",
-    "start",
-    "constraint",
-    "loading",
+    "hot_paths", "rivals", "packed", "experts_budget", "start", "constraint", "loading"
 ]
 _WITH_QUARTILES = ("hot_paths", "rivals", "packed", "loading")
 _USUAL_SHAPES = {"hot_paths": "medium", "loading": "medium", "experts_budget": "mixture_1b"}

@@ -5,7 +5,7 @@ cut in proportion, so that the head keeps its share. Weights are random, so the 
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,14 +13,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+import llada_jax as lj
 from experiments.bench.peak import instruction_sets
 from experiments.harness.random_weights import export_random, random_params
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import Took, in_turns, spread
-from llada_jax.backend.exported.opened import Exported
 from llada_jax.backend.resources import available_cores
-from llada_jax.backend.session import Session
-from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.config import (
     ExportConfig,
     ModelConfig,
@@ -29,12 +27,8 @@ from llada_jax.config import (
     require,
     require_counts,
 )
-from llada_jax.sampler.generate import Result, decode
-from llada_jax.sampler.prompts import with_ids
 
 PROMPT_LENGTH, TOKENS_PER_STEP, ROWS = 16, 2, (4, 8, 16, 32, 64, 128)
-Decode = Callable[[list[list[int]], int], Result]
-"""`decode(prompts, block_length)`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,27 +52,43 @@ class PackedBenchConfig:
             )
 
 
-def time_packed(model: ModelConfig, config: PackedBenchConfig, repeats: int) -> Iterator[ResultRow]:
+def time_packed(shape: ModelConfig, config: PackedBenchConfig, repeats: int) -> Iterator[ResultRow]:
     """Yields all rows of the suite."""
-    size = model.vocab_size * config.layers // model.n_layers
+    size = shape.vocab_size * config.layers // shape.n_layers
     ids = {"mask_id": size - 1, "eos_id": None, "eot_id": None, "pad_id": None}
-    sliced = model.replace(n_layers=config.layers, vocab_size=size, **ids)
+    sliced = shape.replace(n_layers=config.layers, vocab_size=size, **ids)
     yield ResultRow("cores", available_cores(), "cores", source=instruction_sets())
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, size - 1, (config.canvases, PROMPT_LENGTH)).tolist()
-    for name, runtime in (("litert", _litert), ("xla", _xla)):
-        run = runtime(sliced, config)
+    gen, steps = config.gen_length, config.gen_length // TOKENS_PER_STEP
+    for backend, model in _models(sliced, config):
         for block in config.block_lengths:
-            yield from _compared(f"packed/{name}/block{block}", run, prompts, block, repeats)
+            sampler = SamplerConfig(
+                gen_length=gen, block_length=block, steps=steps, cache="blockwise"
+            )
+            decode = partial(lj.generate, model, config=sampler, backend=backend)
+            yield from _compared(f"packed/{backend}/block{block}", decode, prompts, repeats)
+
+
+def _models(shape: ModelConfig, config: PackedBenchConfig) -> Iterator[tuple[str, lj.Model]]:
+    """Yields models in int8 with their backends: an export, whose folder is there as long as it is
+    timed, and one in memory."""
+    canvas = -(-(PROMPT_LENGTH + config.gen_length) // 64) * 64
+    settings = ExportConfig(rows=ROWS, caches=(canvas,), canvases=(1, config.canvases))
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        export_random(folder, shape, settings)
+        yield "litert", lj.load(folder)
+    yield "xla", lj.Model(shape, random_params(shape, "int8", dtype="bfloat16"), None)
 
 
 def _compared(
-    name: str, run: Decode, prompts: list[list[int]], block: int, repeats: int
+    name: str, decode: partial[lj.Result], prompts: Sequence[Sequence[int]], repeats: int
 ) -> Iterator[ResultRow]:
     """Yields tokens a second of both, in turns, and the ratios of neighbours by both clocks."""
     ways = {
-        "one_by_one": lambda: [run([prompt], block).generated[0] for prompt in prompts],
-        "packed": lambda: run(prompts, block).generated,
+        "one_by_one": lambda: [decode([prompt]).generated[0] for prompt in prompts],
+        "packed": lambda: decode(prompts).generated,
     }
     first, times = in_turns(ways, repeats)
     tokens = np.stack(first["packed"])
@@ -91,26 +101,3 @@ def _compared(
         ratios = [getattr(a, clock) / getattr(b, clock) for a, b in pairs]
         yield from spread(f"{name}/{ratio}", ratios, "x one by one")
     yield ResultRow(f"{name}/load_average", os.getloadavg()[0], "processes")
-
-
-def _sampler(config: PackedBenchConfig, block: int) -> SamplerConfig:
-    gen, steps = config.gen_length, config.gen_length // TOKENS_PER_STEP
-    return SamplerConfig(gen_length=gen, block_length=block, steps=steps, cache="blockwise")
-
-
-def _litert(model: ModelConfig, config: PackedBenchConfig) -> Decode:
-    """Returns the decoding of an export, whose folder is gone once it is open."""
-    canvas = -(-(PROMPT_LENGTH + config.gen_length) // 64) * 64
-    settings = ExportConfig(rows=ROWS, caches=(canvas,), canvases=(1, config.canvases))
-    with TemporaryDirectory() as scratch:  # what is open stays
-        folder = Path(scratch) / "model"
-        export_random(folder, model, settings)
-        denoiser = Session(Exported(folder), score_rules(with_ids(SamplerConfig(), model)))
-    run = partial(decode, denoiser.denoiser(), None, model, loop="host")
-    return lambda prompts, block: run(prompts, _sampler(config, block))
-
-
-def _xla(model: ModelConfig, config: PackedBenchConfig) -> Decode:
-    denoiser = denoiser_for(model, score_rules(with_ids(SamplerConfig(), model)))
-    run = partial(decode, denoiser, random_params(model, "int8", dtype="bfloat16"), model)
-    return lambda prompts, block: run(prompts, _sampler(config, block))

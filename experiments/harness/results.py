@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from llada_jax.config import require, require_choice
+from llada_jax.evaluation.metrics import wilson_interval
 
 Kind = Literal["measured", "modelled", "fitted", "informed", "repeated", "published"]
 """Modelled rows are `fitted` where the reference went into a fit, `informed` where the model was
@@ -80,6 +81,11 @@ class ResultRow:
         """Returns plain JSON."""
         entries = {**asdict(self), "error": self.error}
         return {name: value for name, value in entries.items() if value is not None}
+
+
+def share_row(name: str, right: int, n: int, unit: str, **told: Any) -> ResultRow:
+    """Returns the share of `n` that is right, with Wilson's interval."""
+    return ResultRow(name, right / n, unit, n=n, interval=wilson_interval(right, n), **told)
 
 
 def _number(name: str, value: Any) -> float:

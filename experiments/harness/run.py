@@ -67,9 +67,7 @@ T = TypeVar("T")
 
 
 def entry_point(
-    verb: str,
-    experiment: Callable[[T, "Run"], None],
-    schema: type[T],
+    verb: str, experiment: Callable[[T, "Run"], None], schema: type[T]
 ) -> Callable[[], None]:
     """Makes the command of a verb, and runs it where the experiment's module is the program.
 

@@ -32,13 +32,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import llada_jax as lj
-from experiments.harness.results import ResultRow
+from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import REPOSITORY, Run, entry_point
 from experiments.harness.workers import told
 from experiments.lm_eval.tasks import Asked, harness_tasks, own_task, task_manager
 from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.lm_eval_answers import StoredAnswers
-from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.worker import ALONE, Worker
 
 if TYPE_CHECKING:
@@ -192,11 +191,9 @@ def rows_of(
     rows = []
     for name, scores in values.items():
         require(set(scores) <= {0.0, 1.0}, f"{name} has scores {scores}; allowed: 0 and 1")
-        right, n = int(sum(scores)), len(scores)
-        interval = wilson_interval(right, n)
         found = next((each for each in published if name.startswith(each.row)), None)
         beside: Any = {"reference": found.score, "source": found.source} if found else {}
-        rows.append(ResultRow(name, right / n, "of items", n=n, interval=interval, **beside))
+        rows.append(share_row(name, int(sum(scores)), len(scores), "of items", **beside))
     return rows
 
 

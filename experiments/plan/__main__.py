@@ -89,9 +89,7 @@ class PlanConfig:
     def graph(self) -> Graph:
         """Returns the step, with the transfer times of the path."""
         graph = model_graph(
-            self.architecture,
-            weight_bits=self.weight_bits,
-            step_ns=round(self.step_ms * 1e6),
+            self.architecture, weight_bits=self.weight_bits, step_ns=round(self.step_ms * 1e6)
         )
         return self.way.price(graph)
 

@@ -154,24 +154,10 @@ def _other_runs(page: MarkdownPage, runs: Results) -> None:
         if metrics := training_metrics(folder):
             drawn = training_curve(folder.name, metrics)
             page.add_picture(f"{folder.name} training", drawn, f"Loss of {folder.name} by step")
-    results = [row for rows in runs.values() for row in rows]
-    if not results:
-        page.add("The run finished without numbers of its own.")
-    elif len(runs) == 1:
-        page.add_table([_result_line(row) for row in results])
+    if any(runs.values()):
+        _add_results(page, runs)
     else:
-        _add_joint_table(page, runs)
-
-
-def _result_line(row: Mapping[str, Any]) -> dict[str, str]:
-    interval = row.get("interval")
-    return {
-        "result": row["name"],
-        "value": f"{row['value']:.4g} {row['unit']}",
-        "95 %": f"{interval[0]:.4g} to {interval[1]:.4g}" if interval else "",
-        "kind": row["kind"],
-        "reference": f"{row['reference']:.4g} ({row['source']})" if "reference" in row else "",
-    }
+        page.add("The run finished without numbers of its own.")
 
 
 def _by_verb(runs: Results) -> dict[Hashable, Results]:
@@ -182,14 +168,22 @@ def _by_verb(runs: Results) -> dict[Hashable, Results]:
     return dict(groups)
 
 
-def _add_joint_table(page: MarkdownPage, runs: Results) -> None:
-    """Adds the table, and the picture where a result of the first run is not that of the others."""
+def _add_results(page: MarkdownPage, runs: Results) -> None:
+    """Adds a table, in which each run has a column; and a picture where a result of the first run
+    is not that of the others."""
     names = settings_apart({folder: _settings(folder) for folder in runs})
     found = {names[folder]: {row["name"]: row for row in rows} for folder, rows in runs.items()}
-    units = {row["name"]: row["unit"] for rows in runs.values() for row in rows}
+    known = {row["name"]: row for rows in runs.values() for row in rows}
     lines = [
-        {"result": name, **{run: _cell(rows, name) for run, rows in found.items()}, "unit": unit}
-        for name, unit in units.items()
+        {
+            "result": name,
+            **{run: _cell(rows, name) for run, rows in found.items()},
+            "unit": row["unit"],
+            "kind": row["kind"],
+            "reference": number(row.get("reference")),
+            "source": row.get("source", ""),
+        }
+        for name, row in known.items()
     ]
     page.add_table(lines)
     first = next(iter(found.values()))

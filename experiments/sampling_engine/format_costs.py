@@ -12,10 +12,9 @@ import numpy as np
 
 import llada_jax as lj
 from experiments.harness.questions import prompts_of, tokenizer_of
-from experiments.harness.results import ResultRow
+from experiments.harness.results import ResultRow, share_row
 from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.config import SamplerConfig, require_counts
-from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.head import logits_of
 from llada_jax.model.running_scores import without
@@ -52,20 +51,16 @@ def answer_rows(
 ) -> Iterator[ResultRow]:
     """Yields the exact match of each format and key, and the bytes of one logit."""
     model = lj.load(config.model, "float32")
-    row = partial(ResultRow, fingerprint=model.fingerprint)
+    row = partial(share_row, unit="of items", fingerprint=model.fingerprint)
     for format in formats:
         yield ResultRow(f"answers/{format}/bytes_a_logit", bits_per_element(format) / 8, "bytes")
     for format, key in product(formats, KEYS):
-        right = 0
+        name, right = f"answers/{format}/{key}", 0
         for task in config.tasks:
             found = _right_answers(model, task, config, format, key, seed)
             right += found
-            name, count = f"answers/{format}/{key}", config.items
-            interval = wilson_interval(found, count)
-            yield row(f"{name}/{task}", found / count, "of items", n=count, interval=interval)
-        count *= len(config.tasks)
-        interval = wilson_interval(right, count)
-        yield row(f"{name}/all", right / count, "of items", n=count, interval=interval)
+            yield row(f"{name}/{task}", found, config.items)
+        yield row(f"{name}/all", right, config.items * len(config.tasks))
 
 
 def _right_answers(

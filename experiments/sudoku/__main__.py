@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.harness.pictures import ScorePoint, save, score_curves
-from experiments.harness.results import ResultRow
+from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
 from experiments.sudoku.puzzles import (
     EOS,
@@ -37,7 +37,6 @@ from experiments.sudoku.puzzles import (
 )
 from llada_jax.checkpoint import load_params, save_huggingface
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require, require_counts
-from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.training.data import batch_at
 from llada_jax.training.loop import require_steps, train
 from llada_jax.training.objectives import Objective, Reader
@@ -167,12 +166,10 @@ def _scores(
         puzzles = scored_puzzles(config.seed + 1, blanks, config.items)
         for order, sampler in asked.items():
             right, forwards = _decoded(model, sampler, puzzles, config)
-            share, n = float(np.mean(right)), len(right)
-            interval = wilson_interval(int(np.sum(right)), n)
+            name, n = f"{order}/{blanks}_blanks", len(right)
             reference, source = PUBLISHED.get(order, (None, None))
-            name = f"{order}/{blanks}_blanks"
-            told: Any = {"n": n, "interval": interval, "reference": reference, "source": source}
-            yield ResultRow(f"{name}/exact_match", share, "of puzzles", **told), blanks
+            known = {"reference": reference, "source": source}
+            yield share_row(f"{name}/exact_match", sum(right), n, "of puzzles", **known), blanks
             yield ResultRow(f"{name}/nfe", float(np.mean(forwards)), "forwards", n=n), blanks
 
 

@@ -13,7 +13,6 @@ prolonged, and other settings are refused. The run folder gets `config.yaml`, `e
 
 import json
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -21,8 +20,8 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
-from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, entry_point
+from experiments.harness.results import share_row
+from experiments.harness.run import Run, command_that_goes_on, entry_point
 from experiments.reliability import ReliabilityConfig, reliability_by_task
 from experiments.train.curriculum import MixtureConfig, example_source, mixture_texts
 from experiments.train.model_card import Parent, model_card
@@ -121,7 +120,8 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     has gone further than is asked.
     """
     settings = {**asdict(config), "objective": repr(config.objective)}
-    training = Training.of(settings, config.data, _command()).resumed(run.folder)
+    settings["versions"] = config.data.versions
+    training = Training.of(settings, command_that_goes_on("train")).resumed(run.folder)
     require_steps(run.folder, config.train)
     parent = (
         None
@@ -199,19 +199,12 @@ def finish(
         run.folder / "model", model.config, model.params, tokenizer, card, metrics, log_before
     )
     run.fingerprint = fingerprint(run.folder / "model")
-    rows = []
-    for score in scores:
-        name, share, n = f"{score.task}/{score.name}/exact_match", score.share, score.items
-        rows.append(ResultRow(name, share, "share", n=n, interval=score.interval))
-    run.finish(rows)
-
-
-def _command() -> str:
-    """Returns the command that started this run, with the folder where other commands went on."""
-    name, overrides = HydraConfig.get().job.config_name, HydraConfig.get().overrides
-    named = [] if name == "train" else ["--config-name", str(name)]
-    folder = [each for each in overrides.hydra if each.startswith("hydra.run.dir=")]
-    return shlex.join(["python", "-m", "experiments.train", *named, *overrides.task, *folder])
+    run.finish(
+        [
+            share_row(f"{each.task}/{each.name}/exact_match", each.right, each.items, "share")
+            for each in scores
+        ]
+    )
 
 
 main = entry_point("train", train_and_export, RunConfig)

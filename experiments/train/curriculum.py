@@ -121,10 +121,10 @@ class MixtureConfig:
         require(0 <= share <= 1, f"full_length_share is {share}; allowed: 0 to 1")
 
     @property
-    def task_names(self) -> list[str]:
-        """Returns all tasks that are drawn from, in any stage."""
+    def versions(self) -> dict[str, int]:
+        """Returns the versions of all tasks that are drawn from, in any stage."""
         of_stages = (share for stage in self.stages for share in (*stage.tasks, *stage.drills))
-        return sorted({share.name for share in (*self.tasks, *of_stages)})
+        return {share.name: share.task.version for share in (*self.tasks, *of_stages)}
 
     def stage_at(self, step: int) -> Stage:
         ends = accumulate(stage.steps for stage in self.stages)

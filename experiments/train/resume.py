@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.train.curriculum import MixtureConfig
 from llada_jax.config import require
 from llada_jax.evaluation.stored import first_difference, stored_in_format
-from llada_jax.evaluation.tasks import load_task
 from llada_jax.training.loop import CHECKPOINT_FOLDER
 
 TRAINING = "training.json"
@@ -30,11 +28,10 @@ class Training(NamedTuple):
     commands: Sequence[str]
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], data: MixtureConfig, command: str) -> "Training":
+    def of(cls, config: Mapping[str, Any], command: str) -> "Training":
         """Begins a training with a configuration's sections of plain values."""
         fixed = {name: each for name, each in config.items() if name not in ("score", "mesh")}
         fixed["train"] = {key: each for key, each in fixed["train"].items() if key not in FREE}
-        fixed["versions"] = {name: load_task(name).version for name in data.task_names}
         return cls(json.loads(json.dumps(fixed)), [command])
 
     def resumed(self, folder: Path) -> "Training":

@@ -65,14 +65,6 @@ def gguf_name(name: str) -> str:
     return gguf_names()[f"layers.{{i}}.{leaf}" if prefix == "layers" else name].format(i=layer)
 
 
-def multiplied(model: ModelConfig) -> int:
-    """Counts the weights that every row is multiplied with, the head's included."""
-    specs = named_specs(model)
-    return sum(spec.size for name, spec in specs.items() if len(spec.shape) > 1) - (
-        0 if model.tied_embeddings else specs["embedding"].size
-    )
-
-
 def error_as_stored(config: ModelConfig, quant: Quant) -> float:
     """Returns the error of what an export stores: root mean square, relative to the weights'."""
 

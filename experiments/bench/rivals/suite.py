@@ -16,13 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast, get_args
 
-from experiments.bench.peak import (
-    Numbers,
-    Peak,
-    instruction_sets,
-    measure_bandwidth,
-    measure_peak,
-)
+from experiments.bench.peak import Numbers, Peak, instruction_sets, measure_bandwidth, measure_peak
 from experiments.bench.rivals.contender import (
     Contender,
     Missing,
@@ -32,17 +26,13 @@ from experiments.bench.rivals.contender import (
     seconds_a_step,
     started,
 )
-from experiments.bench.rivals.random_files import (
-    error_as_stored,
-    error_of_gguf,
-    multiplied,
-    write_gguf,
-)
+from experiments.bench.rivals.random_files import error_as_stored, error_of_gguf, write_gguf
 from experiments.harness.random_weights import RandomWeights, export_random
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import spread
 from llada_jax.backend.resources import available_cores, require_disk
 from llada_jax.config import ExportConfig, ModelConfig, Quant, ascending_counts, require
+from llada_jax.model.architecture.parameters import body_matrices, head_weights
 from llada_jax.model.params import param_count
 
 PROMPT_LENGTH, GEN_LENGTH, BLOCK_LENGTH, CACHED = 64, 128, 32, 256
@@ -98,6 +88,7 @@ class _Suite:
         self._model, self._config, self._repeats = model, config, repeats
         self._shape = model.replace(n_layers=config.layers)
         self._deeper = model.n_layers / config.layers
+        self._products = sum(each.weights for each in body_matrices(model)) + head_weights(model)
         self._scratch = self._gguf = Path(config.scratch).resolve()
         self._steps = GEN_LENGTH // config.tokens_per_step
         self._peaks: dict[str, Peak] = {}
@@ -242,7 +233,7 @@ class _Suite:
         heads = [each.head for each in asked]
         yield from spread(f"head/{contender.name}/{number}", heads, "s", about)
         if contender.numbers in self._peaks:
-            speed = 2 * number * multiplied(self._model) / statistics.median(seconds)
+            speed = 2 * number * self._products / statistics.median(seconds)
             share = speed / self._peaks[contender.numbers].ops_per_second
             yield ResultRow(f"peak_share/{contender.name}/{number}", share, "of the peak")
 

@@ -106,9 +106,8 @@ def test_every_picture_is_there_and_nothing_half_written(runs, tmp_path):
 
 def test_other_runs_show_their_results(runs, tmp_path):
     page = run(tmp_path / "page", f"runs=[{runs}/sm*]")
-    assert (
-        "| yes_no/exact_match | 0.9 share | 0.85 to 0.95 | measured | 0.8 (a \\| table) |" in page
-    )
+    value = "0.9000 (0.8500 to 0.9500) | share | measured | 0.8000 | a \\| table"
+    assert f"| yes_no/exact_match | {value} |" in page
 
 
 def test_runs_of_one_verb_stand_side_by_side(tmp_path):
@@ -124,9 +123,9 @@ def test_runs_of_one_verb_stand_side_by_side(tmp_path):
     page = run(tmp_path / "page", f"runs=[{tmp_path}/swept]")
     assert "## 0, 1" in page
     for line in (
-        "| result | 0: session_mib 3200 | 1: session_mib 2048 | unit |",
-        "| step | 1.500 | 3.000 | s |",
-        "| only/0 | 0 |  | MiB |",
+        "| result | 0: session_mib 3200 | 1: session_mib 2048 | unit | kind | reference | source |",
+        "| step | 1.500 | 3.000 | s | modelled |  |  |",
+        "| only/0 | 0 |  | MiB | modelled |  |  |",
         "![Results of each run](swept-side-by-side.png)",
     ):
         assert line in page.splitlines(), line

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from experiments.train import resume
+from experiments.train import curriculum
 from experiments.train.curriculum import MixtureConfig, Stage, TaskShare
 from experiments.train.resume import TRAINING, Training
 from llada_jax.config import TrainConfig
@@ -23,7 +23,8 @@ TRAIN = TrainConfig(steps=2000)
 
 def training(train: TrainConfig = TRAIN, data: MixtureConfig = DATA, **sections) -> Training:
     config = {"train": asdict(train), "data": asdict(data), "score": {"items": 5}}
-    return Training.of(config | sections, data, f"train steps={train.steps}")
+    config["versions"] = data.versions
+    return Training.of(config | sections, f"train steps={train.steps}")
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_another_version_of_a_task_is_refused_also_of_one_that_is_only_drilled(f
         task = load_task(name)
         return replace(task, version=task.version + (name == "choices"))
 
-    monkeypatch.setattr(resume, "load_task", newer)
+    monkeypatch.setattr(curriculum, "load_task", newer)
     version = load_task("choices").version
     message = f"versions.choices is {version} there and {version + 1} here"
     with pytest.raises(ValueError, match=re.escape(message)):
