@@ -2,9 +2,9 @@
 
 A question tells of several shelves. The count of a shelf follows from two numbers, or from that of
 an earlier shelf, which may be far behind it. The worked answer has a sentence for each shelf and
-one for two of them together, over four to eight blocks of 32 tokens. In each sentence three words
-are free: a model that is not sure of one has a choice, and makes no error. How a sentence opens is
-one of them, and moves all behind it.
+one for two of them together, over four to eight blocks of 32 tokens. In each sentence two words are
+free: a model that is not sure of one has a choice, and makes no error. How a sentence opens is one
+of them, and moves all behind it.
 
 The key of an item is its chain of equations.
 """
@@ -125,5 +125,5 @@ TASK = Task(
     default_difficulty=0,
     gen_length=256,
     drill=drill,
-    version=4,
+    version=5,
 )
