@@ -61,12 +61,21 @@ class SuiteConfig:
     name: str
     tasks: tuple[str, ...]
     decoders: tuple[DecoderConfig, ...]
+    thresholds: tuple[str, ...] = ()
+    """Decoders that commit for good, from the cheapest on, the baseline among them: all others are
+    told in times what a threshold of equal quality costs."""
 
     def __post_init__(self) -> None:
         decoders = [decoder.name for decoder in self.decoders]
         for what, names in (("decoders", decoders), ("tasks", list(self.tasks))):
             require(len(names) > 0, f"{what} is empty; allowed: one or more")
             require(len(set(names)) == len(names), f"{what} are {names}; allowed: each name once")
+        curve = self.thresholds
+        require(
+            not curve or (set(curve) <= set(decoders) and decoders[0] in curve[1:]),
+            f"thresholds are {[*curve]}; allowed: decoders of the suite ({', '.join(decoders)}), "
+            "the first of them behind a cheaper one",
+        )
         for task in self.tasks:
             for decoder in self.decoders:
                 _ = lengthened(decoder.sampler, load_task(task))  # which checks both

@@ -8,6 +8,7 @@ import numpy as np
 from experiments.harness.on_phones import SHAPE, mean_latency
 from experiments.harness.results import ResultRow
 from llada_jax.config import require
+from llada_jax.evaluation.equal_quality import brought_back, cost_at_equal_quality
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.metrics import Paired
 from llada_jax.evaluation.regime import PUBLISHED, UNITS, regime
@@ -17,6 +18,8 @@ from llada_jax.phone.workload import Workload, from_trace
 
 REGIME = "regime"
 """In the names of the rows that say how a model decodes."""
+EQUAL_ROWS, EQUAL_FORWARDS = "at_equal_quality/row_forwards", "at_equal_quality/nfe"
+BROUGHT_BACK = "brought_back"
 
 
 def decoder_rows(
@@ -129,3 +132,21 @@ def difference_rows(name: str, result: Paired, items: int) -> tuple[ResultRow, R
     known: Any = {"n": result.n, "items": items, "interval": result.interval}
     difference = ResultRow(f"{name}/difference", result.difference, "of questions", **known)
     return difference, ResultRow(f"{name}/p_value", result.p_value, "McNemar, exact, two-sided")
+
+
+def equal_quality_rows(
+    name: str, found: Tally, curve: Sequence[Tally], baseline: Tally
+) -> Iterator[ResultRow]:
+    """Yields what a decoder costs in times a threshold of equal quality, and which share it brings
+    back of what the curve's first threshold loses against the baseline, if that loses any."""
+    told: Any = {"n": len(found.right), "items": found.items}
+    for what, cost in ((EQUAL_ROWS, "rows"), (EQUAL_FORWARDS, "forwards")):
+        if not all(getattr(each, cost) for each in (found, *curve)):
+            continue  # no trace was kept
+        value, interval = cost_at_equal_quality(found, curve, cost)
+        yield ResultRow(f"{name}/{what}", value, "times", interval=interval, **told)
+    if sum(baseline.right) > sum(curve[0].right):
+        value, interval = brought_back(found, curve[0], baseline)
+        if np.isfinite(interval).all():
+            unit = "of answers lost"
+            yield ResultRow(f"{name}/{BROUGHT_BACK}", value, unit, interval=interval, **told)

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
-from experiments.evaluate.result_rows import REGIME, comparison_rows, tally_rows
+from experiments.evaluate.result_rows import (
+    BROUGHT_BACK,
+    EQUAL_FORWARDS,
+    EQUAL_ROWS,
+    REGIME,
+    comparison_rows,
+    tally_rows,
+)
 from experiments.harness.results import ResultRow, aligned, traces
 from llada_jax.config import SamplerConfig
 from llada_jax.evaluation.graded import Evaluation
@@ -106,8 +113,38 @@ def suite_tables(
         found = {task: rows[f"{suite}/{baseline}/{task}/exact_match"].n for task in tasks}
         questions = ", ".join(f"{task} {n}" for task, n in found.items())
         parts += ["", f"exact match by task (questions: {questions})", aligned(by_task, tasks)]
+    parts += _equal_quality_table(suite, list(decoders), rows)
     parts += _regime_table(suite, list(decoders), rows)
     return "\n".join([*parts, *traces(results)])
+
+
+def _equal_quality_table(
+    suite: str, decoders: Sequence[str], rows: Mapping[str, ResultRow]
+) -> Iterator[str]:
+    """Yields a line for each decoder that is beside thresholds; nothing without."""
+    columns = {
+        "row-forwards (95 %)": EQUAL_ROWS,
+        "forwards (95 %)": EQUAL_FORWARDS,
+        "brought back (95 %)": BROUGHT_BACK,
+    }
+    lines = [
+        {
+            "decoder": name,
+            **{
+                column: f"{100 * row.value:.0f} % ({_interval(row, '.0f')})" if row else ""
+                for column, what in columns.items()
+                for row in [rows.get(f"{suite}/{name}/{what}")]
+            },
+        }
+        for name in decoders
+        if f"{suite}/{name}/{EQUAL_ROWS}" in rows
+    ]
+    if lines:
+        yield from (
+            "",
+            "of what a threshold of equal quality costs, and of what the first one loses",
+        )
+        yield aligned(lines, tuple(columns))
 
 
 def _regime_table(

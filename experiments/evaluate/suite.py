@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from experiments.evaluate.config import CELLS, EvaluateConfig, SuiteConfig
-from experiments.evaluate.result_rows import decoder_rows, difference_rows
+from experiments.evaluate.result_rows import decoder_rows, difference_rows, equal_quality_rows
 from experiments.evaluate.score_table import suite_tables
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
@@ -19,6 +19,7 @@ from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import lengthened
 from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.metrics import paired
+from llada_jax.evaluation.tally import joined
 from llada_jax.evaluation.tasks import load_task
 
 SuiteResult = tuple[list[ResultRow], str]
@@ -78,6 +79,14 @@ def _result(
         if decoder.name != baseline:
             before = [found[baseline, task] for task in suite.tasks]
             rows += _difference(f"{suite.name}/{decoder.name}/against/{baseline}", before, parts)
+    tallies = {
+        decoder.name: joined([found[decoder.name, task].tally for task in suite.tasks])
+        for decoder in suite.decoders
+    }
+    curve = [tallies[name] for name in suite.thresholds]
+    for name, each in tallies.items() if curve else ():
+        if name not in suite.thresholds:
+            rows += equal_quality_rows(f"{suite.name}/{name}", each, curve, tallies[baseline])
     for (decoder, task), part in found.items():
         rows += decoder_rows(f"{suite.name}/{decoder}/{task}", [part], socs)
     samplers = {decoder.name: decoder.sampler for decoder in suite.decoders}

@@ -2,12 +2,13 @@
 
     python -m experiments.sudoku hydra.run.dir=outputs/sudoku
     python -m experiments.sudoku trained=experiments/sudoku/trained items=1000 blanks=[40,50]
-    python -m experiments.sudoku objective=self_fill hydra.run.dir=outputs/sudoku_revising
+    python -m experiments.sudoku --config-name sudoku_revising hydra.run.dir=outputs/sudoku_revising
 
 It trains a masked-diffusion model on grids drawn here, fits a quality head to it, and decodes
 puzzles of several numbers of blanks: in random order, by confidence, by margin, in parallel, and
-with revision. It replicates the ordering that the paper found, not its test set. The same command
-goes on from the last checkpoint. The run folder gets `metrics.jsonl`, `checkpoints/`, `model/`,
+with revision. It replicates the ordering that the paper found, not its test set. The third command
+trains that model on its own errors, and compares ways of mending them. The same command goes on
+from the last checkpoint. The run folder gets `metrics.jsonl`, `checkpoints/`, `model/`,
 `results.json`, `quality_head.json` and `sudoku.png`.
 """
 
@@ -21,6 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 import llada_jax as lj
+from experiments.evaluate.config import DecoderConfig
 from experiments.harness.pictures import ScorePoint, save, score_curves
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
@@ -53,13 +55,25 @@ PUBLISHED: Mapping[str, tuple[float, str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """What is committed at a threshold, and masked again where the quality head doubts it."""
+
+    name: str
+    threshold: float
+    doubt: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
 class SudokuConfig:
     """What is trained and decoded. The comments are in conf/sudoku.yaml."""
 
     model: ModelConfig
     train: TrainConfig
     objective: Objective
+    decoders: tuple[DecoderConfig, ...]
+    quality_heads: tuple[HeadConfig, ...] = ()
     trained: str | None = None
+    parent: str | None = None
     grids: int = 5000
     seed: int = 0
     head_steps: int = 300
@@ -106,7 +120,7 @@ def replicate(config: SudokuConfig, run: Run) -> None:
     head = _quality_head(config, model, pool)
     told = {"weight": head.weight.tolist(), "bias": head.bias.item()}
     run.write("quality_head.json", json.dumps(told) + "\n")
-    rows = list(tqdm(_scores(config, model, orders(head)), unit="order and blanks"))
+    rows = list(tqdm(_scores(config, model, orders(config, head)), unit="order and blanks"))
     points: dict[str, list[ScorePoint]] = {}
     for row, blanks in rows[::2]:
         low, high = row.interval or (row.value, row.value)
@@ -127,7 +141,10 @@ def trained_before(folder: str, shape: ModelConfig) -> lj.Model:
 def _trained(config: SudokuConfig, run: Run, pool: Pool) -> lj.Model:
     """Trains a model, and keeps it in the Hugging Face layout."""
     objective = CellsOf(inner=config.objective)
-    state = train(run.folder, config.shape, config.train, pool, objective=objective)
+    parent = config.parent and trained_before(config.parent, config.shape).params
+    state = train(
+        run.folder, config.shape, config.train, pool, parent=parent or None, objective=objective
+    )
     model = lj.Model(config.shape, state.params, None)
     save_huggingface(run.folder / "model", model.config, model.params, "float32")
     return model
@@ -144,18 +161,17 @@ def _quality_head(config: SudokuConfig, model: lj.Model, pool: Pool) -> QualityH
     return head
 
 
-def orders(head: QualityHead) -> dict[str, SamplerConfig]:
+def orders(config: SudokuConfig, head: QualityHead) -> dict[str, SamplerConfig]:
     """Returns ways of decoding by name, the whole canvas in view."""
-    plain = SamplerConfig(gen_length=LENGTH, block_length=LENGTH, steps=LENGTH)
-    edit: dict[str, Any] = {"accept": "token_edit", "rescore": "token"}
-    return {
-        "random": plain.replace(remasking="random"),
-        "top_probability": plain,
-        "top_margin": plain.replace(remasking="margin"),
-        **{f"threshold_{bound}": plain.replace(threshold=bound) for bound in (0.9, 0.99, 0.999)},
-        "edit": plain.replace(**edit),
-        "quality_head": plain.replace(rule=QualityRemask.of(head, threshold=0.9)),
+    whole = {"gen_length": LENGTH, "block_length": LENGTH, "steps": LENGTH}
+    of_head = {
+        each.name: SamplerConfig(
+            rule=QualityRemask.of(head, threshold=each.threshold, doubt=each.doubt)
+        )
+        for each in config.quality_heads
     }
+    found = {each.name: each.sampler for each in config.decoders} | of_head
+    return {name: sampler.replace(**whole) for name, sampler in found.items()}
 
 
 def _scores(

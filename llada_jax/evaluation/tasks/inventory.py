@@ -2,9 +2,8 @@
 
 A question tells of several shelves. The count of a shelf follows from two numbers, or from that of
 an earlier shelf, which may be far behind it. The worked answer has a sentence for each shelf and
-one for two of them together, over four to eight blocks of 32 tokens. In each sentence three words
-are free: a model that is not sure of one has a choice, and makes no error. How a sentence opens is
-one of them, and moves all behind it.
+one for two of them together, over four to eight blocks of 32 tokens. How a sentence opens is free,
+and moves all behind it: a model that is not sure of that has a choice, and makes no error.
 
 The key of an item is its chain of equations.
 """
@@ -106,12 +105,10 @@ def _told(rng: Random, forms: dict[str, str], shelf: Shelf, things: str) -> str:
 
 
 def _said(rng: Random, form: str, **words: object) -> str:
-    """Fills in a sentence, with a drawn word of each free kind."""
-    free = {
-        kind: rng.choices(list(shares), list(shares.values()))[0]
-        for kind, shares in FORMS["words"].items()
-    }
-    return form.format(**words, **free)
+    """Fills in a sentence, and draws how it opens."""
+    openings: dict[str, int] = FORMS["openings"]
+    opening = rng.choices(list(openings), list(openings.values()))[0]
+    return form.format(opening=opening, **words)
 
 
 TASK = Task(
@@ -125,5 +122,5 @@ TASK = Task(
     default_difficulty=0,
     gen_length=256,
     drill=drill,
-    version=4,
+    version=6,
 )

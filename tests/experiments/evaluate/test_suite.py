@@ -192,6 +192,11 @@ def test_a_difficulty_holds_for_every_task(tmp_path, random_model):
         ("suite.decoders=[]", "decoders is empty; allowed: one or more"),
         ("suite.decoders=[{name: a, sampler: {}}, {name: a, sampler: {}}]", "each name once"),
         ("suite.decoders=[{name: a, sampler: {cache: none2}}]", "cache is 'none2'"),
+        (
+            "+suite.thresholds=[llada, quick]",
+            "thresholds are .*quick.*; allowed: decoders of the suite",
+        ),
+        ("+suite.thresholds=[llada, hasty]", "the first of them behind a cheaper one"),
         ("task.difficulty=3", "difficulty of .* is 3; allowed: 0, 1, 2"),
         ("task=yes_no", "task=yes_no with a suite, which has tasks and samplers of its own"),
         ("task.gen_length=64", "task.gen_length=64 with a suite"),
