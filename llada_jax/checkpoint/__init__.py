@@ -20,18 +20,6 @@ from llada_jax.checkpoint.tensors import Dtype, StreamedParams, cast_params, rea
 from llada_jax.config import ModelConfig, require, require_choice
 from llada_jax.model.params import ModelParams
 
-__all__ = [
-    "bundled_names",
-    "file_states",
-    "fingerprint",
-    "load_params",
-    "model_path",
-    "open_checkpoint",
-    "save_huggingface",
-    "save_orbax",
-    "stream_params",
-]
-
 _TOKENIZER_FILE = "tokenizer.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from llada_jax import build
-from llada_jax.build import Model
+from llada_jax.build.decoding import generate
+from llada_jax.build.loading import Model
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.likelihood import Pair, log_likelihoods
 from llada_jax.evaluation.lm_eval_answers import StoredAnswers
@@ -154,7 +154,7 @@ class LmEvalModel(LM):
                 filled = chosen + chosen[-1:] * (size - len(chosen))
                 prompts = [asked[place].prompt for place in filled]
                 seeds = [seeds_of[place] for place in filled]
-                decoded = build.generate(
+                decoded = generate(
                     self._model, prompts, self._sampler, backend=self._backend, seed=seeds
                 )
                 for place, ids in zip(chosen, decoded.answers, strict=False):

@@ -5,7 +5,6 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from llada_jax import checkpoint
 from llada_jax.checkpoint import bundled_names, identity, load_params, model_path, save_orbax
 from tests.checkpoint.folders import (
     GOLDENS,
@@ -100,7 +99,3 @@ def test_a_source_that_is_nothing(tmp_path: Path) -> None:
 def test_the_dtype_is_checked_first() -> None:
     with pytest.raises(ValueError, match=r"dtype is 'fp8'; allowed: None, 'float32'"):
         load_params("nowhere", "fp8")
-
-
-def test_the_public_names_exist() -> None:
-    assert all(hasattr(checkpoint, name) for name in checkpoint.__all__)

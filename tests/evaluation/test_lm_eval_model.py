@@ -11,7 +11,7 @@ import llada_jax as lj
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")
 
-from llada_jax import build
+from llada_jax.evaluation import lm_eval_model
 from llada_jax.evaluation.likelihood import log_likelihoods
 from llada_jax.evaluation.lm_eval_model import LmEvalModel
 
@@ -39,7 +39,7 @@ def answers(monkeypatch):
 class Answers:
     def __init__(self, monkeypatch):
         self.text, self.asked = "A. B\n\nC", []
-        monkeypatch.setattr(build, "generate", self)
+        monkeypatch.setattr(lm_eval_model, "generate", self)
 
     def __call__(self, model, prompts, config, *, backend, seed):
         assert config == SAMPLER and backend == "xla"
