@@ -111,7 +111,7 @@ def zeros_announced_as(path: Path, n_zeros: int, announced: int) -> None:
         ({"counts": npy(np.arange(20) + 1)}, "its SHA-256 is another"),
         ({"counts": npy(np.arange(20).reshape(4, 5))}, "its SHA-256 is another"),
         ({"counts": npy(np.arange(20).astype(np.float64))}, "its SHA-256 is another"),
-        ({"counts": npy(np.arange(20))[:-8]}, "EOF: reading array data, expected 160 bytes got 152"),
+        ({"counts": npy(np.arange(20))[:-8]}, "expected 160 bytes got 152"),
         ({"counts": npy_header("(10**4000,)")}, ""),
         ({"counts": npy_header("(1000000000000000000000,)")}, ""),
         ({"counts": npy_header("(-1, -20)") + bytes(160)}, ""),

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from llada_jax.atomic import new_folder
-from llada_jax.checkpoint.safetensors_files import read_json
 from llada_jax.config import ModelConfig, require
+from llada_jax.config.json_files import read_object
 from llada_jax.config_files import checked_dataclass
 from llada_jax.model.finite import require_finite_tree
 from llada_jax.model.mesh import require_divides, shardings
@@ -60,7 +60,7 @@ def load_orbax(
     from orbax.checkpoint import v1 as ocp
 
     folder = Path(folder).absolute()
-    description = read_json(folder / DESCRIPTION_FILE)
+    description = read_object(folder / DESCRIPTION_FILE)
     if not (folder / TREE_FOLDER).is_dir():
         raise FileNotFoundError(f"no {TREE_FOLDER} in {folder}")
     try:
