@@ -109,7 +109,7 @@ def tokenizer_folder(config: RunConfig, run: Run) -> Path:
     if not folder.exists():
         texts = islice(mixture_texts(config.data), TOKENIZER_TEXTS)
         tokenizer = build_tokenizer(texts, config.tokenizer.vocab_size)
-        with new_folder(folder, replace=False) as part:
+        with new_folder(folder) as part:
             save_tokenizer(tokenizer, part)
     return folder
 

@@ -74,7 +74,7 @@ def save_huggingface(
     hf = {**config_to_hf(config), "torch_dtype": dtype}
     sources = param_sources(config, families()[config.family].names)
     tensors = _tensors(sources, jax.tree.leaves(params, is_leaf=is_quantized), np.dtype(dtype))
-    with new_folder(Path(folder), replace=False) as part:
+    with new_folder(Path(folder)) as part:
         try:
             save_file(tensors, part / SINGLE_FILE, metadata={"format": "pt"})
         except SafetensorError as error:  # all that it says of the system's own
@@ -95,10 +95,7 @@ def _tensors(
     parts: dict[str, list[np.ndarray]] = {}
     for source, leaf in zip(sources, leaves, strict=True):
         name, shape = source.tensors[0], source.spec.shape
-        require(
-            not is_quantized(leaf),
-            f"{name} is quantized; allowed: floats (save_orbax keeps quantized ones)",
-        )
+        require(not is_quantized(leaf), f"{name} is quantized; allowed: floats")
         require(
             leaf.shape == shape,
             f"{name}: the parameter is {list(leaf.shape)}, expected {list(shape)}",
