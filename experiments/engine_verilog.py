@@ -2,7 +2,7 @@
 
     python -m experiments.engine_verilog
     python -m experiments.engine_verilog vlen=32 mode=edge
-    python -m experiments.engine_verilog rows=8 vocab=500 key=odds
+    python -m experiments.engine_verilog rows=8 vocab=500
 
 In the run folder: `iverilog -g2005 -o bench engine.v bench.v && ./bench` says PASS or FAIL. It is
 run, where Icarus Verilog is at hand.
@@ -21,7 +21,7 @@ from llada_jax.sampling_engine.hdl.bench import exported
 from llada_jax.sampling_engine.host import loaded, store_logits
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
-from llada_jax.sampling_engine.sampling import Key, Mode, Sampling
+from llada_jax.sampling_engine.sampling import Mode, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,6 @@ class EngineVerilogConfig:
     vocab: int = 100
     k: int = 2
     mode: Mode = "performance"
-    key: Key = "confidence"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -42,10 +41,8 @@ class EngineVerilogConfig:
         _ = time_program(self.program(), column="pipelined")  # which refuses what is no hardware
 
     def program(self) -> SamplerProgram:
-        sampling = Sampling(
-            batch=self.batch, rows=self.rows, vocab=self.vocab, mode=self.mode, key=self.key
-        )
-        return compile_sampler(sampling, EngineConfig(vlen=self.vlen, fp_words=self.vlen + 2))
+        sampling = Sampling(batch=self.batch, rows=self.rows, vocab=self.vocab, mode=self.mode)
+        return compile_sampler(sampling, EngineConfig(vlen=self.vlen, fp_words=self.vlen + 1))
 
 
 def engine_verilog(config: EngineVerilogConfig, run: Run) -> None:

@@ -72,13 +72,9 @@ def new_file(path: str | os.PathLike[str], only_first: bool = False) -> Iterator
 
 
 @contextmanager
-def new_folder(path: str | os.PathLike[str], *, replace: bool) -> Iterator[Path]:
-    """Gives an empty folder to fill, which becomes `path` where the body succeeds.
-
-    Args:
-      path: parents that lack are made.
-      replace: True replaces a folder that exists as a whole; False replaces its files of the same
-        names one by one, and others stay.
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Gives an empty folder to fill, which becomes `path` where the body succeeds; in a folder that
+    is there already, its files replace those of the same names one by one. Parents are made.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,16 +83,14 @@ def new_folder(path: str | os.PathLike[str], *, replace: bool) -> Iterator[Path]
     try:
         yield part
         sync(part)
-        while not _renamed(part, target):
-            if not replace:
-                for file in part.iterdir():
-                    file.replace(target / file.name)
-                _sync(target)
-                break
-            old = _temporary(target)
-            with suppress(FileNotFoundError):  # another writer has just done the same
-                target.rename(old)
-            shutil.rmtree(old, ignore_errors=True)
+        try:
+            part.rename(target)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+            for file in part.iterdir():
+                file.replace(target / file.name)
+            _sync(target)
         _sync(target.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -135,14 +129,3 @@ def _sync(path: Path) -> None:
 
 def _temporary(target: Path) -> Path:
     return target.with_name(f".{target.name}.{uuid.uuid4().hex}{_SUFFIX}")
-
-
-def _renamed(part: Path, target: Path) -> bool:
-    """Renames a folder, unless there is one of that name that is not empty."""
-    try:
-        part.rename(target)
-    except OSError as error:
-        if error.errno not in _TAKEN:
-            raise
-        return False
-    return True

@@ -12,6 +12,7 @@ import tokenizers
 
 from llada_jax.chat_template import render
 from llada_jax.config import shortened
+from llada_jax.config.json_files import read_object
 
 Messages = Sequence[Mapping[str, Any]]  # each with "role" and "content"
 TOKENIZER_FILES = (
@@ -41,8 +42,9 @@ class Tokenizer:
         Raises FileNotFoundError without `tokenizer.json`, ValueError for what cannot be parsed.
         """
         folder = Path(folder)
-        config = _read_json(folder / "special_tokens_map.json")
-        config |= _read_json(folder / "tokenizer_config.json")
+        config = {}
+        for file in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
+            config |= read_object(file) if file.is_file() else {}
         template_file = folder / "chat_template.jinja"
         if template_file.is_file():
             config["chat_template"] = _parsed(template_file, str)
@@ -208,14 +210,6 @@ def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:
         return parse(path.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises bare Exception
         raise ValueError(shortened(f"cannot parse {path}: {error}")) from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Reads the object in an optional file, empty where there is no file."""
-    content = _parsed(path, json.loads) if path.is_file() else {}
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    return content
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llada_jax.checkpoint.tensors import kept_dtype
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import ModelParams, abstract_params
+from llada_jax.model.quantize import quantize
 
 
 def drawn_params(config: ModelConfig, seed: int = 0) -> ModelParams:
@@ -22,3 +24,16 @@ def drawn_params(config: ModelConfig, seed: int = 0) -> ModelParams:
         return jnp.asarray(std * rng.standard_normal(spec.shape), jnp.float32)
 
     return jax.tree_util.tree_map_with_path(drawn, abstract_params(config))
+
+
+def cast_params(config: ModelConfig, params: ModelParams, dtype: str) -> ModelParams:
+    """Returns float parameters as a checkpoint of them loads in a dtype."""
+    bits = {"int8": 8, "int4": 4}.get(dtype)
+    width = jnp.dtype("float32" if dtype == "float32" else "bfloat16")
+
+    def cast(path: tuple[Any, ...], spec: Any, leaf: jax.Array) -> Any:
+        if bits is not None and spec.quantizable:
+            return quantize(np.asarray(leaf), bits)
+        return leaf.astype(kept_dtype(path[-1].name, leaf.dtype, width))
+
+    return jax.tree_util.tree_map_with_path(cast, abstract_params(config), params)

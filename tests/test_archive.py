@@ -111,13 +111,15 @@ def zeros_announced_as(path: Path, n_zeros: int, announced: int) -> None:
         ({"counts": npy(np.arange(20) + 1)}, "its SHA-256 is another"),
         ({"counts": npy(np.arange(20).reshape(4, 5))}, "its SHA-256 is another"),
         ({"counts": npy(np.arange(20).astype(np.float64))}, "its SHA-256 is another"),
-        ({"counts": npy(np.arange(20))[:-8]}, "counts would have 160 bytes, and has 152"),
+        ({"counts": npy(np.arange(20))[:-8]}, "expected 160 bytes got 152"),
         ({"counts": npy_header("(10**4000,)")}, ""),
-        ({"counts": npy_header("(1000000000000000000000,)")}, "counts would have 80000000000000"),
+        ({"counts": npy_header("(1000000000000000000000,)")}, ""),
         ({"counts": npy_header("(-1, -20)") + bytes(160)}, ""),
         ({"counts": npy_header("(4,)", "'|O'") + bytes(32)}, ""),
         ({"counts": npy_header("(2,)", "'|V0'")}, ""),
-        ({"counts": b"\x93NUMPY\x02\x00" + bytes(8)}, r"an array of version \(2, 0\)"),
+        ({"counts": npy_header("(1000000000000,)") + bytes(160)}, ""),
+        ({"counts": npy(np.arange(20)) + b"0"}, "counts has more bytes than its array"),
+        ({"counts": b"\x93NUMPY\x02\x00" + bytes(8)}, ""),
         ({"counts": b""}, ""),
         ({"counts": b"no array"}, ""),
         ({"settings": npy(np.array("[]"))}, "its settings are no object"),
@@ -165,7 +167,7 @@ def test_a_bomb_that_lies_about_its_size(
     monkeypatch.setattr(zipfile.ZipExtFile, "read", measured)
     with pytest.raises(ValueError, match=r"a\.npz is no record"):
         loaded(path)
-    assert announced in sizes and min(sizes) >= 0
+    assert all(0 <= n <= 1 << 18 for n in sizes)
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, product
+from itertools import islice
 from typing import Any
 
 import jax
@@ -25,10 +25,9 @@ from llada_jax.sampling_engine.formats import LogitFormat, bits_per_element
 from llada_jax.sampling_engine.host import Decisions, StepInputs, run_sampler, store_logits
 from llada_jax.sampling_engine.memories import EngineConfig, VectorFormat
 from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.sampling import Key, Sampling
+from llada_jax.sampling_engine.sampling import Sampling
 from llada_jax.types import Denoiser, Scores
 
-KEYS: tuple[Key, ...] = ("confidence", "odds")
 VLEN, BATCH, TOKENS_PER_STEP = 1024, 16, 4
 
 
@@ -49,22 +48,21 @@ class AnswersConfig:
 def answer_rows(
     config: AnswersConfig, formats: tuple[LogitFormat, ...], seed: int
 ) -> Iterator[ResultRow]:
-    """Yields the exact match of each format and key, and the bytes of one logit."""
+    """Yields the exact match of each format, and the bytes of one logit."""
     model = lj.load(config.model, "float32")
     row = partial(share_row, unit="of items", fingerprint=model.fingerprint)
     for format in formats:
-        yield ResultRow(f"answers/{format}/bytes_a_logit", bits_per_element(format) / 8, "bytes")
-    for format, key in product(formats, KEYS):
-        name, right = f"answers/{format}/{key}", 0
+        name, right = f"answers/{format}", 0
+        yield ResultRow(f"{name}/bytes_a_logit", bits_per_element(format) / 8, "bytes")
         for task in config.tasks:
-            found = _right_answers(model, task, config, format, key, seed)
+            found = _right_answers(model, task, config, format, seed)
             right += found
             yield row(f"{name}/{task}", found, config.items)
         yield row(f"{name}/all", right, config.items * len(config.tasks))
 
 
 def _right_answers(
-    model: lj.Model, name: str, config: AnswersConfig, format: LogitFormat, key: Key, seed: int
+    model: lj.Model, name: str, config: AnswersConfig, format: LogitFormat, seed: int
 ) -> int:
     task, tokenizer = load_task(name), tokenizer_of(model)
     length = task.gen_length
@@ -76,7 +74,7 @@ def _right_answers(
     items = list(islice(task.items(seed, "test"), config.items))
     rules = score_rules(sampler)
     plain = denoiser_for(model.config, rules)
-    scores = partial(engine_scores, format=format, key=key, rules=rules)
+    scores = partial(engine_scores, format=format, rules=rules)
     denoiser = Denoiser(plain.forward_rows, scores, plain.empty_cache, traceable=False)
     right = 0
     for first in range(0, len(items), BATCH):
@@ -89,16 +87,16 @@ def _right_answers(
 
 
 def engine_scores(
-    params: Any, hidden: jax.Array, noise: Any, *, format: LogitFormat, key: Key, rules: ScoreRules
+    params: Any, hidden: jax.Array, noise: Any, *, format: LogitFormat, rules: ScoreRules
 ) -> Scores:
-    """Returns the engine's tokens and keys for states [B, C, D]; entropy and margin are NaN.
+    """Returns the engine's tokens and confidences for states [B, C, D]; entropy and margin are NaN.
 
     Vectors are float32 where the logits are, and BF16 for every narrower format.
     """
     logits = np.asarray(without(logits_of(params, hidden), rules.forbidden))
     block = np.zeros(logits.shape[:2], np.int32)
     inputs = StepInputs(logits, block, block == 0, np.zeros(len(block), np.int32))
-    found = decided(inputs, VLEN, format, "float32" if format == "float32" else "bfloat16", key)
+    found = decided(inputs, VLEN, format, "float32" if format == "float32" else "bfloat16")
     unknown = jnp.full(block.shape, jnp.nan)
     return Scores(jnp.asarray(found.predictions), jnp.asarray(found.keys), unknown, unknown)
 
@@ -108,11 +106,10 @@ def decided(
     vlen: int,
     format: LogitFormat = "float32",
     vectors: VectorFormat = "float32",
-    key: Key = "confidence",
 ) -> Decisions:
     """Returns what the engine decides on logits in a format."""
     batch, rows, vocab = inputs.logits.shape
-    sampling = Sampling(batch=batch, rows=rows, vocab=vocab, mode="one_pass", key=key)
+    sampling = Sampling(batch=batch, rows=rows, vocab=vocab, mode="one_pass")
     engine = EngineConfig(vlen=vlen, vector_format=vectors, int_bytes=1 << 20)
     stored = store_logits(sampling, vlen, inputs.logits, format)
     return run_sampler(compile_sampler(sampling, engine), inputs, stored)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from experiments.harness.results import ResultRow
 from llada_jax.sampling_engine import paper_results as paper
 from llada_jax.sampling_engine.hdl.engine import Sizes, engine
-from llada_jax.sampling_engine.hdl.floats import ELEMENTS, loaded
+from llada_jax.sampling_engine.hdl.floats import loaded
 from llada_jax.sampling_engine.hdl.gates import Netlist, gate_equivalents
 from llada_jax.sampling_engine.hdl.wires import Circuit, source, unit
 
@@ -37,11 +37,11 @@ def equivalents(lanes: int, units: tuple[str, ...]) -> float:
     return few + (more - few) * (lanes - LANES[0]) / (LANES[1] - LANES[0])
 
 
-def decoder_equivalents(format: str) -> float:
+def decoder_equivalents() -> float:
     """Returns NAND gates of two inputs of what makes BF16 of an MX element, one for each lane."""
-    with unit(format):
-        out = loaded(ELEMENTS[format], source("element", 8), source("scale", 8))
-    return gate_equivalents(Netlist(Circuit({"out": out})).cells()[format])
+    with unit("decoder"):
+        out = loaded(source("element", 8), source("scale", 8))
+    return gate_equivalents(Netlist(Circuit({"out": out})).cells()["decoder"])
 
 
 def hardware_rows() -> Iterator[ResultRow]:
@@ -77,6 +77,5 @@ def area_rows() -> Iterator[ResultRow]:
     for each in ("registers", "sequencer", "dma"):
         area = equivalents(first, (each,)) * um2
         yield ResultRow(f"area/{each}/vlen{first}", area, "um2", kind="modelled")
-    for format in ELEMENTS:
-        area = first * decoder_equivalents(format) * um2
-        yield ResultRow(f"area/{format}/vlen{first}", area, "um2", kind="modelled")
+    area = first * decoder_equivalents() * um2
+    yield ResultRow(f"area/mx_e4m3/vlen{first}", area, "um2", kind="modelled")

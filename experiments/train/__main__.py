@@ -28,7 +28,7 @@ from experiments.train.model_card import Parent, model_card
 from experiments.train.resume import TRAINING, Training
 from experiments.train.scores import ScoreConfig, probe, task_scores
 from llada_jax.atomic import new_folder
-from llada_jax.build import Model
+from llada_jax.build.loading import Model
 from llada_jax.checkpoint import fingerprint, load_params, model_path
 from llada_jax.config import ONE_DEVICE, MeshConfig, ModelConfig, TrainConfig, require
 from llada_jax.evaluation.task import Task
@@ -108,7 +108,7 @@ def tokenizer_folder(config: RunConfig, run: Run) -> Path:
     if not folder.exists():
         texts = islice(mixture_texts(config.data), TOKENIZER_TEXTS)
         tokenizer = build_tokenizer(texts, config.tokenizer.vocab_size)
-        with new_folder(folder, replace=False) as part:
+        with new_folder(folder) as part:
             save_tokenizer(tokenizer, part)
     return folder
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from llada_jax.build import Model
+from llada_jax.build.loading import Model
 from llada_jax.config import ModelConfig, SamplerConfig, require_counts
 from llada_jax.evaluation.harness import evaluate
 from llada_jax.evaluation.metrics import wilson_interval

@@ -58,8 +58,8 @@ class Description:
 def describe(source: str | os.PathLike[str], *, family: Family | str | None = None) -> Description:
     """Looks a checkpoint through without loading it: the header of each file, no weight.
 
-    Arguments and errors as `load`: what would not load is refused in the same sentence. Folders of
-    Orbax and exports are refused.
+    Arguments and errors as `load`: what would not load is refused in the same sentence. Exports are
+    refused.
     """
     name = None if family is None else add_family(family)
     checkpoint, folder = open_checkpoint(source, name)

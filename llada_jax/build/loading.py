@@ -84,8 +84,8 @@ def load(
     """Loads a model.
 
     Args:
-      source: a bundled name (`"tiny"`), a folder in the Hugging Face layout or written by
-        `llada_jax.checkpoint.save_orbax`, a `.gguf` file, or a folder that `export` wrote.
+      source: a bundled name (`"tiny"`), a folder in the Hugging Face layout, a `.gguf` file, or
+        a folder that `export` wrote.
       dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading); default: as stored,
         and float32 for bundled models.
       family: how a checkpoint that no known family answers to is spelled, known from then on; or

@@ -1,4 +1,4 @@
-"""Loading and saving models: Hugging Face folders, GGUF files, Orbax folders, bundled models."""
+"""Loading and saving models: Hugging Face folders, GGUF files, bundled models."""
 
 import re
 from os import PathLike
@@ -14,23 +14,10 @@ from llada_jax.checkpoint.identity import (
     fingerprint,
     model_path,
 )
-from llada_jax.checkpoint.orbax import DESCRIPTION_FILE, load_orbax, save_orbax
 from llada_jax.checkpoint.sources import Checkpoint
-from llada_jax.checkpoint.tensors import Dtype, StreamedParams, cast_params, read_params
+from llada_jax.checkpoint.tensors import Dtype, StreamedParams, read_params
 from llada_jax.config import ModelConfig, require, require_choice
 from llada_jax.model.params import ModelParams
-
-__all__ = [
-    "bundled_names",
-    "file_states",
-    "fingerprint",
-    "load_params",
-    "model_path",
-    "open_checkpoint",
-    "save_huggingface",
-    "save_orbax",
-    "stream_params",
-]
 
 _TOKENIZER_FILE = "tokenizer.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -46,13 +33,12 @@ def load_params(
     """Loads a model from wherever it is.
 
     Args:
-      source: the name of a bundled model, a folder in the Hugging Face layout, a folder that
-        `save_orbax` wrote, or a `.gguf` file.
+      source: the name of a bundled model, a folder in the Hugging Face layout, or a `.gguf` file.
       dtype: None (as stored; float32 for bundled models), "float32", "bfloat16", "int8" or "int4".
         With the last two, matrices are quantized while they load and the rest becomes bfloat16. A
         router stored as float32 stays float32, which is what it is computed in.
       family: the family of a Hugging Face folder, whatever its configuration says; None: that.
-      experts: False leaves the matrices of routed experts out, as None; not of Orbax folders.
+      experts: False leaves the matrices of routed experts out, as None.
       mesh: the devices that hold the parameters; default: one holds all.
 
     Returns:
@@ -63,24 +49,16 @@ def load_params(
     ValueError for a tensor with NaN or infinity, which is found as it is read.
     """
     require_choice("dtype", dtype, Dtype)
-    path = model_path(source)
-    if (path / DESCRIPTION_FILE).is_file():
-        require(experts, f"{path} is an Orbax folder, which is read whole; allowed: experts=True")
-        config, params = load_orbax(path, mesh)
-        return config, cast_params(config, params, dtype), _tokenizer_folder(path)
-    checkpoint = _opened(path, family)
+    checkpoint, tokenizer_folder = open_checkpoint(source, family)
     if str(source) in bundled_names():
         dtype = dtype or "float32"
-    return checkpoint.config, read_params(checkpoint, dtype, experts, mesh), _tokenizer_folder(path)
+    return checkpoint.config, read_params(checkpoint, dtype, experts, mesh), tokenizer_folder
 
 
 def stream_params(
     source: str | PathLike[str],
 ) -> tuple[ModelConfig, StreamedParams, Path | None]:
-    """Looks a model through, as `load_params`; tensors are read when they are asked for.
-
-    Raises ValueError for Orbax folders, which hold whole arrays.
-    """
+    """Looks a model through, as `load_params`; tensors are read when they are asked for."""
     checkpoint, tokenizer_folder = open_checkpoint(source)
     return checkpoint.config, StreamedParams(checkpoint), tokenizer_folder
 
@@ -90,21 +68,17 @@ def open_checkpoint(
 ) -> tuple[Checkpoint, Path | None]:
     """Looks a model through, and returns what it holds and the folder of its tokenizer.
 
-    Arguments and errors as `stream_params` and `load_params`."""
+    Arguments and errors as `load_params`."""
     path = model_path(source)
-    require(
-        not (path / DESCRIPTION_FILE).is_file(),
-        f"{path} is an Orbax folder; allowed: a bundled model, a Hugging Face folder, a .gguf file",
-    )
     return _opened(path, family), _tokenizer_folder(path)
 
 
-def _opened(path: Path, family: str | None = None) -> Checkpoint:
+def _opened(path: Path, family: str | None) -> Checkpoint:
     if path.suffix == ".gguf":
         return open_gguf(path)
     allowed = (
         f"allowed: a bundled model ({', '.join(map(repr, bundled_names()))}), a folder with "
-        f"{CONFIG_FILE} or {DESCRIPTION_FILE}, or a .gguf file"
+        f"{CONFIG_FILE}, or a .gguf file"
     )
     if not path.exists():
         is_hub_id = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(path)) is not None

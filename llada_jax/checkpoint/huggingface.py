@@ -15,7 +15,6 @@ from llada_jax.atomic import new_folder
 from llada_jax.checkpoint.safetensors_files import (
     INDEX_FILE,
     SINGLE_FILE,
-    read_json,
     stored_tensors,
 )
 from llada_jax.checkpoint.sources import (
@@ -27,6 +26,7 @@ from llada_jax.checkpoint.sources import (
 )
 from llada_jax.checkpoint.tensors import kept_dtype
 from llada_jax.config import ModelConfig, require, require_choice
+from llada_jax.config.json_files import read_object
 from llada_jax.model.families.config_json import config_from_hf, config_to_hf
 from llada_jax.model.families.family import families
 from llada_jax.model.params import ModelParams
@@ -44,8 +44,8 @@ def open_huggingface(folder: Path, family: str | None = None) -> Checkpoint:
     Raises FileNotFoundError or ValueError: a missing file, a file that is cut short or unparsable,
     an unknown family, a tensor that is missing or of the wrong shape.
     """
-    hf, listed = read_json(folder / CONFIG_FILE), folder / GENERATION_FILE
-    generation = read_json(listed) if listed.is_file() else None
+    hf, listed = read_object(folder / CONFIG_FILE), folder / GENERATION_FILE
+    generation = read_object(listed) if listed.is_file() else None
     stored = stored_tensors(folder)
     config = config_from_hf(hf, stored, family, generation)
     sources = param_sources(config, families()[config.family].names)
@@ -74,7 +74,7 @@ def save_huggingface(
     hf = {**config_to_hf(config), "torch_dtype": dtype}
     sources = param_sources(config, families()[config.family].names)
     tensors = _tensors(sources, jax.tree.leaves(params, is_leaf=is_quantized), np.dtype(dtype))
-    with new_folder(Path(folder), replace=False) as part:
+    with new_folder(Path(folder)) as part:
         try:
             save_file(tensors, part / SINGLE_FILE, metadata={"format": "pt"})
         except SafetensorError as error:  # all that it says of the system's own
@@ -95,10 +95,7 @@ def _tensors(
     parts: dict[str, list[np.ndarray]] = {}
     for source, leaf in zip(sources, leaves, strict=True):
         name, shape = source.tensors[0], source.spec.shape
-        require(
-            not is_quantized(leaf),
-            f"{name} is quantized; allowed: floats (save_orbax keeps quantized ones)",
-        )
+        require(not is_quantized(leaf), f"{name} is quantized; allowed: floats")
         require(
             leaf.shape == shape,
             f"{name}: the parameter is {list(leaf.shape)}, expected {list(shape)}",

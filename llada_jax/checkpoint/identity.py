@@ -5,7 +5,6 @@ from os import PathLike
 from pathlib import Path
 
 from llada_jax.checkpoint.huggingface import CONFIG_FILE, GENERATION_FILE, INDEX_FILE
-from llada_jax.checkpoint.orbax import DESCRIPTION_FILE, TREE_FOLDER
 from llada_jax.content import content_hash, file_state
 from llada_jax.text import TOKENIZER_FILES
 
@@ -41,8 +40,6 @@ def _files(source: str | PathLike[str]) -> list[Path]:
     folder = path if path.is_dir() else path.parent
     if path.is_file():
         found = [path]
-    elif (path / DESCRIPTION_FILE).is_file():
-        found = [path / DESCRIPTION_FILE, *(path / TREE_FOLDER).rglob("*")]
     else:
         named = (CONFIG_FILE, GENERATION_FILE, INDEX_FILE)
         found = [*(path / name for name in named), *path.glob("*.safetensors")]

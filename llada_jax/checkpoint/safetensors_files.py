@@ -4,7 +4,6 @@ The library checks each header; the same bytes say where each tensor lies, so th
 read without the rest.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from llada_jax.checkpoint.sources import FLOATS, StoredTensor, listed
 from llada_jax.config import require, shortened
+from llada_jax.config.json_files import parse_json, read_object
 from llada_jax.inside import inside
 
 SINGLE_FILE = "model.safetensors"
@@ -29,7 +29,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """
     index = folder / INDEX_FILE
     if index.is_file():
-        return _mapped_tensors(folder, read_json(index).get("weight_map"))
+        return _mapped_tensors(folder, read_object(index).get("weight_map"))
     if not (folder / SINGLE_FILE).is_file():
         pickled = sorted(path.name for path in folder.glob("*.bin"))
         require(
@@ -39,28 +39,6 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         )
         raise FileNotFoundError(f"no {SINGLE_FILE} and no {INDEX_FILE} in {folder}")
     return _tensors_of(folder / SINGLE_FILE)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Reads a JSON object; ValueError names the file, and a key that an object in it has twice."""
-    return _json_object(file.read_bytes(), f"{file} is no JSON")
-
-
-def _json_object(content: bytes, wrong: str) -> dict[str, Any]:
-    try:
-        found = json.loads(content, object_pairs_hook=_with_each_key_once)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{wrong}: {error}") from error
-    require(isinstance(found, dict), f"{wrong} object")
-    return found
-
-
-def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        require(key not in found, f"{key!r} stands there twice")
-        found[key] = value
-    return found
 
 
 def _mapped_tensors(folder: Path, file_of: Any) -> dict[str, StoredTensor]:
@@ -97,7 +75,7 @@ def _tensors_of(file: Path) -> dict[str, StoredTensor]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         # The library takes the last of two tensors of one name.
-        entries = _json_object(stream.read(length), wrong)
+        entries = parse_json(stream.read(length), wrong, "each tensor once")
     entries.pop("__metadata__", None)
     return {name: _stored(file, name, entry, 8 + length) for name, entry in entries.items()}
 

@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from llada_jax.checkpoint.array_parts import ArrayParts
 from llada_jax.checkpoint.sources import Checkpoint, ParamSource, StoredTensor
-from llada_jax.config import ModelConfig, require
+from llada_jax.config import require
 from llada_jax.model.mesh import require_divides, shardings
-from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
+from llada_jax.model.params import ModelParams, abstract_params
 from llada_jax.model.quantize import INT4_GROUP, Bits, QuantArray, dequantize, quantize
 
 Dtype = Literal[None, "float32", "bfloat16", "int8", "int4"]
@@ -164,27 +164,6 @@ def _decoded(
     if tensor.blocks is not None:
         added.add(tensor.kind, numbers, rounded)
     return rounded
-
-
-def cast_params(config: ModelConfig, params: ModelParams, dtype: str | None) -> ModelParams:
-    """Returns parameters in a dtype that they could have been loaded as; None leaves them so.
-
-    Raises ValueError where they are quantized otherwise, or cannot be.
-    """
-    if dtype is None:
-        return params
-    width = _float_dtype(dtype)
-
-    def cast(keys: Sequence[Any], spec: ParamSpec, leaf: Any) -> Any:
-        if isinstance(leaf, QuantArray):
-            found, name = leaf.values.dtype.name, parameter_name(keys)
-            require(found == dtype, f"dtype is {dtype!r}, but {name} is stored as {found}")
-            return leaf
-        if dtype in _BITS and spec.quantizable:
-            return quantize(np.asarray(leaf), _BITS[dtype])
-        return leaf.astype(kept_dtype(keys[-1].name, leaf.dtype, width))
-
-    return jax.tree.map_with_path(cast, abstract_params(config), params)
 
 
 class StreamedParams:

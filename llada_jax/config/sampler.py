@@ -1,14 +1,14 @@
 """How a canvas is decoded: a rule, a window, and what they have in common."""
 
 import dataclasses
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, cast, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from llada_jax.config.checks import require, require_choice, require_counts, require_numbers
+from llada_jax.config.json_files import read_object
 from llada_jax.config.parity import HOUSE, Parity
 from llada_jax.config.policies import (
     chosen_by_number,
@@ -227,16 +227,13 @@ class SamplerConfig:
 def read_preset(path: str) -> dict[str, Any]:
     """Returns the settings that a preset file has. Raises ValueError for one that is missing or
     damaged."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"preset is {path!r}; allowed: a JSON file ({error})") from error
-    settings = content.get("sampler") if isinstance(content, dict) else None
+    require(Path(path).is_file(), f"preset is {path!r}; allowed: a JSON file")
+    content = read_object(Path(path), "is no preset")
     require(
-        isinstance(settings, dict),
+        isinstance(content.get("sampler"), dict),
         f"{path} is no preset; allowed: a mapping whose `sampler` has settings of SamplerConfig",
     )
-    return cast(dict[str, Any], settings)
+    return content["sampler"]
 
 
 _PARITY = tuple(field.name for field in fields(Parity))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llada_jax.config import require
+from llada_jax.config.json_files import parse_json
 
 MOST_DEPTH = 8
 MOST_CHARACTERS = 1 << 18
@@ -30,10 +31,7 @@ def schema_pattern(schema: Mapping[str, Any] | str, depth: int, spaces: bool | N
         f"depth is {depth!r}; allowed: 1 to {MOST_DEPTH}",
     )
     if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except ValueError as error:
-            raise ValueError(f"schema is no JSON ({error}); allowed: a JSON object") from error
+        schema = parse_json(schema, "schema is no JSON", "a JSON object")
     require(isinstance(schema, Mapping), f"schema is {schema!r}; allowed: a JSON object")
     require(spaces in (True, False, None), f"spaces is {spaces!r}; allowed: true, false, or None")
     gap = " ?" if spaces is None else " " * spaces

@@ -19,8 +19,8 @@ import jax.monitoring
 import numpy as np
 from tqdm import tqdm
 
-from llada_jax import build
-from llada_jax.build import Model
+from llada_jax.build.decoding import generate_stream
+from llada_jax.build.loading import Model, load
 from llada_jax.config import Loop, SamplerConfig, require, require_counts
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import (
@@ -85,7 +85,7 @@ def evaluate(
     if isinstance(sampler, str):
         sampler_name, sampler = sampler, lengthened(SamplerConfig.preset(sampler), task)
     trial = Trial(
-        model=model if isinstance(model, Model) else build.load(model),
+        model=model if isinstance(model, Model) else load(model),
         items=TaskItems(task=task, count=items, seed=seed, difficulty=difficulty),
         sampler_name=sampler_name,
         sampler=sampler,
@@ -206,7 +206,7 @@ class Trial:
         items = [self.items.item(index) for index in indices]
         chats = [[{"role": "user", "content": item.question}] for item in items]
         compiled_before = len(_compilations())
-        stream = build.generate_stream(
+        stream = generate_stream(
             self.model,
             [self.model.tokenizer.encode_chat(chat) for chat in chats],
             self.sampler,

@@ -17,8 +17,10 @@ from tqdm import tqdm
 from llada_jax.config import ModelConfig, require
 from llada_jax.evaluation.mask_patterns import mask_patterns
 from llada_jax.model.forward import hidden_states
-from llada_jax.model.head import log_probabilities
+from llada_jax.model.measures import measure_rows
 from llada_jax.model.params import ModelParams
+from llada_jax.model.score_rules import ScoreRules
+from llada_jax.types import Asked
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt, which may be empty, and of an answer, which may not."""
@@ -204,4 +206,6 @@ def _log_probabilities(
     position: Int[Array, " M"],
     token: Int[Array, " M"],
 ) -> Float[Array, " M"]:
-    return log_probabilities(params, states[row, position][None], token[None])[0]
+    asked = Asked(listed=token[None, :, None])
+    found = measure_rows(params, states[row, position][None], None, asked, ScoreRules()).measured
+    return found.listed[0, :, 0] - found.log_sum_exp[0]  # pyright: ignore

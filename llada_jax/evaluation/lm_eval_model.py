@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from llada_jax import build
-from llada_jax.build import Model
+from llada_jax.build.decoding import generate_stream
+from llada_jax.build.loading import Model
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.likelihood import Pair, log_likelihoods
 from llada_jax.evaluation.lm_eval_answers import StoredAnswers
@@ -142,26 +142,21 @@ class LmEvalModel(LM):
             before[name] += 1
         return found
 
-    def _texts(self, requests: Sequence[Instance], seeds_of: Sequence[int]) -> list[str]:
+    def _texts(self, requests: Sequence[Instance], seeds: Sequence[int]) -> list[str]:
         asked = [self._request(*request.args) for request in requests]
-        longest_first = sorted(range(len(asked)), key=lambda place: -len(asked[place].prompt))
-        size = min(self._batch_size, len(asked))
-        texts = [""] * len(asked)
-        with tqdm(total=len(asked), desc="texts", disable=not self._progress) as bar:
-            for start in range(0, len(asked), size):
-                chosen = longest_first[start : start + size]
-                # A smaller batch would be compiled anew.
-                filled = chosen + chosen[-1:] * (size - len(chosen))
-                prompts = [asked[place].prompt for place in filled]
-                seeds = [seeds_of[place] for place in filled]
-                decoded = build.generate(
-                    self._model, prompts, self._sampler, backend=self._backend, seed=seeds
-                )
-                for place, ids in zip(chosen, decoded.answers, strict=False):
-                    texts[place] = self._text(ids, asked[place])
-                    arguments = requests[place].args
-                    self.cache_hook.add_partial("generate_until", arguments, texts[place])
-                bar.update(len(chosen))
+        stream = generate_stream(
+            self._model,
+            [each.prompt for each in asked],
+            self._sampler,
+            places=self._batch_size,
+            backend=self._backend,
+            seed=seeds,
+        )
+        texts = []
+        bar = tqdm(stream, "texts", len(asked), disable=not self._progress)
+        for request, each, found in zip(requests, asked, bar, strict=True):
+            texts.append(self._text(found.answers[0], each))
+            self.cache_hook.add_partial("generate_until", request.args, texts[-1])
         return texts
 
     def _encode(self, text: str) -> list[int]:

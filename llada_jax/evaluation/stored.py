@@ -1,16 +1,16 @@
 """JSON that a run stored, read back: what is damaged is named by its file."""
 
 import io
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from llada_jax.config import require
+from llada_jax.config.json_files import parse_json
 
 Keys = Mapping[str, type | tuple[type, ...]]
 """What an object must have, and of which types."""
-_ALLOWED = "allowed: the file as it was written"
+_ALLOWED = "the file as it was written"
 
 
 def stored_text(path: Path) -> str:
@@ -18,7 +18,7 @@ def stored_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}; {_ALLOWED}") from error
+        raise ValueError(f"{path} is damaged: {error}; allowed: {_ALLOWED}") from error
 
 
 def stored_lines(path: Path) -> list[str]:
@@ -29,12 +29,9 @@ def stored_lines(path: Path) -> list[str]:
     return list(io.StringIO(stored_text(path)))
 
 
-def parsed(text: str, path: Path) -> Any:
+def parsed(text: str | bytes, path: Path) -> Any:
     """Parses a text of `path` as JSON. Raises ValueError for what is none."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # the latter: as deep as Python goes
-        raise ValueError(f"{path} is damaged: {error}; {_ALLOWED}") from error
+    return parse_json(text, f"{path} is damaged", _ALLOWED)
 
 
 def require_object(found: Any, path: Path, keys: Keys) -> dict[str, Any]:
@@ -47,14 +44,14 @@ def require_object(found: Any, path: Path, keys: Keys) -> dict[str, Any]:
         may_be = bool in allowed or object in allowed or not is_flag
         require(
             key in found and isinstance(found[key], allowed) and may_be,
-            f"{path} is damaged: {key} is {found.get(key, 'absent')!r}; {_ALLOWED}",
+            f"{path} is damaged: {key} is {found.get(key, 'absent')!r}; allowed: {_ALLOWED}",
         )
     return found
 
 
 def stored_object(path: Path, keys: Keys) -> dict[str, Any]:
     """Reads a file that is one object with these keys, and maybe others."""
-    return require_object(parsed(stored_text(path), path), path, keys)
+    return require_object(parsed(path.read_bytes(), path), path, keys)
 
 
 def stored_in_format(path: Path, version: int, keys: Keys) -> dict[str, Any]:

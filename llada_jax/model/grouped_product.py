@@ -51,10 +51,8 @@ def grouped_product(
     multiplies all rows by all matrices. That of the gradients is, too.
     """
     weights = with_paired_int4(weights)
-    if isinstance(weights, PairedInt4):
-        return _group_by_group(rows, weights, group_sizes)
-    if is_quantized(weights):
-        return _tile_by_tile(rows, weights, group_sizes)
+    if isinstance(weights, PairedInt4) or is_quantized(weights):
+        return product_by_tile(rows, weights, group_sizes, tile_rows(len(rows), len(group_sizes)))
     return jax.lax.platform_dependent(
         rows, weights, group_sizes, cpu=_differentiable_tiles, default=_at_once
     )
@@ -78,64 +76,50 @@ class _Tile(NamedTuple):
 
 
 def _each_tile(
-    size: int, group_sizes: Int[Array, " E"], with_tile: Callable[[_Tile, Array], Array], out: Array
+    size: int,
+    group_sizes: Int[Array, " E"],
+    of_group: Callable[[Int[Array, ""]], Any],
+    with_tile: Callable[[_Tile, Any, Array], Array],
+    out: Array,
 ) -> Array:
-    """Passes `out` through tiles of up to `size` rows, group after group."""
-    starts = jnp.cumsum(group_sizes) - group_sizes
-    n_tiles = -(-group_sizes // size)
-    stops = jnp.cumsum(n_tiles)
-
-    def step(number: Int[Array, ""], out: Array) -> Array:
-        group = jnp.searchsorted(stops, number, side="right")
-        done = size * (number - stops[group] + n_tiles[group])
-        return with_tile(_Tile(group, starts[group] + done, group_sizes[group] - done), out)
-
-    return jax.lax.fori_loop(0, stops[-1], step, out)
-
-
-def _tile_by_tile(
-    rows: Float[Array, "T In"], weights: Weight, group_sizes: Int[Array, " E"]
-) -> Float[Array, "T Out"]:
-    """Multiplies tiles of rows. What a tile has beyond its group is overwritten by the tile of the
-    next group."""
-    n_groups, n_out = jax.tree.leaves(weights)[0].shape[:2]
-    size = tile_rows(len(rows), n_groups)
-    padded = jnp.pad(rows, [(0, size), (0, 0)])
-
-    def with_tile(tile: _Tile, out: Float[Array, "t Out"]) -> Float[Array, "t Out"]:
-        inputs = jax.lax.dynamic_slice_in_dim(padded, tile.start, size)
-        matrix = jax.tree.map(lambda leaf: leaf[tile.group], weights)
-        return jax.lax.dynamic_update_slice_in_dim(out, linear(inputs, matrix), tile.start, axis=0)
-
-    empty = jnp.zeros((len(padded), n_out), rows.dtype)
-    return _each_tile(size, group_sizes, with_tile, empty)[: len(rows)]
-
-
-def _group_by_group(
-    rows: Float[Array, "T In"], weights: PairedInt4, group_sizes: Int[Array, " E"]
-) -> Float[Array, "T Out"]:
-    """Multiplies the same tiles as `_tile_by_tile`, and unpacks the matrix of a group that has rows
-    before its first one."""
-    n_groups, n_out = weights.bytes.shape[:2]
-    size = tile_rows(len(rows), n_groups)
-    padded = jnp.pad(rows, [(0, size), (0, 0)])
+    """Passes `out` through tiles of up to `size` rows, group after group; what a group's tiles are
+    given is made once, and only where it has rows."""
     starts, n_tiles = jnp.cumsum(group_sizes) - group_sizes, -(-group_sizes // size)
     with_rows = jnp.argsort(group_sizes == 0, stable=True)
 
-    def with_group(number: Int[Array, ""], out: Float[Array, "t Out"]) -> Float[Array, "t Out"]:
+    def with_group(number: Int[Array, ""], out: Array) -> Array:
         group = with_rows[number]
-        # Without the barrier XLA unpacks number by number again for every tile.
-        matrix = jax.lax.optimization_barrier(_unpacked(weights, group, rows.dtype))
+        given = of_group(group)
 
-        def with_tile(tile: Int[Array, ""], out: Float[Array, "t Out"]) -> Float[Array, "t Out"]:
-            start = starts[group] + size * tile
-            inputs = jax.lax.dynamic_slice_in_dim(padded, start, size)
-            return jax.lax.dynamic_update_slice_in_dim(out, linear(inputs, matrix), start, axis=0)
+        def step(place: Int[Array, ""], out: Array) -> Array:
+            done = size * place
+            tile = _Tile(group, starts[group] + done, group_sizes[group] - done)
+            return with_tile(tile, given, out)
 
-        return jax.lax.fori_loop(0, n_tiles[group], with_tile, out)
+        return jax.lax.fori_loop(0, n_tiles[group], step, out)
 
-    empty = jnp.zeros((len(padded), n_out), rows.dtype)
-    return jax.lax.fori_loop(0, (group_sizes > 0).sum(), with_group, empty)[: len(rows)]
+    return jax.lax.fori_loop(0, (group_sizes > 0).sum(), with_group, out)
+
+
+def product_by_tile(
+    rows: Float[Array, "T In"], weights: Any, group_sizes: Int[Array, " E"], size: int
+) -> Float[Array, "T Out"]:
+    """Returns what `grouped_product` does, by tiles of `size` rows. What a tile has beyond its
+    group is overwritten by the tile of the next group; rows of no group get anything."""
+    padded = jnp.pad(rows, [(0, size), (0, 0)])
+
+    def matrix(group: Int[Array, ""]) -> Weight:
+        if isinstance(weights, PairedInt4):
+            # Without the barrier XLA unpacks number by number again for every tile.
+            return jax.lax.optimization_barrier(_unpacked(weights, group, rows.dtype))
+        return jax.tree.map(lambda leaf: leaf[group], weights)
+
+    def with_tile(tile: _Tile, matrix: Weight, out: Float[Array, "t Out"]) -> Array:
+        inputs = jax.lax.dynamic_slice_in_dim(padded, tile.start, size)
+        return jax.lax.dynamic_update_slice_in_dim(out, linear(inputs, matrix), tile.start, axis=0)
+
+    empty = jnp.zeros((len(padded), jax.tree.leaves(weights)[0].shape[1]), rows.dtype)
+    return _each_tile(size, group_sizes, matrix, with_tile, empty)[: len(rows)]
 
 
 def _unpacked(
@@ -153,14 +137,14 @@ def _outer_by_tile(
     size = tile_rows(len(rows), len(group_sizes))
     padded = [jnp.pad(each, [(0, size), (0, 0)]) for each in (gradient, rows)]
 
-    def with_tile(tile: _Tile, total: Float[Array, "E Out In"]) -> Float[Array, "E Out In"]:
+    def with_tile(tile: _Tile, _: None, total: Float[Array, "E Out In"]) -> Array:
         out, inputs = (jax.lax.dynamic_slice_in_dim(each, tile.start, size) for each in padded)
         own = jnp.where(jnp.arange(size)[:, None] < tile.rows, out, 0)
         product = jnp.matmul(own.T, inputs, preferred_element_type=jnp.float32)
         return total.at[tile.group].add(product)
 
     empty = jnp.zeros((len(group_sizes), gradient.shape[1], rows.shape[1]), jnp.float32)
-    return _each_tile(size, group_sizes, with_tile, empty)
+    return _each_tile(size, group_sizes, lambda group: None, with_tile, empty)
 
 
 def tile_rows(n_rows: int, n_groups: int) -> int:
@@ -170,17 +154,17 @@ def tile_rows(n_rows: int, n_groups: int) -> int:
 
 @jax.custom_vjp
 def _differentiable_tiles(rows, weights, group_sizes):
-    """Is `_tile_by_tile`, whose loop has no gradient of its own."""
-    return _tile_by_tile(rows, weights, group_sizes)
+    """Is `product_by_tile`, whose loops have no gradient of their own."""
+    return product_by_tile(rows, weights, group_sizes, tile_rows(len(rows), len(weights)))
 
 
 def _forward(rows, weights, group_sizes):
-    return _tile_by_tile(rows, weights, group_sizes), (rows, weights, group_sizes)
+    return _differentiable_tiles(rows, weights, group_sizes), (rows, weights, group_sizes)
 
 
 def _backward(inputs, gradient):
     rows, weights, group_sizes = inputs
-    of_rows = _tile_by_tile(gradient, weights.swapaxes(1, 2), group_sizes)
+    of_rows = _differentiable_tiles(gradient, weights.swapaxes(1, 2), group_sizes)
     return of_rows, _outer_by_tile(rows, gradient, group_sizes).astype(weights.dtype), None
 
 

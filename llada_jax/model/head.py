@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, Key
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import QuantArray, Weight, linear
 from llada_jax.model.running_scores import absorb_chunk, finish_scores, start_scores
-from llada_jax.model.score_rules import VOCAB_CHUNK, ScoreRules, VocabId
+from llada_jax.model.score_rules import ScoreRules, VocabId
 from llada_jax.types import Scores
 
 Running = TypeVar("Running")
@@ -128,27 +128,3 @@ def score_greedily(
         total = total * jnp.exp(first - highest) + share
         first, start = highest, stop
     return token, 1 / total
-
-
-def log_probabilities(
-    params: ModelParams,
-    hidden: Float[Array, "B C D"],
-    tokens: Int[Array, "B C"],
-    chunk: int = VOCAB_CHUNK,
-) -> Float[Array, "B C"]:
-    """Returns the log-probability (nats, float32) of one token a row; streams the vocabulary."""
-    weight, vocab = head_weight(params), params.embedding.shape[0]
-    highest = jnp.full(tokens.shape, jnp.finfo(jnp.float32).min)
-    total = picked = jnp.zeros(tokens.shape, jnp.float32)
-    for start in range(0, vocab, chunk):
-        stop = min(start + chunk, vocab)
-        part = jax.tree.map(lambda leaf, a=start, b=stop: leaf[a:b], weight)
-        logits = _chunk_logits(hidden, part)
-        higher = jnp.maximum(highest, logits.max(axis=-1))
-        share = jnp.exp(logits - higher[..., None]).sum(axis=-1)
-        total = total * jnp.exp(highest - higher) + share
-        highest = higher
-        index = jnp.clip(tokens - start, 0, stop - start - 1)
-        own = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
-        picked = jnp.where((start <= tokens) & (tokens < stop), own, picked)
-    return picked - highest - jnp.log(total)

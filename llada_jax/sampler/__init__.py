@@ -10,6 +10,4 @@ from llada_jax.config.policies import described
 from llada_jax.config.sampler import SamplerConfig
 from llada_jax.sampler import rules, windows
 
-__all__ = ["rules", "windows"]
-
 SamplerConfig.__doc__ = f"{cleandoc(SamplerConfig.__doc__ or '')}\n{described([Parity])}"

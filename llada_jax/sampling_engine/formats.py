@@ -1,4 +1,5 @@
-"""Number formats of logits in HBM: float32, BF16, and MX blocks of 8 with a shared E8M0 scale.
+"""Number formats of logits in HBM: float32, BF16, and MX blocks of 8 E4M3 numbers with an E8M0
+scale.
 
 MX (OCP Microscaling Formats, version 1.0): a block's scale is the power of two that brings its
 largest magnitude to the element format's top binade; elements round to nearest even and saturate.
@@ -13,14 +14,14 @@ from numpy.typing import NDArray
 
 from llada_jax.config import require, require_choice
 
-LogitFormat = Literal["float32", "bfloat16", "mx_e4m3", "mx_e3m4"]
+LogitFormat = Literal["float32", "bfloat16", "mx_e4m3"]
 Floats = NDArray[np.float32]
 
 BLOCK = 8
 _SCALE_BIAS = 127
 _SLAB = 1 << 18
 """Numbers encoded at a time, so that their temporaries stay in the cache."""
-_ELEMENTS = {"mx_e4m3": ml_dtypes.float8_e4m3fn, "mx_e3m4": ml_dtypes.float8_e3m4}
+_ELEMENT = ml_dtypes.float8_e4m3fn
 _FLOATS = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -62,7 +63,7 @@ class StoredLogits:
         elements = self.elements[start:stop]
         if self.scales is None:
             return elements.astype(np.float32)
-        codes = np.arange(256, dtype=np.uint8).view(_ELEMENTS[self.format]).astype(np.float32)
+        codes = np.arange(256, dtype=np.uint8).view(_ELEMENT).astype(np.float32)
         values = codes[elements]
         scales = np.ldexp(np.float32(1), self.scales[start:stop].astype(np.int32) - _SCALE_BIAS)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -94,13 +95,13 @@ def store(values: Floats, format: LogitFormat) -> StoredLogits:
     slab = max(1, _SLAB // values.shape[1])
     for start in range(0, len(values), slab):
         rows = slice(start, start + slab)
-        elements[rows], scales[rows] = _encoded(values[rows].astype(np.float32), format)
+        elements[rows], scales[rows] = _encoded(values[rows].astype(np.float32))
     return StoredLogits(format, elements, scales)
 
 
-def _encoded(numbers: Floats, format: LogitFormat) -> tuple[np.ndarray, np.ndarray]:
+def _encoded(numbers: Floats) -> tuple[np.ndarray, np.ndarray]:
     """Returns elements and scales of some rows."""
-    info = ml_dtypes.finfo(_ELEMENTS[format])
+    info = ml_dtypes.finfo(_ELEMENT)
     top = np.float32(info.max)
     absent = np.isnan(numbers) | (numbers == -np.inf)
     blocks = np.where(absent, np.float32(0), numbers).reshape(len(numbers), -1, BLOCK)
@@ -110,5 +111,5 @@ def _encoded(numbers: Floats, format: LogitFormat) -> tuple[np.ndarray, np.ndarr
     exponent = np.clip(exponent - top_exponent, -_SCALE_BIAS, 254 - _SCALE_BIAS)
     scaled = np.clip(np.ldexp(blocks, -exponent[..., None]), -top, top).reshape(numbers.shape)
     scaled[absent] = np.nan
-    elements = scaled.astype(_ELEMENTS[format]).view(np.uint8)
+    elements = scaled.astype(_ELEMENT).view(np.uint8)
     return elements, (exponent + _SCALE_BIAS).astype(np.uint8)

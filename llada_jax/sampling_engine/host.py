@@ -13,9 +13,6 @@ from llada_jax.sampling_engine.sampling import Sampling
 
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
-BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
-"""Odds subtract it and not 1: then a position that is sure has finite odds, and one without any
-number, whose sum is 0, negative ones."""
 
 
 class StepInputs(NamedTuple):
@@ -72,7 +69,7 @@ def run_sampler(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) 
 
 
 def loaded(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Machine:
-    """Returns a machine with a block's state and the program's constants in its memories.
+    """Returns a machine with a block's state and the program's constant in its memories.
 
     Args:
       inputs: its logits are not read; `hbm` has them, from `store_logits`.
@@ -96,8 +93,7 @@ def loaded(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Ma
     positions = sampling.batch * sampling.rows
     machine.int[memory_map.tokens : memory_map.tokens + positions] = inputs.tokens.ravel().tolist()
     machine.int[memory_map.k : memory_map.k + inputs.k.size] = inputs.k.tolist()
-    lowest = -largest(program.engine.vector_format)
-    machine.fp[memory_map.fp_constants : memory_map.words["fp"]] = [lowest, BELOW_ONE]
+    machine.fp[memory_map.lowest] = -largest(program.engine.vector_format)
     return machine
 
 

@@ -11,8 +11,6 @@ VectorFormat = Literal["bfloat16", "float32"]
 
 FORMAT_BYTES = {"bfloat16": 2, "float32": 4}
 SCALAR_BYTES = 4
-CONSTANTS = ("lowest", "below_one")
-"""Numbers in scalar memory before the first instruction, in their order."""
 
 
 class MemoryDomain(NamedTuple):
@@ -61,8 +59,8 @@ class MemoryMap(NamedTuple):
 
     Vector memory holds a row per batch row for the transfer mask, the input mask and the
     confidences, then the logits, over which their exponentials are written. FP memory holds the
-    confidences of one batch row, used again by the next, and constants. Integer memory holds
-    tokens, predictions, and k of every batch row.
+    confidences of one batch row, used again by the next, and the lowest number that vectors have.
+    Integer memory holds tokens, predictions, and k of every batch row.
     """
 
     transfer: int
@@ -70,7 +68,7 @@ class MemoryMap(NamedTuple):
     confidence: int
     logits: int
     logits_rows: int
-    fp_constants: int
+    lowest: int
     tokens: int
     predictions: int
     k: int
@@ -93,7 +91,7 @@ def memory_map_of(sampling: Sampling, engine: EngineConfig) -> MemoryMap:
     logits_rows = sampling.rows * row if whole else chunk * sampling.stride
     words: dict[Domain, int] = {
         "vector": 3 * batch + logits_rows,
-        "fp": sampling.rows + len(CONSTANTS),
+        "fp": sampling.rows + 1,
         "int": 2 * positions + batch,
     }
     for domain, needed in words.items():
@@ -110,7 +108,7 @@ def memory_map_of(sampling: Sampling, engine: EngineConfig) -> MemoryMap:
         confidence=2 * batch,
         logits=3 * batch,
         logits_rows=logits_rows,
-        fp_constants=sampling.rows,
+        lowest=sampling.rows,
         tokens=0,
         predictions=positions,
         k=2 * positions,

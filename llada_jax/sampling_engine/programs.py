@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from llada_jax.sampling_engine.instructions import PREFETCH_ROWS, Instruction
-from llada_jax.sampling_engine.memories import CONSTANTS, EngineConfig, MemoryMap, memory_map_of
+from llada_jax.sampling_engine.memories import EngineConfig, MemoryMap, memory_map_of
 from llada_jax.sampling_engine.sampling import Sampling
 
 ZERO = 0
@@ -20,8 +20,7 @@ HBM, LOGITS, NOISE, BASE, INDEX, SCALARS, PREDICTION, MASK, K_ADDRESS = range(5,
 # At the end of a batch row nothing of the vocabulary is live any more.
 K, CONFIDENCE, TRANSFER, TOKEN = BASE, INDEX, LOGITS, SCALARS
 
-F_ZERO, F_LOWEST, F_CHOSEN, F_BELOW_ONE, F_BEST, F_TOTAL, F_BEFORE, F_FACTOR = range(8)
-F_NOISY = F_BELOW_ONE  # a noisy sampler has no odds
+F_ZERO, F_LOWEST, F_CHOSEN, F_NOISY, F_BEST, F_TOTAL, F_BEFORE, F_FACTOR = range(8)
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,7 @@ class _Compiler:
     def program(self) -> list[Instruction]:
         sampling, memory_map = self._sampling, self._memory_map
         self._emit("C_SET_V_MASK", self._engine.vlen)
-        self._load_constant(F_LOWEST, "lowest")
-        if sampling.key == "odds":
-            self._load_constant(F_BELOW_ONE, "below_one")
+        self._emit("S_LD_FP", F_LOWEST, ZERO, memory_map.lowest)
         self._set(HBM, 0)
         self._set(K_ADDRESS, memory_map.k)
         self._set(PREDICTION, memory_map.predictions)
@@ -103,8 +100,6 @@ class _Compiler:
         self._set(BASE, 0)
 
     def _finish_position(self) -> None:
-        if self._sampling.key == "odds":
-            self._emit("S_SUB_FP", F_TOTAL, F_TOTAL, F_BELOW_ONE)
         self._emit("S_RECI_FP", F_TOTAL, F_TOTAL)
         if self._sampling.noisy:
             self._emit("S_SUB_FP", F_CHOSEN, F_CHOSEN, F_BEST)
@@ -214,9 +209,6 @@ class _Compiler:
 
     def _set(self, to: int, value: int) -> None:
         self._add(to, ZERO, value)
-
-    def _load_constant(self, to: int, name: str) -> None:
-        self._emit("S_LD_FP", to, ZERO, self._memory_map.fp_constants + CONSTANTS.index(name))
 
     @contextmanager
     def _loop(self, counter: int, count: int) -> Iterator[None]:

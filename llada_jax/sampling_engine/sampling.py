@@ -6,7 +6,6 @@ from typing import Literal
 from llada_jax.config import require, require_choice, require_counts
 
 Mode = Literal["performance", "edge", "one_pass"]
-Key = Literal["confidence", "odds"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,10 +15,6 @@ class Sampling:
     Modes: `performance` loads all logits of a batch row at once; `edge` streams chunks of the
     vocabulary twice, for the maximum and for the sum; `one_pass` (ours) streams them once, with a
     running maximum and a rescaled sum.
-
-    Keys, by which the k best are chosen: `confidence` p = 1 / sum, as published; `odds` (ours)
-    p / (1 - p) = 1 / (sum - 1), which tells apart in BF16 what is nearly sure, where confidences
-    are all 1.
     """
 
     batch: int
@@ -29,7 +24,6 @@ class Sampling:
     mode: Mode = "performance"
     chunk_rows: int = 4
     """Vector rows of VLEN logits in a chunk; performance mode has none."""
-    key: Key = "confidence"
     noisy: bool = False
     """Ours: HBM has a row of noise behind each row of logits, the temperature times Gumbel's. The
     token is the best of their sums, its confidence that of the logits alone."""
@@ -37,11 +31,9 @@ class Sampling:
     def __post_init__(self) -> None:
         require_counts(self, "batch", "rows", "vocab", "chunk_rows")
         require_choice("mode", self.mode, Mode)
-        require_choice("key", self.key, Key)
         require(
-            not self.noisy or (self.mode, self.key) == ("one_pass", "confidence"),
-            f"mode, key of a noisy sampler are {self.mode}, {self.key}; allowed: one_pass, "
-            "confidence",
+            not self.noisy or self.mode == "one_pass",
+            f"mode of a noisy sampler is {self.mode!r}; allowed: 'one_pass'",
         )
 
     @property

@@ -32,7 +32,7 @@ def export_model(
     `log_before` has the rows of the parent's log, which come first and are not thinned out again.
     A new folder appears only when it is complete; in an existing one these files are replaced.
     """
-    with new_folder(Path(folder), replace=False) as part:
+    with new_folder(Path(folder)) as part:
         save_huggingface(part, model, params, "bfloat16")
         for name in (*TOKENIZER_FILES, *OTHER_TOKENIZER_FILES):
             if name in TOKENIZER_FILES or (Path(tokenizer_folder) / name).is_file():

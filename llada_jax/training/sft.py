@@ -8,7 +8,6 @@ is plain text, as it stands. The canvas behind an answer and the token that ends
 EOS, which is learnt as well (LLaDA, arXiv 2502.09992, section 2.3).
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from llada_jax.config import ModelConfig, require
+from llada_jax.config.json_files import parse_json
 from llada_jax.text import Tokenizer
 from llada_jax.training.data import Example, ExampleSource
 
@@ -78,10 +78,7 @@ def _pairs(
     line: str, tokenizer: Tokenizer, model: ModelConfig, where: str
 ) -> Iterator[tuple[list[int], str, int | None]]:
     """Yields each answer of a line, what comes before it, and the token that ends it."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is no JSON: {error}; allowed: {FORMATS}") from error
+    found = parse_json(line, f"{where} is no JSON", FORMATS)
     kinds = {key: type(found[key]) for key in KEYS & found.keys()} if type(found) is dict else {}
     is_pair, is_chat = kinds == {"prompt": str, "completion": str}, kinds == {"messages": list}
     require(is_chat or is_pair, f"{where} is {line:.80}; allowed: {FORMATS}")

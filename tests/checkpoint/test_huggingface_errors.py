@@ -80,7 +80,7 @@ def test_no_configuration(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", r"config\.json is no JSON:"), ("[]", r"config\.json is no JSON object"),
+    [("{", r"config\.json is no JSON:"), ("[]", r"config\.json is no JSON: it has \[\]"),
      (b"\xff\xfe\x00", r"config\.json is no JSON:")],
 )  # fmt: skip
 def test_unparsable_configuration(folder: Path, content: str | bytes, message: str) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 import llada_jax as lj
 from llada_jax import checkpoint
-from llada_jax.checkpoint import file_states, fingerprint, save_orbax
-from tests.checkpoint.folders import GOLDENS, golden_config, golden_tensors, loaded, write_shards
+from llada_jax.checkpoint import file_states, fingerprint
+from tests.checkpoint.folders import GOLDENS, golden_config, golden_tensors, write_shards
 from tests.checkpoint.test_gguf import write_gguf
 
 MODEL = "llada-gqa"
@@ -34,12 +34,11 @@ def test_a_copy_elsewhere_is_the_same_model_and_a_bit_makes_another(tmp_path):
         assert fingerprint(folder) != before
 
 
-def test_shards_gguf_and_orbax(tmp_path):
+def test_shards_and_gguf(tmp_path):
     shards = write_shards(tmp_path / "shards", golden_config(MODEL), golden_tensors(MODEL), 2)
-    save_orbax(tmp_path / "orbax", *loaded(GOLDENS / MODEL))
     path = write_gguf(tmp_path / "model.gguf", MODEL, "F32")
-    found = {fingerprint(each) for each in (shards, tmp_path / "orbax", path, GOLDENS / MODEL)}
-    assert len(found) == 4
+    found = {fingerprint(each) for each in (shards, path, GOLDENS / MODEL)}
+    assert len(found) == 3
     before = fingerprint(path), fingerprint(shards)
     (tmp_path / "tokenizer.json").write_text("{...}")
     assert fingerprint(path) != before[0]

@@ -11,8 +11,9 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import load, load_file, save_file
 
-from llada_jax.checkpoint.safetensors_files import read_json, stored_tensors
+from llada_jax.checkpoint.safetensors_files import stored_tensors
 from llada_jax.checkpoint.sources import StoredTensor
+from llada_jax.config.json_files import read_object
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -313,7 +314,7 @@ def test_a_name_that_an_index_has_twice(tmp_path: Path) -> None:
 def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"a": ' + "[" * 200_000)
     with pytest.raises(ValueError, match=r"config\.json is no JSON: "):
-        read_json(tmp_path / "config.json")
+        read_object(tmp_path / "config.json")
 
 
 def test_the_whole_file_is_what_was_saved(whole: bytes, tmp_path: Path) -> None:

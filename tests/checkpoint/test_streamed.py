@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.checkpoint import load_params, save_huggingface, save_orbax, stream_params
+from llada_jax.checkpoint import load_params, save_huggingface, stream_params
 from llada_jax.checkpoint.sources import StoredTensor
 from llada_jax.checkpoint.tensors import StreamedParams
 from llada_jax.config import ModelConfig, MoEConfig
@@ -175,10 +175,6 @@ def test_only_what_is_asked_for_is_read(monkeypatch: pytest.MonkeyPatch) -> None
 def test_sources_are_checked_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no model at '.*absent'; allowed: a bundled mod"):
         stream_params(tmp_path / "absent")
-    save_orbax(tmp_path / "orbax", *load_params(GOLDENS / "llada-gqa")[:2])
-    message = r"orbax is an Orbax folder; allowed: a bundled model, a Hugging Face folder, a \.gg"
-    with pytest.raises(ValueError, match=message):
-        stream_params(tmp_path / "orbax")
     tensors = golden_tensors("llada-gqa")
     del tensors["model.transformer.blocks.1.up_proj.weight"]
     folder = write_folder(tmp_path / "lacks", golden_config("llada-gqa"), tensors)

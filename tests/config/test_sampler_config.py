@@ -121,7 +121,6 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
             {"accept": "staged", "refresh": "gpu"},
             "refresh is 'gpu'; allowed: 'none', 'rows', 'worker'",
         ),
-        ({"accept": "staged", "on_doubt": "drop"}, "on_doubt is 'drop'; allowed: 'keep', 'repl"),
         ({"accept": "staged", "on_change": "redo"}, "on_change is 'redo'; allowed: 'keep', 'rema"),
         ({"latency_table": "SM1"}, "latency_table is 'SM1'; allowed: SM8650, SM8750, SM8850"),
         ({"accept": "best"}, "accept is 'best'; allowed: 'quota', 'threshold'"),
@@ -208,7 +207,7 @@ def test_numbers_are_leaves_and_choices_are_not():
     assert jax.tree.leaves(config) == [0.7, 0.9, 0.8]
     other = jax.tree.map(lambda number: number / 2, config)
     assert other.theta_stable == 0.45 and jax.tree.structure(other) == jax.tree.structure(config)
-    for change in ({"end_steps": 1}, {"on_doubt": "keep"}, {"latency_table": TABLE}):
+    for change in ({"end_steps": 1}, {"on_change": "remask"}, {"latency_table": TABLE}):
         assert jax.tree.structure(config.replace(**change)) != jax.tree.structure(config)
 
 

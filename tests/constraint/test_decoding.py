@@ -35,8 +35,8 @@ SETTINGS = {
     "drafts": {"threshold": LOW, "window": "multi_block", **BY_BLOCK},
     "staged": {"accept": "staged", "theta_visible": LOW, "theta_stable": HIGH, **BY_BLOCK},
     "remasking": {
-        "accept": "staged", "theta_visible": LOW, "theta_stable": HIGH, "on_doubt": "remask",
-        "on_change": "remask", **BY_BLOCK,
+        "accept": "staged", "theta_visible": LOW, "theta_stable": HIGH, "on_change": "remask",
+        **BY_BLOCK,
     },
     "llada.cpp": {
         "accept": "staged", "theta_visible": LOW, "theta_stable": HIGH, "window": "multi_block",

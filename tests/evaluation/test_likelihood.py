@@ -1,7 +1,6 @@
 """The bound against its definition: the mean of the log-likelihood over all orders of decoding."""
 
 import itertools
-import math
 import zlib
 from functools import partial
 from pathlib import Path
@@ -23,9 +22,7 @@ from llada_jax.evaluation.likelihood import (
     score_masked,
 )
 from llada_jax.evaluation.mask_patterns import mask_counts
-from llada_jax.model.head import log_probabilities
 from llada_jax.model.params import ModelParams
-from llada_jax.model.score_rules import VOCAB_CHUNK
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 MASK = 3
@@ -187,13 +184,11 @@ def test_an_answer_of_the_training_data_is_likelier_than_a_wrong_one(tiny):
     assert wrong < right - 2 and right < 0
 
 
-@pytest.mark.parametrize("chunk", [100, 512, 4096])
-def test_streamed_log_probabilities_are_the_softmax(tiny, chunk):
-    hidden = jax.random.normal(jax.random.key(0), (2, 3, tiny.config.width), jnp.float32)
-    tokens = jnp.asarray([[0, 99, 100], [511, 3, 200]], jnp.int32)
-    logits = hidden @ tiny.params.head.T
-    expected = np.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=-1)[..., 0]
-    found = log_probabilities(tiny.params, hidden, tokens, chunk)
+def test_log_probabilities_are_the_softmax(tiny):
+    states = jax.random.normal(jax.random.key(0), (2, 3, tiny.config.width), jnp.float32)
+    row, position, token = jnp.asarray([[0, 0, 1, 1], [0, 2, 1, 0], [0, 511, 100, 99]], jnp.int32)
+    expected = jax.nn.log_softmax(states[row, position] @ tiny.params.head.T)[jnp.arange(4), token]
+    found = likelihood._log_probabilities(tiny.params, states, row, position, token)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -201,14 +196,10 @@ def test_no_array_of_rows_and_vocabulary_exists():
     vocab, rows = 126_464, 64
     head = jax.ShapeDtypeStruct((vocab, 8), jnp.bfloat16)
     params = ModelParams(head, (), jax.ShapeDtypeStruct((8,), jnp.bfloat16), head)
-    hidden = jax.ShapeDtypeStruct((1, rows, 8), jnp.bfloat16)
-    tokens = jax.ShapeDtypeStruct((1, rows), jnp.int32)
-    largest = max(
-        math.prod(getattr(out.aval, "shape", ()))
-        for equation in jax.make_jaxpr(log_probabilities)(params, hidden, tokens).eqns
-        for out in equation.outvars
-    )
-    assert largest == rows * VOCAB_CHUNK
+    states = jax.ShapeDtypeStruct((1, rows, 8), jnp.bfloat16)
+    places = [jax.ShapeDtypeStruct((rows,), jnp.int32)] * 3
+    program = likelihood._log_probabilities.lower(params, states, *places).compile()
+    assert program.memory_analysis().temp_size_in_bytes < rows * vocab * 4 / 4
 
 
 @given(st.integers(1, 5000))

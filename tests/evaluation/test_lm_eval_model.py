@@ -11,7 +11,7 @@ import llada_jax as lj
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")
 
-from llada_jax import build
+from llada_jax.evaluation import lm_eval_model
 from llada_jax.evaluation.likelihood import log_likelihoods
 from llada_jax.evaluation.lm_eval_model import LmEvalModel
 
@@ -39,12 +39,12 @@ def answers(monkeypatch):
 class Answers:
     def __init__(self, monkeypatch):
         self.text, self.asked = "A. B\n\nC", []
-        monkeypatch.setattr(build, "generate", self)
+        monkeypatch.setattr(lm_eval_model, "generate_stream", self)
 
-    def __call__(self, model, prompts, config, *, backend, seed):
-        assert config == SAMPLER and backend == "xla"
+    def __call__(self, model, prompts, config, *, places, backend, seed):
+        assert config == SAMPLER and places == 4 and backend == "xla"
         self.asked.append((prompts, seed))
-        return SimpleNamespace(answers=[self.answer(prompt) for prompt in prompts])
+        return (SimpleNamespace(answers=[self.answer(prompt)]) for prompt in prompts)
 
     def answer(self, prompt):
         return np.array(TOKENIZER.encode(self.text))
@@ -95,12 +95,12 @@ def test_a_special_token_is_a_stop_string_too(answers):
     assert model_with().generate_until([asking("x", {})]) == ["onetwo"]
 
 
-def test_prompts_are_decoded_in_full_batches_and_answered_in_order(answers):
+def test_prompts_are_decoded_in_one_stream_and_answered_in_order(answers):
     answers.answer = np.array
     texts = [f"{'x' * n}." for n in (3, 9, 1, 4, 7, 2)]
     assert model_with().generate_until([asking(text, {}) for text in texts]) == texts
     assert model_with().generate_until([asking("a", {})]) == ["a"]
-    assert [len(prompts) for prompts, _ in answers.asked] == [4, 4, 1]
+    assert [len(prompts) for prompts, _ in answers.asked] == [6, 1]
 
 
 def test_an_answer_ends_before_what_ends_a_turn():
@@ -115,10 +115,10 @@ def test_an_answer_ends_before_what_ends_a_turn():
 
 def test_seeds_belong_to_the_requests(answers):
     requests = [asking(text, {}, doc=doc) for doc, text in enumerate(("a", "a b c", "a b"))]
-    model = model_with(batch_size=2, seed=10)
+    model = model_with(seed=10)
     model.generate_until(requests)
     first, second, third = model.seeds(requests)
-    assert [seeds for _, seeds in answers.asked] == [[second, third], [first, first]]
+    assert [seeds for _, seeds in answers.asked] == [[first, second, third]]
     assert model.seeds(requests[1:]) == [second, third], "a limit changes no seed"
     assert model_with(seed=11).seeds(requests) == [first + 1, second + 1, third + 1]
     assert len({*model.seeds(requests[:1] * 3)}) == 3, "samples of one item differ"

@@ -76,7 +76,7 @@ def test_the_fastest_is_chosen_confirmed_and_written(interrupted):
 @pytest.mark.slow
 def test_the_same_command_decodes_nothing_again(interrupted, random_model, monkeypatch):
     folder, rows = interrupted
-    monkeypatch.setattr(harness.build, "generate_stream", None)
+    monkeypatch.setattr(harness, "generate_stream", None)
     assert run(random_model, folder) == rows
 
 

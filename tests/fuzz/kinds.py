@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from llada_jax.checkpoint import load_params, save_huggingface, save_orbax
+from llada_jax.checkpoint import load_params, save_huggingface
 from llada_jax.evaluation.generations import Generation, GenerationBatch, GenerationStore
 from llada_jax.evaluation.task import Item
 from llada_jax.phone.profile import PROFILES, load_profile
@@ -359,28 +359,6 @@ class Export:
         return opened.config, bucket, len(shards), opened.embed(np.array([1, 2]))
 
 
-class Orbax:
-    """Checkpoints of training."""
-
-    weights = ""
-
-    def build(self, folder: Path) -> None:
-        save_orbax(folder, MODEL, random_params(MODEL))
-
-    def damage(self, rng: Random, folder: Path) -> Damage:
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        path = rng.choice([folder / "llada_jax.json", rng.choice(files)])
-        if path.name == "llada_jax.json":
-            return damage_json_file(rng, path)
-        if rng.random() < 0.2:
-            path.unlink()
-            return Damage(f"remove {path.relative_to(folder)}")
-        return Damage(damage_bytes(rng, path), raw_weights="/d/" in str(path))
-
-    def load(self, folder: Path) -> Any:
-        return load_params(folder)[:2]
-
-
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(12)
 )
@@ -554,11 +532,10 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "safetensors": (Safetensors(), 40),
     "config.json": (ConfigJson(), 30),
     "tokenizer": (TokenizerFiles(), 20),
-    "gguf": (Gguf(), 20),
+    "gguf": (Gguf(), 26),
     "trace": (Traces(), 20),
     "store": (Store(), 20),
     "export": (Export(), 8),
-    "orbax": (Orbax(), 6),
     "profile": (ProfileYaml(), 16),
     "chat template": (ChatTemplate(), 10),
     "overrides": (Overrides(), 10),

@@ -20,7 +20,7 @@ PROMPTS = [[3, 1, 4, 1], [1, 5]]
 BASE = {"gen_length": 16, "block_length": 8}
 STAGED = {"accept": "staged", "theta_visible": 0.15, "theta_stable": 0.3, "cache": "blockwise"}
 SAMPLERS = {
-    "multi_block": {"window": "multi_block", "on_doubt": "remask", **STAGED},
+    "multi_block": {"window": "multi_block", "on_change": "remask", **STAGED},
     "dual": {"cache": "dual", "steps": 8},
 }
 OTHERS = {

@@ -16,7 +16,7 @@ from tests.sampler.toy import CONFIG
 
 STORY = SamplerConfig(
     gen_length=6, block_length=3, steps=6, cache="blockwise", accept="staged",
-    theta_visible=0.5, theta_stable=0.8, on_doubt="keep",
+    theta_visible=0.5, theta_stable=0.8,
 )  # fmt: skip
 
 HIDDEN = jnp.stack([jnp.arange(12) * 77 % 1009, jnp.arange(12)], axis=-1).reshape(2, 6, 2)

@@ -9,7 +9,6 @@ from hypothesis.extra.numpy import arrays
 
 from llada_jax.sampling_engine.formats import bits_per_element, sanitized, store
 
-MX = ["mx_e4m3", "mx_e3m4"]
 ROWS = arrays(np.float32, (3, 16), elements=st.floats(-(2.0**99), 2.0**99, width=32))
 
 
@@ -17,36 +16,33 @@ SMALLEST_SCALE = 2.0**-127
 """Of E8M0."""
 
 
-@pytest.mark.parametrize(("format", "bits"), [("mx_e4m3", 3), ("mx_e3m4", 4)])
 @given(rows=ROWS)
 @example(rows=np.full((3, 16), 8.18e-43, np.float32))
-def test_an_element_is_as_near_as_its_mantissa_allows(format, bits, rows):
+def test_an_element_is_as_near_as_its_mantissa_allows(rows):
     """Half a step of the element's own binade, or of the smallest one that the scale leaves; the
     block's largest may saturate."""
-    found = store(rows, format).read(0, 3).astype(np.float64)
+    found = store(rows, "mx_e4m3").read(0, 3).astype(np.float64)
     blocks = rows.astype(np.float64).reshape(-1, 8)
     top = np.abs(blocks).max(axis=1, keepdims=True)
-    info = ml_dtypes.finfo(ml_dtypes.float8_e4m3fn if bits == 3 else ml_dtypes.float8_e3m4)
+    info = ml_dtypes.finfo(ml_dtypes.float8_e4m3fn)
     saturates = 2.0 ** np.ceil(np.log2(float(info.max))) / float(info.max) - 1
     top = np.maximum(top, SMALLEST_SCALE * float(info.max))
     smallest = top * 2 * float(info.smallest_subnormal) / float(info.max)
-    allowed = np.abs(blocks) * max(2.0 ** -(bits + 1), saturates) + smallest
+    allowed = np.abs(blocks) * max(2.0**-4, saturates) + smallest
     assert (np.abs(found.reshape(-1, 8) - blocks) <= allowed).all()
 
 
-@pytest.mark.parametrize("format", MX)
-def test_what_the_format_can_say_comes_back(format):
+def test_what_the_format_can_say_comes_back():
     rows = np.array([[1.5, -0.5, 0.25, 0, 1, -1.25, 0.75, 1.75]], np.float32) * 2**7
-    np.testing.assert_array_equal(store(rows, format).read(0, 1), rows)
+    np.testing.assert_array_equal(store(rows, "mx_e4m3").read(0, 1), rows)
 
 
-@pytest.mark.parametrize("format", MX)
-def test_a_block_has_its_own_scale(format):
+def test_a_block_has_its_own_scale():
     rows = np.repeat(np.float32([[1e-20, 1e20]]), 8, axis=1)
-    np.testing.assert_allclose(store(rows, format).read(0, 1), rows, rtol=0.07)
+    np.testing.assert_allclose(store(rows, "mx_e4m3").read(0, 1), rows, rtol=0.07)
 
 
-@pytest.mark.parametrize("format", ["float32", "bfloat16", *MX])
+@pytest.mark.parametrize("format", ["float32", "bfloat16", "mx_e4m3"])
 def test_no_number_counts_as_minus_infinity_and_infinity_as_the_largest(format):
     rows = np.zeros((1, 16), np.float32)
     rows[0, :2], rows[0, 8] = (np.nan, -np.inf), np.inf

@@ -80,37 +80,6 @@ def test_bfloat16_picks_the_best_of_the_rounded_logits(vlen):
     np.testing.assert_array_equal(found.predictions, best)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_odds_rank_as_confidences_do(mode):
-    sampling = Sampling(batch=2, rows=12, vocab=707, mode=mode, key="odds")
-    inputs = random_inputs(3, 2, 12, 707, 3)
-    inputs.logits[0, 3] = np.nan
-    assert_same(run(sampling, exact_engine(), inputs), reference_sampler(inputs))
-
-
-def test_odds_tell_apart_what_is_nearly_sure():
-    """Confidences of 0.9990 to 0.9999 are all 1 in BF16, and then the first ones win."""
-    inputs = random_inputs(0, 1, 8, 4, 2)
-    inputs.logits[:] = 0
-    inputs.logits[..., 2] = np.linspace(8, 11, 8)
-    engine = EngineConfig(vlen=8, fp_words=16)
-    chosen = {
-        key: run(Sampling(batch=1, rows=8, vocab=4, key=key), engine, inputs)
-        for key in ("confidence", "odds")
-    }
-    assert np.flatnonzero(chosen["confidence"].transfer).tolist() == [0, 1]
-    assert np.flatnonzero(chosen["odds"].transfer).tolist() == [6, 7]
-
-
-def test_a_sure_position_has_odds_and_one_without_numbers_has_none():
-    inputs = random_inputs(0, 1, 2, 4, 2)
-    inputs.logits[..., 1:] = -np.inf
-    inputs.logits[0, 1, 0] = -np.inf
-    sampling = Sampling(batch=1, rows=2, vocab=4, key="odds")
-    found = run(sampling, EngineConfig(vlen=8), inputs)
-    assert found.transfer[0].tolist() == [True, False]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

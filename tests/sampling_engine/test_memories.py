@@ -32,11 +32,10 @@ def test_streaming_needs_a_chunk_and_not_the_vocabulary():
     ("sampling", "engine", "message"),
     [
         (dict(rows=33), dict(vlen=32), r"rows is 33; allowed: up to vlen \(32\)"),
-        (dict(rows=32), dict(vlen=32), r"needs 34 words of fp memory \(136 bytes\); allowed: up"),
+        (dict(rows=32), dict(vlen=32), r"needs 33 words of fp memory \(132 bytes\); allowed: up"),
         (dict(batch=40, rows=30), dict(vlen=64, int_bytes=4096), r"needs 2,440 words of int"),
         (dict(vocab=0), {}, "vocab is 0; allowed: 1 or more"),
         (dict(mode="cloud"), {}, "mode is 'cloud'; allowed: 'performance', 'edge'"),
-        (dict(key="hash"), {}, "key is 'hash'; allowed: 'confidence', 'odds'"),
         ({}, dict(vlen=100), "vlen is 100; allowed: a power of two from 8 on"),
         ({}, dict(vector_format="int8"), "vector_format is 'int8'; allowed: 'bfloat16'"),
         ({}, dict(vector_bytes=0), "vector_bytes is 0; allowed: 1 or more"),

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from llada_jax.checkpoint import load_params, save_huggingface
-from llada_jax.checkpoint.tensors import cast_params
 from llada_jax.config import LoraConfig
 from llada_jax.model.forward import forward
 from llada_jax.model.params import init_params
@@ -17,6 +16,7 @@ from llada_jax.training.data import batch_at
 from llada_jax.training.loop import train
 from llada_jax.training.lora import Adapter, init_adapters, merged, with_adapters
 from llada_jax.training.state import create_state, make_train_step, trained
+from tests.drawn_params import cast_params
 from tests.training import echo
 
 MODEL = echo.MODEL.replace(
@@ -29,7 +29,7 @@ CONFIG = echo.CONFIG.replace(steps=30, peak_lr=0.03, optimizer="adamw", weight_d
 @cache
 def base(dtype: str | None = None):
     params = init_params(MODEL, jax.random.key(3))
-    return jax.block_until_ready(cast_params(MODEL, params, dtype))
+    return jax.block_until_ready(params if dtype is None else cast_params(MODEL, params, dtype))
 
 
 def drawn(lora: LoraConfig = LORA) -> dict[str, Adapter]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from llada_jax import atomic
-from llada_jax.config import ExportConfig, ModelConfig, require, shortened
+from llada_jax.config import ExportConfig, ModelConfig, require
+from llada_jax.config.json_files import read_object
 from llada_jax.config_files import checked_dataclass
 from llada_jax.content import file_hash
 from llada_jax.inside import inside
@@ -102,11 +103,8 @@ class Manifest:
         path = Path(folder) / MANIFEST
         if not path.is_file():
             raise FileNotFoundError(f"no {MANIFEST} in {folder}")
-        try:
-            record = dict(json.loads(path.read_text()))
-            found = record.pop("format")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(shortened(f"{path} is no manifest: {error!r}")) from error
+        record = read_object(path, "is no manifest")
+        found = record.pop("format", None)
         require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
         try:
             return checked_dataclass(cls, record)

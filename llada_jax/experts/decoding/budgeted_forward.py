@@ -18,11 +18,11 @@ from llada_jax.experts.decoding.recording import RoutingRecord, routed
 from llada_jax.experts.policy_run import LayerDecision
 from llada_jax.experts.schedule import Schedule
 from llada_jax.model.forward import LayerHooks, LayerOut, attended, forward_rows
-from llada_jax.model.grouped_product import tile_rows
+from llada_jax.model.grouped_product import product_by_tile, tile_rows
 from llada_jax.model.layers import CachedLayer, Rotation, feed_forward
 from llada_jax.model.moe import Chosen, sorted_by_expert, summed_by_row
 from llada_jax.model.params import Experts, FeedForward, Layer, ModelParams
-from llada_jax.model.quantize import QuantArray, Weight, dequantize, linear
+from llada_jax.model.quantize import QuantArray, Weight, dequantize
 from llada_jax.types import KVCache, Rows, RowsOut
 
 Planner = Callable[[int, RoutingRecord], LayerDecision]
@@ -171,27 +171,15 @@ def run_expert(
     by the products of `grouped_product`."""
     rows = jax.lax.dynamic_slice_in_dim(inputs, start, most)
     before = jax.lax.dynamic_slice_in_dim(outputs, start, most)
-    gate, up, down = (_unpacked(matrix, rows.dtype) for matrix in matrices)
-    gated = jax.nn.silu(_product(rows, gate, count, tile))
-    made = _product(gated * _product(rows, up, count, tile), down, count, tile)
+
+    def product(rows: Float[Array, "R In"], matrix: Weight) -> Float[Array, "R Out"]:
+        one_group = jax.tree.map(lambda leaf: leaf[None], _unpacked(matrix, rows.dtype))
+        return product_by_tile(rows, one_group, count[None], tile)
+
+    gated = jax.nn.silu(product(rows, matrices.gate)) * product(rows, matrices.up)
+    made = product(gated, matrices.down)
     made = jnp.where(jnp.arange(most)[:, None] < count, made, before)
     return jax.lax.dynamic_update_slice_in_dim(outputs, made, start, axis=0)
-
-
-def _product(
-    rows: Float[Array, "R In"], matrix: Weight, count: Int[Array, ""], tile: int
-) -> Float[Array, "R Out"]:
-    """Multiplies the first `count` rows tile by tile, as `grouped_product` does; others give
-    anything."""
-    padded = jnp.pad(rows, [(0, tile), (0, 0)])
-
-    def with_tile(number: Int[Array, ""], out: Float[Array, "r Out"]) -> Float[Array, "r Out"]:
-        some = jax.lax.dynamic_slice_in_dim(padded, number * tile, tile)
-        return jax.lax.dynamic_update_slice_in_dim(out, linear(some, matrix), number * tile, axis=0)
-
-    n_out = len(jax.tree.leaves(matrix)[0])
-    empty = jnp.zeros((len(padded), n_out), rows.dtype)
-    return jax.lax.fori_loop(0, -(-count // tile), with_tile, empty)[: len(rows)]
 
 
 def _unpacked(matrix: Weight, dtype: DTypeLike) -> Weight:

@@ -25,7 +25,6 @@ from llada_jax.sampler.canvas import (
 from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.rule import Refresh, Rescore, Rescored, RevisingRule
 
-OnDoubt = Literal["keep", "replace", "remask"]
 OnChange = Literal["keep", "remask"]
 MOST_REMASKS = 1
 """How often a position may become a mask again, so that decoding ends."""
@@ -42,9 +41,6 @@ class Staged(RevisingRule):
       theta_stable: `staged`: tokens whose confidence reaches it change no more.
       rescore: What a visible token's new confidence comes from: `shadow` a further row that feeds
         [MASK] at its position and does not see it; `token` the row that feeds it.
-      on_doubt: What becomes of a visible token that the model no longer prefers: `keep` it stands;
-        `replace` another token that reaches `theta_visible` takes its place; `remask` that, and
-        where no token reaches it, the position of the current block becomes a mask again, once.
       on_change: What becomes of tokens behind one that changes, in the current block: `keep` they
         stay as they are; `remask` they become masks again, once.
       refresh: What happens to `staged` tokens that are still visible when their block is finished:
@@ -61,7 +57,6 @@ class Staged(RevisingRule):
     theta_visible: float = 0.7
     theta_stable: float = 0.9
     rescore: Rescore = "shadow"
-    on_doubt: OnDoubt = "replace"
     on_change: OnChange = "keep"
     refresh: Refresh = "rows"
     refresh_rows: int = 4
@@ -74,8 +69,8 @@ class Staged(RevisingRule):
             f"theta_visible is {self.theta_visible}; allowed: up to theta_stable "
             f"({self.theta_stable})",
         )
-        choices = {"rescore": Rescore, "refresh": Refresh}
-        for name, choice in {**choices, "on_doubt": OnDoubt, "on_change": OnChange}.items():
+        choices = {"rescore": Rescore, "on_change": OnChange, "refresh": Refresh}
+        for name, choice in choices.items():
             require_choice(name, getattr(self, name), choice)
         require_counts(self, "refresh_rows")
         require_counts(self, "end_steps", least=0)
@@ -95,7 +90,7 @@ class Staged(RevisingRule):
 
     @property
     def counts_remasks(self) -> bool:
-        return "remask" in (self.on_doubt, self.on_change)
+        return self.on_change == "remask"
 
     def measures(self, canvas: Canvas, config: SamplerConfig) -> Bool[Array, "B L"]:
         """Leaves out an EOS behind another one: it becomes stable with that one."""
@@ -112,28 +107,23 @@ class Staged(RevisingRule):
         """
         confidence, config = rescored.scores.confidence, rescored.config
         sure, other = rescored.at & (confidence >= self.theta_visible), rescored.other(canvas)
-        replaced = sure & other & (self.on_doubt != "keep")
-        stable = sure & (~other | (replaced & ~rescored.passed))
-        stable &= confidence >= self.theta_stable
+        replaced = sure & other
+        stable = sure & ~(other & rescored.passed) & (confidence >= self.theta_stable)
         canvas = rescored.changed(canvas, replaced)._replace(
             state=jnp.where(stable, jnp.int8(STABLE), canvas.state)
         )
         settled = _repeated_eos(canvas, config, STABLE) & ~rescored.fresh
         canvas = canvas._replace(state=jnp.where(settled, jnp.int8(STABLE), canvas.state))
-        again = jnp.zeros(replaced.shape, bool)
-        if self.on_doubt == "remask":
-            again |= rescored.at & ~sure
-        if self.on_change == "remask":
-            again |= _behind_changes(canvas, replaced)
-        return self._masked_again(canvas, again & ~rescored.passed, config)
+        if self.on_change == "keep":
+            return canvas
+        again = _behind_changes(canvas, replaced) & ~rescored.passed
+        return self._masked_again(canvas, again, config)
 
     def _masked_again(
         self, canvas: Canvas, again: Bool[Array, "B L"], config: SamplerConfig
     ) -> Canvas:
         """Masks tokens of the current block that were not masked again before, where it has the
         forwards to fill them all."""
-        if not self.counts_remasks:
-            return canvas
         assert canvas.remasks is not None
         here = blocks_of(canvas, config.block_length) == canvas.block[:, None]
         again &= here & (canvas.remasks < MOST_REMASKS)

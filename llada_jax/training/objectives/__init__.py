@@ -8,5 +8,3 @@ from llada_jax.training.objectives.masked import Masked
 from llada_jax.training.objectives.noise import Edit, Uniform
 from llada_jax.training.objectives.objective import OBJECTIVES, Objective, Reader
 from llada_jax.training.objectives.self_fill import SelfFill
-
-__all__ = ["OBJECTIVES", "Edit", "Masked", "Objective", "Reader", "SelfFill", "Uniform"]

@@ -7,14 +7,3 @@ from llada_jax.training.policy.canvases import (
     trajectory_canvases,
 )
 from llada_jax.training.policy.grpo import GRPO, advantages, grpo_step, log_probabilities
-
-__all__ = [
-    "GRPO",
-    "Canvases",
-    "advantages",
-    "grpo_step",
-    "log_probabilities",
-    "masked_answers",
-    "token_batch",
-    "trajectory_canvases",
-]

@@ -65,7 +65,6 @@ def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
         "no JSON",
         "[]",
         "null",
-        "{}",
         '{"format": ',
         '{"format": 1}',
     ],
@@ -102,6 +101,9 @@ def test_another_format_is_named(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps({**record, "format": 7}))
     with pytest.raises(ValueError, match=r"manifest\.json has format 7; allowed: 1"):
+        Manifest.load(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"manifest\.json has format None; allowed: 1"):
         Manifest.load(tmp_path)
 
 

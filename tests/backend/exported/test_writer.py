@@ -28,13 +28,13 @@ from llada_jax.backend.exported.contents import (
 from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.litert.runtime import LiteRT, tflite
 from llada_jax.backend.session import FORBIDDEN_LOGIT
-from llada_jax.checkpoint import fingerprint, model_path, save_huggingface, save_orbax
+from llada_jax.checkpoint import fingerprint, model_path, save_huggingface
 from llada_jax.config import ExportConfig, Quant
 from llada_jax.locked import locked
 from llada_jax.model.head import score_rows
 from tests.backend.litert.test_tflite import constants
 from tests.backend.models import GQA, random_params
-from tests.checkpoint.folders import GOLDENS, loaded, write_shards
+from tests.checkpoint.folders import GOLDENS, write_shards
 from tests.checkpoint.test_gguf import write_gguf
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
@@ -562,11 +562,6 @@ def test_models_that_cannot_be(
     monkeypatch.setattr(tflite, "convert", lambda steps: pytest.fail("the converter was started"))
     message = r"litert cannot take sort at layer_0 of rows4_cache32 "
     assert_refused(tmp_path, GOLDENS / "llada-moe", SMALL, ValueError, message)
-    config, params = loaded(GOLDENS / "llada-gqa")
-    save_orbax(tmp_path / "orbax", config, params)
-    assert_refused(
-        tmp_path, tmp_path / "orbax", SMALL, ValueError, r"orbax is an Orbax folder; allowed: "
-    )
     assert_refused(
         tmp_path, tmp_path / "absent", SMALL, FileNotFoundError, r"no model at '.*absent'; "
     )

@@ -10,17 +10,14 @@ from llada_jax.model.head import score_rows
 from llada_jax.model.score_rules import ScoreRules
 
 
-@pytest.mark.parametrize("key", ["confidence", "odds"])
-def test_in_float32_the_engine_scores_as_the_host(key):
+def test_in_float32_the_engine_scores_as_the_host():
     model = lj.load("tiny", "float32")
     rules = ScoreRules(forbidden=(model.config.mask_id,))
     hidden = 3 * jax.random.normal(jax.random.key(0), (2, 5, model.config.width))
     wanted = score_rows(model.params, hidden, None, rules)
-    found = engine_scores(model.params, hidden, None, format="float32", key=key, rules=rules)
+    found = engine_scores(model.params, hidden, None, format="float32", rules=rules)
     np.testing.assert_array_equal(found.token, wanted.token)
-    confidence = np.asarray(wanted.confidence)
-    expected = confidence if key == "confidence" else confidence / (1 - confidence)
-    np.testing.assert_allclose(found.confidence, expected, rtol=1e-4)
+    np.testing.assert_allclose(found.confidence, wanted.confidence, rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -28,10 +25,9 @@ def test_rows_of_answers():
     config = AnswersConfig(items=2, model="tiny", tasks=("word_problems",))
     rows = {row.name: row for row in answer_rows(config, ("bfloat16",), 2)}
     assert rows["answers/bfloat16/bytes_a_logit"].value == 2
-    for key in ("confidence", "odds"):
-        row = rows[f"answers/bfloat16/{key}/word_problems"]
-        assert row.n == 2 and row.interval[0] <= row.value <= row.interval[1]
-        assert rows[f"answers/bfloat16/{key}/all"].value == row.value
+    row = rows["answers/bfloat16/word_problems"]
+    assert row.n == 2 and row.interval[0] <= row.value <= row.interval[1]
+    assert rows["answers/bfloat16/all"].value == row.value
 
 
 def test_bad_input():

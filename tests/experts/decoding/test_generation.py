@@ -10,7 +10,6 @@ import pytest
 
 import llada_jax as lj
 from llada_jax.backend.weights import InMemory
-from llada_jax.checkpoint.tensors import cast_params
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.decoding.expert_file import ExpertFile, write_experts
 from llada_jax.experts.decoding.generation import (
@@ -22,7 +21,7 @@ from llada_jax.experts.policy_run import POLICIES
 from llada_jax.experts.replay import replay
 from llada_jax.experts.routing import RoutingTrace
 from tests.checkpoint.folders import GOLDENS
-from tests.drawn_params import drawn_params
+from tests.drawn_params import cast_params, drawn_params
 
 COSTS = ExpertCosts(
     cpu_expert=3.0, cpu_row=1.0, cpu_first=0.5, accelerator=1.0, transfer=4.0, dense=2.0

@@ -2,6 +2,7 @@
 and the timing model's cycles."""
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from llada_jax.sampling_engine.hdl.bench import images, sizes_of
 from llada_jax.sampling_engine.hdl.engine import engine
 from llada_jax.sampling_engine.hdl.gates import Netlist
 from llada_jax.sampling_engine.hdl.wires import Circuit, held
-from llada_jax.sampling_engine.instructions import INSTRUCTION_SET
+from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction
+from llada_jax.sampling_engine.programs import F_BEST, F_TOTAL
 from llada_jax.sampling_engine.sampling import Sampling
 from tests.sampling_engine.hdl.cases import prepared
 from tests.sampling_engine.hdl.gate_simulation import GateSimulation
@@ -20,12 +22,14 @@ from tests.sampling_engine.hdl.running import Hardware, Ran, run
 from tests.sampling_engine.hdl.simulation import Simulation
 
 SMALL = Sampling(batch=1, rows=3, vocab=20)
-FORMATS = {8: "bfloat16", 16: "mx_e4m3", 32: "mx_e3m4"}
+FORMATS = {8: "bfloat16", 16: "mx_e4m3", 32: "mx_e4m3"}
 
 
-def assert_runs(sampling: Sampling, vlen: int, build) -> Ran:
-    """Runs a program on `build(circuit)`; a cycle may be lost to what HBM's time has of one."""
+def assert_runs(sampling: Sampling, vlen: int, build, more=()) -> Ran:
+    """Runs a program, and `more` instructions behind it, on `build(circuit)`; a cycle may be lost
+    to what HBM's time has of one."""
     program, machine = prepared(sampling, vlen, FORMATS[vlen])
+    program = replace(program, instructions=(*program.instructions, *more))
     found = run(build(engine(sizes_of(program))), program, machine, fitted_hbm())
     machine.run(program.instructions)
     assert found.memories == images(program, machine)
@@ -51,8 +55,12 @@ def test_a_program_runs_on_the_wires(vlen, mode):
             assert seen == {INSTRUCTION_SET[name].cycles("pipelined", vlen, sampling.rows)}, name
 
 
-def test_odds_run_on_the_wires():
-    assert_runs(Sampling(batch=1, rows=4, vocab=40, key="odds"), 8, Simulation)
+def test_scalars_are_subtracted_on_the_wires():
+    more = (
+        Instruction("S_SUB_FP", (F_TOTAL, F_BEST, F_TOTAL)),
+        Instruction("S_ST_FP", (F_TOTAL, 0, 0)),
+    )
+    assert_runs(Sampling(batch=1, rows=4, vocab=40), 8, Simulation, more)
 
 
 @pytest.mark.parametrize("mode", [pytest.param("performance", marks=slow), "edge"])
