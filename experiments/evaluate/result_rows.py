@@ -1,6 +1,6 @@
 """Result rows of graded answers: quality, speed, time on phones, and what differs from others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from experiments.harness.on_phones import SHAPE, mean_latency
 from experiments.harness.results import ResultRow
 from llada_jax.config import require
-from llada_jax.evaluation.equal_quality import brought_back, cost_at_equal_quality
+from llada_jax.evaluation.equal_quality import Cost, brought_back, cost_at_equal_quality
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.metrics import Paired
 from llada_jax.evaluation.regime import PUBLISHED, UNITS, regime
@@ -19,6 +19,7 @@ from llada_jax.phone.workload import Workload, from_trace
 REGIME = "regime"
 """In the names of the rows that say how a model decodes."""
 EQUAL_ROWS, EQUAL_FORWARDS = "at_equal_quality/row_forwards", "at_equal_quality/nfe"
+_COSTS: Mapping[str, Cost] = {EQUAL_ROWS: "rows", EQUAL_FORWARDS: "forwards"}
 BROUGHT_BACK = "brought_back"
 
 
@@ -140,7 +141,7 @@ def equal_quality_rows(
     """Yields what a decoder costs in times a threshold of equal quality, and which share it brings
     back of what the curve's first threshold loses against the baseline, if that loses any."""
     told: Any = {"n": len(found.right), "items": found.items}
-    for what, cost in ((EQUAL_ROWS, "rows"), (EQUAL_FORWARDS, "forwards")):
+    for what, cost in _COSTS.items():
         if not all(getattr(each, cost) for each in (found, *curve)):
             continue  # no trace was kept
         value, interval = cost_at_equal_quality(found, curve, cost)
