@@ -100,8 +100,8 @@ def test_the_machine_at_hand_is_measured(random_model, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "allowed: a JSON file"),
-        ("[1]", "allowed: a mapping"),
+        ("{", "allowed: one JSON object"),
+        ("[1]", "allowed: one JSON object"),
         ('{"sampler": 3}', "allowed: a mapping"),
         ('{"sampler": {"thresold": 0.5}}', "thresold"),
         ('{"sampler": {"threshold": NaN}}', "threshold is nan"),
