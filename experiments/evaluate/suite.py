@@ -3,7 +3,7 @@
 The run folder gets `cells/<decoder>-<task>/generations`: runs that `experiments.report` compares.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -79,18 +79,26 @@ def _result(
         if decoder.name != baseline:
             before = [found[baseline, task] for task in suite.tasks]
             rows += _difference(f"{suite.name}/{decoder.name}/against/{baseline}", before, parts)
-    tallies = {
-        decoder.name: joined([found[decoder.name, task].tally for task in suite.tasks])
-        for decoder in suite.decoders
-    }
-    curve = [tallies[name] for name in suite.thresholds]
-    for name, each in tallies.items() if curve else ():
-        if name not in suite.thresholds:
-            rows += equal_quality_rows(f"{suite.name}/{name}", each, curve, tallies[baseline])
+    rows += _beside_thresholds(suite, found)
     for (decoder, task), part in found.items():
         rows += decoder_rows(f"{suite.name}/{decoder}/{task}", [part], socs)
     samplers = {decoder.name: decoder.sampler for decoder in suite.decoders}
     return rows, suite_tables(suite.name, samplers, suite.tasks, rows)
+
+
+def _beside_thresholds(
+    suite: SuiteConfig, found: Mapping[tuple[str, str], Evaluation]
+) -> Iterator[ResultRow]:
+    """Yields what each other decoder costs beside the suite's thresholds; nothing without these."""
+    if not suite.thresholds:
+        return
+    names = [decoder.name for decoder in suite.decoders]
+    tallies = {name: joined([found[name, task].tally for task in suite.tasks]) for name in names}
+    curve = [tallies[name] for name in suite.thresholds]
+    for name in names:
+        if name not in suite.thresholds:
+            row = f"{suite.name}/{name}"
+            yield from equal_quality_rows(row, tallies[name], curve, tallies[names[0]])
 
 
 def _difference(
