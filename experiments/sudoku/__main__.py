@@ -83,6 +83,8 @@ class SudokuConfig:
 
     def __post_init__(self) -> None:
         require_counts(self, "grids", "head_steps", "items", "batch_size")
+        names = [each.name for each in (*self.decoders, *self.quality_heads)]
+        require(len(set(names)) == len(names), f"decoders are {names}; allowed: each name once")
         require(len(self.blanks) > 0, "blanks is empty; allowed: one or more numbers")
         for blanks in self.blanks:
             require(0 < blanks <= 56, f"blanks has {blanks}; allowed: 1 to 56")
@@ -141,10 +143,8 @@ def trained_before(folder: str, shape: ModelConfig) -> lj.Model:
 def _trained(config: SudokuConfig, run: Run, pool: Pool) -> lj.Model:
     """Trains a model, and keeps it in the Hugging Face layout."""
     objective = CellsOf(inner=config.objective)
-    parent = config.parent and trained_before(config.parent, config.shape).params
-    state = train(
-        run.folder, config.shape, config.train, pool, parent=parent or None, objective=objective
-    )
+    parent = None if config.parent is None else trained_before(config.parent, config.shape).params
+    state = train(run.folder, config.shape, config.train, pool, parent=parent, objective=objective)
     model = lj.Model(config.shape, state.params, None)
     save_huggingface(run.folder / "model", model.config, model.params, "float32")
     return model
