@@ -68,12 +68,10 @@ class ArrayParts:
         if self._where is None:
             (part,) = self._parts.values()
             return jax.device_put(part.buffer)
-        indices = self._where.addressable_devices_indices_map(self._shape)
-        shards = [
-            jax.device_put(self._parts[str(index)].buffer, device)
-            for device, index in indices.items()
-        ]
-        return jax.make_array_from_single_device_arrays(self._shape, self._where, shards)
+        parts = self._parts
+        return jax.make_array_from_callback(
+            self._shape, self._where, lambda index: parts[str(index)].buffer
+        )
 
 
 def _part(shape: tuple[int, ...], dtype: np.dtype, index: tuple[slice, ...]) -> _Part:

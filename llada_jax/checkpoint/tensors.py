@@ -20,10 +20,14 @@ from llada_jax.model.params import ModelParams, abstract_params
 from llada_jax.model.quantize import INT4_GROUP, Bits, QuantArray, dequantize, quantize
 
 Dtype = Literal[None, "float32", "bfloat16", "int8", "int4"]
+_Added = dict[str, np.ndarray]
+"""By kind of block, the squares of what is lost where integers are rounded anew, and of all."""
 _BITS: Mapping[str | None, Bits] = {"int8": 8, "int4": 4}
 _ROUTING = ("router", "selection_bias")
 _PIECE_ELEMENTS, _STREAMED_ELEMENTS = 1 << 18, 1 << 22
 _PROGRESS_BYTES = 1 << 30
+_NARROW = np.dtype(ml_dtypes.bfloat16)
+"""The float that goes with quantized matrices, and with other floats where it is asked for."""
 
 
 def read_params(
@@ -41,19 +45,16 @@ def read_params(
         _check_int4_groups(sources)
     if mesh is not None:
         require_divides(checkpoint.config, mesh, dtype)
-    embedding = stored[sources[0].tensors[0]].dtype
-    width = embedding if dtype is None and embedding is not None else _float_dtype(dtype)
+    of_embedding = stored[sources[0].tensors[0]].dtype
+    assert of_embedding is not None  # a kind that can be read: it was checked
+    width = {None: of_embedding, "float32": np.dtype(np.float32)}.get(dtype, _NARROW)
     read = [each for each in sources if experts or len(each.spec.shape) < 3]
     total = sum(stored[name].row_bytes * each.part[0] for each in read for name in each.tensors)
-    leaves, added = [], _AddedError()
-    with tqdm(
-        total=total,
-        unit="B",
-        unit_scale=True,
-        desc=checkpoint.location.name,
-        disable=total < _PROGRESS_BYTES,
-        mininterval=1,
-    ) as bar:
+    leaves: list[Any] = []
+    added: _Added = {}
+    name = checkpoint.location.name
+    about = {"unit": "B", "unit_scale": True, "mininterval": 1, "disable": total < _PROGRESS_BYTES}
+    with tqdm(total=total, desc=name, **about) as bar:
         for source in sources:
             if source not in read:
                 leaves.append(None)
@@ -63,7 +64,7 @@ def read_params(
             leaf = _read(source, checkpoint, kept, bits, mesh, bar, added)
             leaves.append(jax.block_until_ready(leaf))
     if added:
-        tqdm.write(f"{checkpoint.location.name} as {dtype}: {added}", file=sys.stderr)
+        tqdm.write(f"{name} as {dtype}: {_moved(added)}", file=sys.stderr)
     return jax.tree.unflatten(jax.tree.structure(abstract_params(checkpoint.config)), leaves)
 
 
@@ -74,11 +75,6 @@ def _check_int4_groups(sources: Sequence[ParamSource]) -> None:
             f"dtype is 'int4', but {source.tensors[0]} has {source.spec.shape[-1]} inputs; "
             f"allowed: a multiple of {INT4_GROUP}",
         )
-
-
-def _float_dtype(dtype: str | None) -> np.dtype:
-    """Returns the float that goes with a dtype: quantized matrices run in bfloat16."""
-    return np.dtype(np.float32) if dtype == "float32" else np.dtype(ml_dtypes.bfloat16)
 
 
 def kept_dtype(name: str, found: np.dtype | None, width: np.dtype) -> np.dtype:
@@ -94,7 +90,7 @@ def _read(
     bits: Bits | None,
     mesh: Mesh | None,
     bar: tqdm,
-    added: "_AddedError",
+    added: _Added,
 ) -> jax.Array | QuantArray:
     shape, (n_rows, *_) = source.spec.shape, source.part
     where = None if mesh is None else shardings(source.spec, mesh, bits and f"int{bits}")
@@ -129,30 +125,15 @@ def _read(
     return leaves[0] if bits is None else QuantArray(*leaves)
 
 
-class _AddedError:
-    """Adds up, by kind of block, what is lost where integers are rounded to other integers."""
-
-    def __init__(self) -> None:
-        self._squares: dict[str, np.ndarray] = {}
-
-    def add(self, kind: str, numbers: np.ndarray, rounded: QuantArray) -> None:
-        stored = QuantArray(*map(np.asarray, rounded))  # pyright: ignore
-        lost = np.asarray(dequantize(stored, np.float32)) - numbers
-        sums = np.array([np.square(lost).sum(), np.square(numbers).sum()], np.float64)
-        self._squares[kind] = self._squares.get(kind, 0) + sums
-
-    def __bool__(self) -> bool:
-        return bool(self._squares)
-
-    def __str__(self) -> str:
-        """Returns the root mean square of the error over that of the values, by kind."""
-        shares = {kind: np.sqrt(e / max(v, 1e-30)) for kind, (e, v) in self._squares.items()}
-        of_kinds = ", ".join(f"{kind} by {share:.2%}" for kind, share in shares.items())
-        return f"rounding anew moves weights of {of_kinds} of their size (root mean square)"
+def _moved(added: _Added) -> str:
+    """Says the root mean square of what rounding anew adds over that of the values, by kind."""
+    shares = {kind: np.sqrt(e / max(v, 1e-30)) for kind, (e, v) in added.items()}
+    of_kinds = ", ".join(f"{kind} by {share:.2%}" for kind, share in shares.items())
+    return f"rounding anew moves weights of {of_kinds} of their size (root mean square)"
 
 
 def _decoded(
-    tensor: StoredTensor, raw: np.ndarray, bits: Bits | None, added: _AddedError
+    tensor: StoredTensor, raw: np.ndarray, bits: Bits | None, added: _Added
 ) -> Sequence[Any]:
     """Returns rows as floats, or as integers and their scales."""
     if bits == 4 and tensor.int4 is not None:
@@ -162,7 +143,9 @@ def _decoded(
         return [numbers]
     rounded = quantize(numbers, bits)
     if tensor.blocks is not None:
-        added.add(tensor.kind, numbers, rounded)
+        lost = np.asarray(dequantize(QuantArray(*map(np.asarray, rounded)), np.float32)) - numbers
+        sums = np.array([np.square(lost).sum(), np.square(numbers).sum()], np.float64)
+        added[tensor.kind] = added.get(tensor.kind, 0) + sums
     return rounded
 
 
