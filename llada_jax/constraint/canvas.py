@@ -5,6 +5,7 @@ own value. Of a tail that is free and without values, the distance of a state sa
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -100,120 +101,89 @@ def reach(
       rows: of which the results count.
       alternatives: whether `allowed` is wanted.
     """
-    length, live = values.shape[1], rows[:, None]
+    length = values.shape[1]
     position = jnp.arange(length, dtype=jnp.int32)
-    inside = live & (position >= text.begin[:, None])
-    first = jnp.where(inside & ~fixed, position, length).min()
+    inside = rows[:, None] & (position >= text.begin[:, None])
     last = jnp.where(inside & (fixed | weighed), position + 1, 0).max()
-    first = jnp.minimum(first, last)
-    table = _Table(grammar, text)
-    best = table.suffixes(values, first, last)
+    first = jnp.minimum(jnp.where(inside & ~fixed, position, length).min(), last)
+    shared = grammar.transitions.shape[0] == 1  # one pattern for all rows
+    patterns = (grammar.transitions, grammar.distance, grammar.sources, grammar.targets)
+    pattern = _Pattern(*(each[0 if shared else text.pattern] for each in patterns))
 
-    def prefix(i, state):
-        after = table.step(state, values[:, i].argmax(axis=-1))
-        return jnp.where(i >= text.begin, after, state)
+    def of_row(pattern, start, begin, stop, values, fixed):
+        best = _suffixes(pattern, begin, stop, values, first, last)
+        leads = partial(_leads, pattern.transitions, begin, values)
+        state = jax.lax.fori_loop(text.begin.min(), first, leads, start)
+        classes = _best_classes(pattern, begin, values, best, state, first, last)
+        allowed = None
+        if alternatives:
+            allowed = _allowed(pattern, begin, values, fixed, best, state, first, last)
+            ends = jnp.arange(grammar.n_classes, dtype=jnp.int32) == grammar.end_class
+            allowed &= ends | (position < stop)[:, None]
+        return Reach(classes, best[first, state] > -jnp.inf, allowed)
 
-    batch = values.shape[0]
-    state = grammar.start[text.pattern]
-    state = jax.lax.fori_loop(text.begin.min(), first, prefix, state)
-    feasible = jnp.take_along_axis(best[first], state[:, None], axis=1)[:, 0] > -jnp.inf
+    axes = (None if shared else 0, 0, 0, 0, 0, 0)
+    start = grammar.start[text.pattern]
+    return jax.vmap(of_row, axes)(pattern, start, text.begin, text.stop, values, fixed)
+
+
+class _Pattern(NamedTuple):
+    """What a `Grammar` has of one pattern."""
+
+    transitions: Int[Array, "S G"]
+    distance: Int[Array, " S"]
+    sources: Int[Array, " E"]
+    targets: Int[Array, " E"]
+
+
+def _leads(table, begin, values, i, state):
+    """Returns the state behind position `i`, whose token is fixed."""
+    return jnp.where(i >= begin, table[state, values[i].argmax()], state)
+
+
+def _suffixes(pattern, begin, stop, values, first, last) -> Float[Array, "L S"]:
+    """Returns the best sum of values from each position on, from each state; -inf where no text
+    ends. Positions from `last` on are free and worth nothing."""
+    left = jnp.maximum(stop - last, 0)
+    tail = jnp.where(pattern.distance <= left, 0.0, -jnp.inf).astype(values.dtype)
+    found = jnp.zeros((len(values) + 1, len(tail)), values.dtype).at[last].set(tail)
+
+    def back(k, carry):
+        suffix, found = carry
+        i = last - 1 - k
+        before = (values[i] + suffix[pattern.transitions]).max(axis=-1)
+        before = jnp.where(i >= begin, before, suffix)
+        return before, found.at[i].set(before)
+
+    return jax.lax.fori_loop(0, last - first, back, (tail, found))[1]
+
+
+def _best_classes(pattern, begin, values, best, state, first, last) -> Int[Array, " L"]:
+    """Returns the classes of the best text, from a state before `first` on."""
 
     def trace(i, carry):
         state, classes = carry
-        worth = values[:, i] + table.after(best[i + 1], state)
-        chosen = worth.argmax(axis=-1).astype(jnp.int32)
-        after = jnp.where(i >= text.begin, table.step(state, chosen), state)
-        return after, classes.at[:, i].set(chosen)
+        after = pattern.transitions[state]
+        chosen = (values[i] + best[i + 1][after]).argmax().astype(jnp.int32)
+        return jnp.where(i >= begin, after[chosen], state), classes.at[i].set(chosen)
 
-    nothing = jnp.zeros((batch, length), jnp.int32)
-    _, classes = jax.lax.fori_loop(first, last, trace, (state, nothing))
-    allowed = None
-    if alternatives:
-        ends = jnp.arange(grammar.n_classes, dtype=jnp.int32) == grammar.end_class
-        allowed = table.allowed(state, best, values, fixed, first, last)
-        allowed &= ends | (position < text.stop[:, None])[..., None]
-    return Reach(classes, feasible, allowed)
+    nothing = jnp.zeros(len(values), jnp.int32)
+    return jax.lax.fori_loop(first, last, trace, (state, nothing))[1]
 
 
-class _Table:
-    """The transitions of a batch, of which all rows may share one pattern."""
+def _allowed(pattern, begin, values, fixed, best, state, first, last) -> Bool[Array, "L G"]:
+    """Returns the classes that lead from a state before a position to one behind it, from which a
+    text ends."""
+    table, nowhere = pattern.transitions, jnp.zeros(len(pattern.distance), bool)
 
-    def __init__(self, grammar: Grammar, text: Placed) -> None:
-        self.text = text
-        shared = grammar.transitions.shape[0] == 1
-        self.axis = None if shared else 0
-        chosen = 0 if shared else text.pattern
-        self.transitions = grammar.transitions[chosen]
-        self.distance = grammar.distance[chosen]
-        self.sources, self.targets = grammar.sources[chosen], grammar.targets[chosen]
+    def forth(i, carry):
+        before, allowed = carry
+        here = (before[:, None] & (best[i + 1] > -jnp.inf)[table]).any(axis=0)
+        by_one = nowhere.at[table[:, values[i].argmax()]].max(before)
+        by_any = nowhere.at[pattern.targets].max(before[pattern.sources])
+        beyond = jnp.where(fixed[i], by_one, by_any).at[DEAD].set(False)
+        return jnp.where(i >= begin, beyond, before), allowed.at[i].set(here)
 
-    def step(self, state: Int[Array, " B"], chosen: Int[Array, " B"]) -> Int[Array, " B"]:
-        """Returns the states after a class in each row."""
-        return jax.vmap(lambda table, s, g: table[s, g], (self.axis, 0, 0))(
-            self.transitions, state, chosen
-        )
-
-    def after(self, suffix: Float[Array, "B S"], state: Int[Array, " B"]) -> Float[Array, "B G"]:
-        """Returns what follows each class at its best, from one state of each row."""
-        return jax.vmap(lambda table, best, s: best[table[s]], (self.axis, 0, 0))(
-            self.transitions, suffix, state
-        )
-
-    def suffixes(
-        self, values: Float[Array, "B L G"], first: Int[Array, ""], last: Int[Array, ""]
-    ) -> Float[Array, "L B S"]:
-        """Returns the best sum of values from each position on, from each state; -inf where no text
-        ends. Positions from `last` on are free and worth nothing."""
-        text, length = self.text, values.shape[1]
-        left = jnp.maximum(text.stop - last, 0)
-        tail = jnp.where(self.distance <= left[:, None], 0.0, -jnp.inf).astype(values.dtype)
-        found = jnp.zeros((length + 1, *tail.shape), values.dtype).at[last].set(tail)
-
-        def better(table, suffix, here):
-            return (here + suffix[table]).max(axis=-1)
-
-        def back(k, carry):
-            suffix, found = carry
-            i = last - 1 - k
-            before = jax.vmap(better, (self.axis, 0, 0))(self.transitions, suffix, values[:, i])
-            before = jnp.where((i >= text.begin)[:, None], before, suffix)
-            return before, found.at[i].set(before)
-
-        return jax.lax.fori_loop(0, last - first, back, (tail, found))[1]
-
-    def allowed(
-        self,
-        state: Int[Array, " B"],
-        best: Float[Array, "L B S"],
-        values: Float[Array, "B L G"],
-        fixed: Bool[Array, "B L"],
-        first: Int[Array, ""],
-        last: Int[Array, ""],
-    ) -> Bool[Array, "B L G"]:
-        """Returns the classes that lead from a state before a position to one behind it, from which
-        a text ends."""
-        n_states, text = self.transitions.shape[-2], self.text
-
-        def leads(table, before, suffix):
-            return (before[:, None] & (suffix > -jnp.inf)[table]).any(axis=0)
-
-        def onward(table, sources, targets, before, chosen, is_fixed):
-            nowhere = jnp.zeros(n_states, bool)
-            by_one = nowhere.at[table[:, chosen]].max(before)
-            by_any = nowhere.at[targets].max(before[sources])
-            return jnp.where(is_fixed, by_one, by_any).at[DEAD].set(False)
-
-        def forth(i, carry):
-            before, allowed = carry
-            here = jax.vmap(leads, (self.axis, 0, 0))(self.transitions, before, best[i + 1])
-            axes = (self.axis, self.axis, self.axis, 0, 0, 0)
-            chosen = values[:, i].argmax(axis=-1)
-            beyond = jax.vmap(onward, axes)(
-                self.transitions, self.sources, self.targets, before, chosen, fixed[:, i]
-            )
-            beyond = jnp.where((i >= text.begin)[:, None], beyond, before)
-            return beyond, allowed.at[:, i].set(here)
-
-        before = jnp.arange(n_states, dtype=jnp.int32) == state[:, None]
-        nothing = jnp.zeros(values.shape, bool)
-        return jax.lax.fori_loop(first, last, forth, (before, nothing))[1]
+    before = jnp.arange(len(nowhere), dtype=jnp.int32) == state
+    nothing = jnp.zeros(values.shape, bool)
+    return jax.lax.fori_loop(first, last, forth, (before, nothing))[1]

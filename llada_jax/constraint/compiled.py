@@ -12,9 +12,8 @@ from llada_jax.cache_folder import cache_folder
 from llada_jax.config import require
 from llada_jax.constraint.automaton import Automaton, text_automaton, token_automaton
 from llada_jax.constraint.byte_automaton import of_regex
-from llada_jax.constraint.literals import own_steps
 from llada_jax.constraint.patterns import Constraint
-from llada_jax.constraint.spelling import spelled_tokens
+from llada_jax.constraint.spelling import own_steps, spelled_tokens
 from llada_jax.text import Tokenizer
 
 MOST_STATES = 4096
