@@ -11,16 +11,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from llada_jax.model.head import over_vocabulary
-from llada_jax.model.params import ModelParams
-from llada_jax.model.running_scores import (
+from llada_jax.model.head import (
     RunningScores,
     absorb_chunk,
     finish_scores,
+    head_weight,
     ids_in,
+    over_ids,
     start_scores,
     without,
 )
+from llada_jax.model.params import ModelParams
 from llada_jax.model.score_rules import ScoreRules, VocabId
 from llada_jax.types import Asked, HeadOut, Measured
 
@@ -75,7 +76,7 @@ def measure_rows(
 
     absorb = partial(absorb_head, noise_keys=noise_keys, asked=asked, rules=rules)
     rows, running = start_head(hidden, asked, rules)
-    return finish_head(over_vocabulary(params, rows, rules, absorb, running))
+    return finish_head(over_ids(head_weight(params), rows, rules, absorb, running))
 
 
 def start_head(

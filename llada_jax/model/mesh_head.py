@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from llada_jax.model.head import head_weight, over_ids
+from llada_jax.model.head import RunningScores, head_weight, over_ids
 from llada_jax.model.measures import (
     Best,
     Classes,
@@ -24,7 +24,6 @@ from llada_jax.model.measures import (
     start_head,
 )
 from llada_jax.model.params import ModelParams
-from llada_jax.model.running_scores import RunningScores
 from llada_jax.model.score_rules import ScoreRules
 from llada_jax.on_mesh import MODEL
 from llada_jax.types import Asked, HeadOut, Scores

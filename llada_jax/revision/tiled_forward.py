@@ -14,7 +14,13 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.forward import LayerHooks, cache_for, run_layers
-from llada_jax.model.head import score_rows
+from llada_jax.model.head import (
+    RunningScores,
+    absorb_chunk,
+    finish_scores,
+    score_rows,
+    start_scores,
+)
 from llada_jax.model.layers import (
     CachedLayer,
     Multiply,
@@ -25,7 +31,6 @@ from llada_jax.model.layers import (
 )
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import QuantArray
-from llada_jax.model.running_scores import RunningScores, absorb_chunk, finish_scores, start_scores
 from llada_jax.model.score_rules import ScoreRules
 from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiles import TILE, Tiles, pack_q4_0, quantize_q4_0

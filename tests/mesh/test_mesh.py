@@ -131,7 +131,7 @@ def test_parts_of_the_vocabulary_merge_to_the_whole() -> None:
         def absorb(seen, logits, start):
             return absorb_head(seen, logits, start, keys, asked, rules)
 
-        return finish_head(over_ids(head_weight(params), rows, rules, absorb, nothing, 0, VOCAB))
+        return finish_head(over_ids(head_weight(params), rows, rules, absorb, nothing))
 
     expected = jax.jit(whole)()
     for found in in_parts(0, 24, 48, 72):
