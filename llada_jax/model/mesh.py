@@ -24,12 +24,12 @@ from llada_jax.model import forward as model_forward
 from llada_jax.model.architecture.parameters import Axis, ParamSpec, named_specs
 from llada_jax.model.forward import LayerHooks
 from llada_jax.model.layers import attend_alike_to_cache, attend_to_cache
-from llada_jax.model.mesh_head import measure_own_ids, score_own_ids
-from llada_jax.model.params import ModelParams, partition_of
+from llada_jax.model.mesh_head import measure_own_ids
+from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import INT4_GROUP, QuantArray, Shard, is_quantized
 from llada_jax.model.score_rules import ScoreRules
 from llada_jax.on_mesh import DATA, EXPERT, MODEL, batch_axis, on_all, places
-from llada_jax.types import Denoiser, KVCache, OnMesh, Params, RowsOut
+from llada_jax.types import Asked, Denoiser, KVCache, OnMesh, Params, RowsOut
 
 PLACES: Mapping[Axis, str | tuple[str, ...]] = {
     "heads": MODEL,
@@ -123,11 +123,21 @@ def _shared_out(config: ModelConfig, dtype: str | None) -> Iterator[tuple[str, i
 
 def shardings(spec: ParamSpec, mesh: Mesh, dtype: str | None) -> Any:
     """Returns the sharding of a parameter, or those of its integers and scales."""
-    parts = partition_of(spec, PLACES, dtype)
-    return jax.tree.map(partial(NamedSharding, mesh), parts, is_leaf=is_partition)
+    parts = partition_of(spec, dtype)
+    return jax.tree.map(partial(NamedSharding, mesh), parts, is_leaf=_is_partition)
 
 
-def is_partition(leaf: Any) -> bool:
+def partition_of(spec: ParamSpec, dtype: str | None = None) -> Any:
+    """Returns the `PartitionSpec` of one parameter, or of its integers and scales. int8 has one
+    scale for all inputs, so that no mesh divides it along them."""
+    whole = PartitionSpec(*(PLACES.get(axis) for axis in spec.axes))
+    if dtype not in ("int8", "int4") or not spec.quantizable:
+        return whole
+    scale = whole if dtype == "int4" else PartitionSpec(*whole[:-1], None)
+    return QuantArray(whole, scale)  # pyright: ignore
+
+
+def _is_partition(leaf: Any) -> bool:
     """Tells whether a leaf says where an array lies; a tree would take it apart."""
     return isinstance(leaf, PartitionSpec)
 
@@ -163,7 +173,11 @@ def mesh_denoiser(
         place, dtype = NamedSharding(mesh, spec), params.embedding.dtype
         return KVCache(*(jnp.zeros(shape, dtype, device=place) for _ in range(2)))
 
-    score, measure = (partial(each, rules=rules) for each in (score_own_ids, measure_own_ids))
+    measure = partial(measure_own_ids, rules=rules)
+
+    def score(params, hidden, noise_keys):
+        return measure(params, hidden, noise_keys, Asked()).scores
+
     on_every = partial(on_all, mesh, specs)
     return Denoiser(
         on_every(forward_rows, RowsOut),
@@ -191,7 +205,7 @@ def _as_parts(params: ModelParams, specs: ModelParams) -> ModelParams:
         return Shard(leaf, axes)
 
     def is_place(leaf: Any) -> bool:
-        return is_quantized(leaf) or is_partition(leaf)
+        return is_quantized(leaf) or _is_partition(leaf)
 
     layers = jax.tree.map(marked, specs.layers, params.layers, is_leaf=is_place)
     return params._replace(layers=layers)

@@ -15,30 +15,20 @@ from jaxtyping import Array, Float, Int, Key
 
 from llada_jax.model.head import RunningScores, head_weight, over_ids
 from llada_jax.model.measures import (
-    Best,
     Classes,
     Divergence,
     RunningHead,
     absorb_head,
+    best_of,
     finish_head,
     start_head,
 )
 from llada_jax.model.params import ModelParams
 from llada_jax.model.score_rules import ScoreRules
 from llada_jax.on_mesh import MODEL
-from llada_jax.types import Asked, HeadOut, Scores
+from llada_jax.types import Asked, HeadOut
 
 PARTS = 8
-
-
-def score_own_ids(
-    params: ModelParams,
-    hidden: Float[Array, "B C D"],
-    noise_keys: Key[Array, "B C"] | None,
-    rules: ScoreRules,
-) -> Scores:
-    """Is `score_rows` for a device's part of the parameters; the same on all that share them."""
-    return measure_own_ids(params, hidden, noise_keys, Asked(), rules).scores
 
 
 def measure_own_ids(
@@ -73,9 +63,7 @@ def merged(one: RunningHead, other: RunningHead) -> RunningHead:
     top, listed, classes, divergence = one[1:]
     if top is not None:
         assert other.top is not None
-        ids, logits = (jnp.concatenate(each, axis=-1) for each in zip(top, other.top, strict=True))
-        highest, at = jax.lax.top_k(logits, top.ids.shape[-1])
-        top = Best(jnp.take_along_axis(ids, at, axis=-1), highest)
+        top = best_of(top, other.top)
     if listed is not None:
         assert other.listed is not None
         listed = jnp.maximum(listed, other.listed)  # -inf where an id is of another part
