@@ -109,21 +109,10 @@ def reach(
     shared = grammar.transitions.shape[0] == 1  # one pattern for all rows
     patterns = (grammar.transitions, grammar.distance, grammar.sources, grammar.targets)
     pattern = _Pattern(*(each[0 if shared else text.pattern] for each in patterns))
-
-    def of_row(pattern, start, begin, stop, values, fixed):
-        best = _suffixes(pattern, begin, stop, values, first, last)
-        leads = partial(_leads, pattern.transitions, begin, values)
-        state = jax.lax.fori_loop(text.begin.min(), first, leads, start)
-        classes = _best_classes(pattern, begin, values, best, state, first, last)
-        allowed = None
-        if alternatives:
-            allowed = _allowed(pattern, begin, values, fixed, best, state, first, last)
-            ends = jnp.arange(grammar.n_classes, dtype=jnp.int32) == grammar.end_class
-            allowed &= ends | (position < stop)[:, None]
-        return Reach(classes, best[first, state] > -jnp.inf, allowed)
-
+    start, span = grammar.start[text.pattern], (text.begin.min(), first, last)
+    ends = jnp.arange(grammar.n_classes, dtype=jnp.int32) == grammar.end_class
+    of_row = partial(_reach_of_row, span=span, ends=ends if alternatives else None)
     axes = (None if shared else 0, 0, 0, 0, 0, 0)
-    start = grammar.start[text.pattern]
     return jax.vmap(of_row, axes)(pattern, start, text.begin, text.stop, values, fixed)
 
 
@@ -136,46 +125,40 @@ class _Pattern(NamedTuple):
     targets: Int[Array, " E"]
 
 
-def _leads(table, begin, values, i, state):
-    """Returns the state behind position `i`, whose token is fixed."""
-    return jnp.where(i >= begin, table[state, values[i].argmax()], state)
+def _reach_of_row(pattern, start, begin, stop, values, fixed, span, ends) -> Reach:
+    """Is `reach` of one row: positions from `span[0]` on are fixed, from `span[1]` on may be free,
+    and from `span[2]` on are free and worth nothing; `ends` marks the class of ends where
+    alternatives are wanted."""
+    table, (begins, first, last), length = pattern.transitions, span, len(values)
 
+    # The best sum of values from each position on, from each state; -inf where no text ends.
+    def back(k, carry):
+        suffix, best = carry
+        i = last - 1 - k
+        before = jnp.where(i >= begin, (values[i] + suffix[table]).max(axis=-1), suffix)
+        return before, best.at[i].set(before)
 
-def _suffixes(pattern, begin, stop, values, first, last) -> Float[Array, "L S"]:
-    """Returns the best sum of values from each position on, from each state; -inf where no text
-    ends. Positions from `last` on are free and worth nothing."""
     left = jnp.maximum(stop - last, 0)
     tail = jnp.where(pattern.distance <= left, 0.0, -jnp.inf).astype(values.dtype)
-    found = jnp.zeros((len(values) + 1, len(tail)), values.dtype).at[last].set(tail)
+    best = jnp.zeros((length + 1, len(tail)), values.dtype).at[last].set(tail)
+    _, best = jax.lax.fori_loop(0, last - first, back, (tail, best))
 
-    def back(k, carry):
-        suffix, found = carry
-        i = last - 1 - k
-        before = (values[i] + suffix[pattern.transitions]).max(axis=-1)
-        before = jnp.where(i >= begin, before, suffix)
-        return before, found.at[i].set(before)
-
-    return jax.lax.fori_loop(0, last - first, back, (tail, found))[1]
-
-
-def _best_classes(pattern, begin, values, best, state, first, last) -> Int[Array, " L"]:
-    """Returns the classes of the best text, from a state before `first` on."""
+    def prefix(i, state):
+        return jnp.where(i >= begin, table[state, values[i].argmax()], state)
 
     def trace(i, carry):
         state, classes = carry
-        after = pattern.transitions[state]
-        chosen = (values[i] + best[i + 1][after]).argmax().astype(jnp.int32)
-        return jnp.where(i >= begin, after[chosen], state), classes.at[i].set(chosen)
+        chosen = (values[i] + best[i + 1][table[state]]).argmax().astype(jnp.int32)
+        return jnp.where(i >= begin, table[state, chosen], state), classes.at[i].set(chosen)
 
-    nothing = jnp.zeros(len(values), jnp.int32)
-    return jax.lax.fori_loop(first, last, trace, (state, nothing))[1]
+    state = jax.lax.fori_loop(begins, first, prefix, start)
+    nothing = jnp.zeros(length, jnp.int32)
+    _, classes = jax.lax.fori_loop(first, last, trace, (state, nothing))
+    feasible = best[first, state] > -jnp.inf
+    if ends is None:
+        return Reach(classes, feasible, None)
 
-
-def _allowed(pattern, begin, values, fixed, best, state, first, last) -> Bool[Array, "L G"]:
-    """Returns the classes that lead from a state before a position to one behind it, from which a
-    text ends."""
-    table, nowhere = pattern.transitions, jnp.zeros(len(pattern.distance), bool)
-
+    # Classes that lead from a state before a position to one behind it, from which a text ends.
     def forth(i, carry):
         before, allowed = carry
         here = (before[:, None] & (best[i + 1] > -jnp.inf)[table]).any(axis=0)
@@ -184,6 +167,8 @@ def _allowed(pattern, begin, values, fixed, best, state, first, last) -> Bool[Ar
         beyond = jnp.where(fixed[i], by_one, by_any).at[DEAD].set(False)
         return jnp.where(i >= begin, beyond, before), allowed.at[i].set(here)
 
-    before = jnp.arange(len(nowhere), dtype=jnp.int32) == state
+    nowhere = jnp.zeros(len(tail), bool)
+    before = nowhere.at[state].set(True)
     nothing = jnp.zeros(values.shape, bool)
-    return jax.lax.fori_loop(first, last, forth, (before, nothing))[1]
+    _, allowed = jax.lax.fori_loop(first, last, forth, (before, nothing))
+    return Reach(classes, feasible, allowed & (ends | (jnp.arange(length) < stop)[:, None]))

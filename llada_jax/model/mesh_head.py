@@ -61,15 +61,12 @@ def merged(one: RunningHead, other: RunningHead) -> RunningHead:
     scores, both = _merged_scores(one.scores, other.scores), (one, other)
     lowered = [jnp.exp(each.scores.first - scores.first) for each in both]
     top, listed, classes, divergence = one[1:]
-    if top is not None:
-        assert other.top is not None
+    if top is not None and other.top is not None:
         top = best_of(top, other.top)
-    if listed is not None:
-        assert other.listed is not None
+    if listed is not None and other.listed is not None:
         listed = jnp.maximum(listed, other.listed)  # -inf where an id is of another part
-    if classes is not None:
-        new = other.classes
-        assert new is not None
+    new = other.classes
+    if classes is not None and new is not None:
         better = new.logits > classes.logits
         if classes.noisy is not None and new.noisy is not None:
             better = new.noisy > classes.noisy
@@ -77,10 +74,9 @@ def merged(one: RunningHead, other: RunningHead) -> RunningHead:
         total = classes.total
         if total is not None and new.total is not None:
             total = total * lowered[0][..., None] + new.total * lowered[1][..., None]
-        classes = Classes(chosen[0], chosen[1], chosen[2], total)
-    if divergence is not None:
-        new = other.divergence
-        assert new is not None
+        classes = Classes(*chosen, total)
+    new = other.divergence
+    if divergence is not None and new is not None:
         highest = jnp.maximum(divergence.highest, new.highest)
         total = divergence.total * jnp.exp(divergence.highest - highest)
         total += new.total * jnp.exp(new.highest - highest)
@@ -99,4 +95,4 @@ def _merged_scores(one: RunningScores, other: RunningScores) -> RunningScores:
         moved = each.weighted + each.total * jnp.where(rescale > 0, each.first - first, 0)
         total, weighted = total + each.total * rescale, weighted + moved * rescale
     chosen = jax.tree.map(partial(jnp.where, better), other[:3], one[:3])  # with their logits
-    return RunningScores(chosen[0], chosen[1], chosen[2], first, second, total, weighted)
+    return RunningScores(*chosen, first, second, total, weighted)

@@ -55,7 +55,8 @@ def test_tokens_of_equal_transitions_are_one_class(tokenizer):
 
 def test_automata_of_a_batch_share_their_classes(tokenizer):
     first, second = (made(lj.choice([text]), tokenizer) for text in ("cat", "a hat"))
-    both = grammar_of(Texts((lj.choice(["cat"]), lj.choice(["a hat"])), (first, second)), ENDS)
+    cat, hat = lj.choice(["cat"]), lj.choice(["a hat"])
+    both = grammar_of(Texts((cat, hat), {cat.texts: first, hat.texts: second}), ENDS)
     for pattern, text in enumerate(("cat", "a hat")):
         state = both.start[pattern]
         for token in tokenizer.encode(text):
