@@ -58,9 +58,7 @@ def load_params(
     return checkpoint.config, read_params(checkpoint, dtype, experts, mesh), tokenizer_folder
 
 
-def stream_params(
-    source: str | PathLike[str],
-) -> tuple[ModelConfig, StreamedParams, Path | None]:
+def stream_params(source: str | PathLike[str]) -> tuple[ModelConfig, StreamedParams, Path | None]:
     """Looks a model through, as `load_params`; tensors are read when they are asked for."""
     checkpoint, tokenizer_folder = open_checkpoint(source)
     return checkpoint.config, StreamedParams(checkpoint), tokenizer_folder

@@ -34,10 +34,7 @@ from llada_jax.config import ModelConfig, require
 from llada_jax.model.families.gguf_metadata import config_from_gguf, gguf_names, rows_are_permuted
 
 BLOCKS = ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "IQ4_XS", "IQ4_NL")
-_KINDS: Mapping[str, np.dtype] = {
-    **FLOATS,
-    **dict.fromkeys(BLOCKS, np.dtype(ml_dtypes.bfloat16)),
-}
+_KINDS: Mapping[str, np.dtype] = {**FLOATS, **dict.fromkeys(BLOCKS, np.dtype(ml_dtypes.bfloat16))}
 _PERMUTED = ("query", "key", "query_bias", "key_bias")
 _VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
@@ -183,22 +180,19 @@ class _Header:
         start = self._skip(self._number("Q"))
         return self._data[start : self._at].decode()
 
-    def _skip_texts(self, count: int) -> None:
-        for _ in range(count):
-            self._at += 8 + _LENGTH.unpack_from(self._data, self._at)[0]
-            if self._at > self._end:
-                self._skip(0)
-
     def _value(self, kind: int) -> Any:
         if kind != _ARRAY:
             require(kind == _TEXT or kind in _NUMBERS, f"no type of a value is {kind}")
             return self._text() if kind == _TEXT else self._number(_NUMBERS[kind])
         kind, count = self._numbers("IQ")
         require(kind == _TEXT or kind in _NUMBERS, f"no type of an array is {kind}")
-        if kind == _TEXT:
-            self._skip_texts(count)
-        else:
+        if kind != _TEXT:
             self._skip(count * struct.calcsize(_NUMBERS[kind]))
+            return None
+        for _ in range(count):
+            self._at += 8 + _LENGTH.unpack_from(self._data, self._at)[0]
+            if self._at > self._end:
+                self._skip(0)
         return None
 
 

@@ -111,10 +111,6 @@ class ParamSource(NamedTuple):
         return self.name.rpartition(".")[2]
 
 
-RowOrder = Callable[[ParamSource], np.ndarray | None]
-"""The row of the parameter that each stored row is; None where they are in order."""
-
-
 class Checkpoint(NamedTuple):
     """A checkpoint that was looked through and checked; no tensor is read yet."""
 
@@ -123,7 +119,8 @@ class Checkpoint(NamedTuple):
     sources: Sequence[ParamSource]
     """In the order of the tree's leaves."""
     stored: Mapping[str, StoredTensor]
-    row_order: RowOrder = lambda source: None
+    row_order: Callable[[ParamSource], np.ndarray | None] = lambda source: None
+    """The row of the parameter that each stored row is; None where they are in order."""
 
 
 def param_sources(config: ModelConfig, names: Names) -> list[ParamSource]:

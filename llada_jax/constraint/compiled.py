@@ -91,13 +91,13 @@ def automaton_of(
     """Returns the automaton of a regular expression over ids that spell bytes; what is spelled in
     one way in the `own` tokens of a tokenizer, if one is given. Errors as `compiled`."""
     found = of_regex(pattern)
-    table = np.full((found.states, 256), -1, np.int32)
-    state, byte, after = np.array(found.edges, np.int32).reshape(-1, 3).T
+    table = np.full((found["states"], 256), -1, np.int32)
+    state, byte, after = np.array(found["edges"], np.int32).reshape(-1, 3).T
     table[state, byte] = after
-    accepts = np.isin(np.arange(found.states), found.accepts)
+    accepts = np.isin(np.arange(len(table)), found["accepts"])
     tokens = {i: each for i, each in spelled.items() if i not in ends}
     only = None if own is None else own_steps(table, accepts, tokens, own)
-    automaton = token_automaton(table, found.start, accepts, tokens, ends, vocab, only)
+    automaton = token_automaton(table, found["start"], accepts, tokens, ends, vocab, only)
     require(
         automaton.spelled,
         f"{pattern!r:.80} has no text that the tokenizer spells; allowed: texts of its tokens",

@@ -54,11 +54,7 @@ def regex(pattern: str, **options: Any) -> Constraint:
 
 
 def json_schema(
-    schema: Mapping[str, Any] | str,
-    *,
-    depth: int = 3,
-    spaces: bool | None = False,
-    **options: Any,
+    schema: Mapping[str, Any] | str, *, depth: int = 3, spaces: bool | None = False, **options: Any
 ) -> Constraint:
     """Returns the constraint that a text is JSON of a schema, whose properties have its order.
 

@@ -123,8 +123,7 @@ def _shared_out(config: ModelConfig, dtype: str | None) -> Iterator[tuple[str, i
 
 def shardings(spec: ParamSpec, mesh: Mesh, dtype: str | None) -> Any:
     """Returns the sharding of a parameter, or those of its integers and scales."""
-    parts = partition_of(spec, dtype)
-    return jax.tree.map(partial(NamedSharding, mesh), parts, is_leaf=_is_partition)
+    return jax.tree.map(partial(NamedSharding, mesh), partition_of(spec, dtype))
 
 
 def partition_of(spec: ParamSpec, dtype: str | None = None) -> Any:
@@ -135,11 +134,6 @@ def partition_of(spec: ParamSpec, dtype: str | None = None) -> Any:
         return whole
     scale = whole if dtype == "int4" else PartitionSpec(*whole[:-1], None)
     return QuantArray(whole, scale)  # pyright: ignore
-
-
-def _is_partition(leaf: Any) -> bool:
-    """Tells whether a leaf says where an array lies; a tree would take it apart."""
-    return isinstance(leaf, PartitionSpec)
 
 
 def mesh_of(params: Params) -> Mesh | None:
@@ -204,8 +198,5 @@ def _as_parts(params: ModelParams, specs: ModelParams) -> ModelParams:
         axes: Any = cut if isinstance(cut, tuple) else (cut,) if cut else ()
         return Shard(leaf, axes)
 
-    def is_place(leaf: Any) -> bool:
-        return is_quantized(leaf) or _is_partition(leaf)
-
-    layers = jax.tree.map(marked, specs.layers, params.layers, is_leaf=is_place)
+    layers = jax.tree.map(marked, specs.layers, params.layers, is_leaf=is_quantized)
     return params._replace(layers=layers)

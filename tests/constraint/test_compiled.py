@@ -168,10 +168,10 @@ EXPRESSIONS = st.recursive(
 @settings(max_examples=60)
 def test_an_expression_accepts_what_python_accepts(pattern, texts):
     pytest.importorskip("outlines_core")
-    found = byte_automaton.ByteAutomaton(**byte_automaton.found_for(pattern))
-    following = {(state, byte): after for state, byte, after in found.edges}
+    found = byte_automaton.found_for(pattern)
+    following = {(state, byte): after for state, byte, after in found["edges"]}
     for text in texts:
-        state = found.start
+        state = found["start"]
         for byte in text.encode():
             state = following.get((state, byte))
-        assert (state in found.accepts) is bool(re.fullmatch(pattern, text))
+        assert (state in found["accepts"]) is bool(re.fullmatch(pattern, text))
