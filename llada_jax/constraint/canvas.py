@@ -66,26 +66,12 @@ class Reach(NamedTuple):
     """Classes that a position may have, whatever stands there, where all other fixed ones stay."""
 
 
-def position_values(
-    grammar: Grammar,
-    text: Placed,
-    tokens: Int[Array, "B L"],
-    free: Bool[Array, "B L"],
-    values: Float[Array, "B L G"],
-) -> Float[Array, "B L G"]:
-    """Returns the value of each class at each position: -inf where it has another one."""
-    classes = jnp.arange(grammar.n_classes, dtype=jnp.int32)
-    own = classes == grammar.class_of[tokens][..., None]
-    behind = jnp.arange(tokens.shape[1], dtype=jnp.int32) >= text.stop[:, None]
-    values = jnp.where(free[..., None], values, jnp.where(own, 0.0, -jnp.inf))
-    return jnp.where(behind[..., None] & (classes != grammar.end_class), -jnp.inf, values)
-
-
 def reach(
     grammar: Grammar,
     text: Placed,
-    values: Float[Array, "B L G"],
+    tokens: Int[Array, "B L"],
     fixed: Bool[Array, "B L"],
+    values: Float[Array, "B L G"],
     weighed: Bool[Array, "B L"],
     rows: Bool[Array, " B"],
     *,
@@ -95,8 +81,8 @@ def reach(
     (Viterbi); exact, and O(L S G) for each row.
 
     Args:
-      values: as `position_values` gives them.
       fixed: positions whose token stays.
+      values: of each class, where a position is free.
       weighed: free positions with values; all classes of the others are worth 0.
       rows: of which the results count.
       alternatives: whether `allowed` is wanted.
@@ -110,7 +96,11 @@ def reach(
     patterns = (grammar.transitions, grammar.distance, grammar.sources, grammar.targets)
     pattern = _Pattern(*(each[0 if shared else text.pattern] for each in patterns))
     start, span = grammar.start[text.pattern], (text.begin.min(), first, last)
-    ends = jnp.arange(grammar.n_classes, dtype=jnp.int32) == grammar.end_class
+    classes = jnp.arange(grammar.n_classes, dtype=jnp.int32)
+    own, ends = classes == grammar.class_of[tokens][..., None], classes == grammar.end_class
+    values = jnp.where(fixed[..., None], jnp.where(own, 0.0, -jnp.inf), values)
+    behind = (position >= text.stop[:, None])[..., None]
+    values = jnp.where(behind & ~ends, -jnp.inf, values)
     of_row = partial(_reach_of_row, span=span, ends=ends if alternatives else None)
     axes = (None if shared else 0, 0, 0, 0, 0, 0)
     return jax.vmap(of_row, axes)(pattern, start, text.begin, text.stop, values, fixed)

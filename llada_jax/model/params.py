@@ -1,10 +1,5 @@
-"""The tree of a dLLM's parameters, as `llada_jax.model.architecture.parameters` describes them.
-
-`abstract_params` gives the tree with a `ParamSpec` at each leaf. Random initialisation, loading,
-quantization and sharding all follow from it, so a new family is a row in a table, not new code.
-Matrices are stored [out, in]: no transposes while loading, and the layout that XLA's CPU matrix
-products are fastest with.
-"""
+"""The tree of a dLLM's parameters, as `llada_jax.model.architecture.parameters` describes them: so
+a new family is a row in a table, not new code."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

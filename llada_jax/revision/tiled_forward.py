@@ -10,17 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.forward import LayerHooks, cache_for, run_layers
-from llada_jax.model.head import (
-    RunningScores,
-    absorb_chunk,
-    finish_scores,
-    score_rows,
-    start_scores,
-)
+from llada_jax.model.head import absorb_chunk, finish_scores, score_rows, start_scores
 from llada_jax.model.layers import (
     CachedLayer,
     Multiply,
@@ -123,19 +117,12 @@ def score_tiled_rows(
     running = start_scores(hidden.shape[:2], jnp.dtype(rules.confidence_dtype))
     for start in range(0, vocab, chunk):
         logits = multiply(x, head.columns(start, min(start + chunk, vocab)))
-        running = _absorb(rules, running, logits, jnp.int32(start), noise_keys)
+        logits = jnp.asarray(logits, rules.confidence_dtype)
+        running = _absorb(running, logits, jnp.int32(start), noise_keys, rules)
     return finish_scores(running)
 
 
 _score = jax.jit(score_rows, static_argnums=3)
 
 
-@partial(jax.jit, static_argnums=0)
-def _absorb(
-    rules: ScoreRules,
-    seen: RunningScores,
-    logits: Float[Array, "B C chunk"],
-    start: Int[Array, ""],
-    noise_keys: Key[Array, "B C"] | None,
-) -> RunningScores:
-    return absorb_chunk(seen, logits.astype(rules.confidence_dtype), start, noise_keys, rules)
+_absorb = jax.jit(absorb_chunk, static_argnames="rules")
