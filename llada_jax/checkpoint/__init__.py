@@ -16,7 +16,7 @@ from llada_jax.checkpoint.huggingface import (
     save_huggingface,
 )
 from llada_jax.checkpoint.sources import Checkpoint
-from llada_jax.checkpoint.tensors import Dtype, StreamedParams, read_params
+from llada_jax.checkpoint.tensors import Dtype, read_params
 from llada_jax.config import ModelConfig, require, require_choice
 from llada_jax.content import content_hash, file_state
 from llada_jax.model.params import ModelParams
@@ -56,12 +56,6 @@ def load_params(
     if str(source) in bundled_names():
         dtype = dtype or "float32"
     return checkpoint.config, read_params(checkpoint, dtype, experts, mesh), tokenizer_folder
-
-
-def stream_params(source: str | PathLike[str]) -> tuple[ModelConfig, StreamedParams, Path | None]:
-    """Looks a model through, as `load_params`; tensors are read when they are asked for."""
-    checkpoint, tokenizer_folder = open_checkpoint(source)
-    return checkpoint.config, StreamedParams(checkpoint), tokenizer_folder
 
 
 def open_checkpoint(

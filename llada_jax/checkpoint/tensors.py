@@ -1,12 +1,10 @@
-"""Reading a checkpoint's parameters piece by piece: into the tree, in the dtype that is wanted; or
-a few rows at a time, for those who write them somewhere else."""
+"""Reading a checkpoint's parameters piece by piece into the tree, in the dtype that is wanted."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh
@@ -24,7 +22,7 @@ _Added = dict[str, np.ndarray]
 """By kind of block, the squares of what is lost where integers are rounded anew, and of all."""
 _BITS: Mapping[str | None, Bits] = {"int8": 8, "int4": 4}
 _ROUTING = ("router", "selection_bias")
-_PIECE_ELEMENTS, _STREAMED_ELEMENTS = 1 << 18, 1 << 22
+_PIECE_ELEMENTS = 1 << 18
 _PROGRESS_BYTES = 1 << 30
 _NARROW = np.dtype(ml_dtypes.bfloat16)
 """The float that goes with quantized matrices, and with other floats where it is asked for."""
@@ -147,46 +145,3 @@ def _decoded(
         sums = np.array([np.square(lost).sum(), np.square(numbers).sum()], np.float64)
         added[tensor.kind] = added.get(tensor.kind, 0) + sums
     return rounded
-
-
-class StreamedParams:
-    """Parameters by name, read when they are asked for."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
-        self._sources = {source.name: source for source in checkpoint.sources}
-
-    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """Gives rows of the first axis in order: floats as stored, `QuantArray`s of int4 blocks.
-
-        Experts of a layer are one parameter [E, ...]; its rows are the experts.
-        """
-        source, stored = self._sources[name], self._checkpoint.stored
-        if source.part != source.spec.shape:
-            n_experts, n_rows, _ = source.spec.shape
-            for expert in range(n_experts)[start:stop]:
-                tensor, place = divmod(expert, n_experts // len(source.tensors))
-                rows = range(place * n_rows, (place + 1) * n_rows)
-                pieces = _pieces(stored[source.tensors[tensor]], rows.start, rows.stop)
-                yield _joined(pieces, None)
-            return
-        n_rows = source.part[0]
-        stop = n_rows if stop is None else stop
-        tensor, order = stored[source.tensors[0]], self._checkpoint.row_order(source)
-        if order is None:
-            yield from _pieces(tensor, source.start + start, source.start + stop)
-        else:
-            whole = _pieces(tensor, source.start, source.start + n_rows)
-            yield _joined(whole, np.argsort(order)[start:stop])
-
-
-def _joined(pieces: Iterator[Any], index: Any) -> Any:
-    return jax.tree.map(lambda *parts: np.concatenate(parts)[index], *pieces)
-
-
-def _pieces(tensor: StoredTensor, start: int, stop: int) -> Iterator[Any]:
-    for raw in tensor.pieces(start, stop, _STREAMED_ELEMENTS):
-        if tensor.int4 is None:
-            yield tensor.decode(raw).reshape(len(raw), *tensor.shape[1:])
-        else:
-            yield QuantArray(*map(jnp.asarray, tensor.decode_int4(raw)))
