@@ -141,7 +141,8 @@ def _decoded(
         return [numbers]
     rounded = quantize(numbers, bits)
     if tensor.blocks is not None:
-        lost = np.asarray(dequantize(QuantArray(*map(np.asarray, rounded)), np.float32)) - numbers
+        stored = QuantArray(*map(np.asarray, rounded))  # pyright: ignore
+        lost = np.asarray(dequantize(stored, np.float32)) - numbers
         sums = np.array([np.square(lost).sum(), np.square(numbers).sum()], np.float64)
         added[tensor.kind] = added.get(tensor.kind, 0) + sums
     return rounded

@@ -74,7 +74,7 @@ def over_ids(
     `count` ids (default: all) from `first` on, which the head's matrix has in rows from `row` on
     (default: the same)."""
     row = first if row is None else row
-    count = jax.tree.leaves(weight)[0].shape[0] if count is None else count
+    n_ids: int = jax.tree.leaves(weight)[0].shape[0] if count is None else count
 
     def with_chunk(seen: Running, done: VocabId, size: int) -> Running:
         part = jax.tree.map(
@@ -83,7 +83,7 @@ def over_ids(
         logits = _chunk_logits(hidden, part).astype(rules.confidence_dtype)
         return absorb(seen, logits, first + done)
 
-    full, rest = divmod(count, rules.chunk)
+    full, rest = divmod(n_ids, rules.chunk)
     if full:
         # A loop of the compiled program. Of chunks that are written out one by one XLA slices the
         # weights first, all of them, and holds a second copy of the head.

@@ -74,7 +74,7 @@ def merged(one: RunningHead, other: RunningHead) -> RunningHead:
         total = classes.total
         if total is not None and new.total is not None:
             total = total * lowered[0][..., None] + new.total * lowered[1][..., None]
-        classes = Classes(*chosen, total)
+        classes = Classes(chosen[0], chosen[1], chosen[2], total)
     new = other.divergence
     if divergence is not None and new is not None:
         highest = jnp.maximum(divergence.highest, new.highest)
@@ -95,4 +95,4 @@ def _merged_scores(one: RunningScores, other: RunningScores) -> RunningScores:
         moved = each.weighted + each.total * jnp.where(rescale > 0, each.first - first, 0)
         total, weighted = total + each.total * rescale, weighted + moved * rescale
     chosen = jax.tree.map(partial(jnp.where, better), other[:3], one[:3])  # with their logits
-    return RunningScores(*chosen, first, second, total, weighted)
+    return RunningScores(chosen[0], chosen[1], chosen[2], first, second, total, weighted)
