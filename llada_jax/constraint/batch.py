@@ -41,11 +41,11 @@ def texts_of(
     )
     measures = sorted({each.confidence for each in given})
     require(len(measures) == 1, f"the batch has confidences {measures}; allowed: one of them")
-    require(tokenizer is not None, "the model has no tokenizer; allowed: a constraint with one")
+    if tokenizer is None:
+        raise ValueError("the model has no tokenizer; allowed: a constraint with one")
     require(
         len(ends) > 0, "neither the model nor the sampler names an EOS; allowed: one, as eos_id"
     )
-    assert tokenizer is not None
     different = {each.texts: each for each in given}
     made = {key: compiled(each, tokenizer, ends, vocab_size) for key, each in different.items()}
     return Texts(tuple(given), made)

@@ -32,12 +32,11 @@ def schema_pattern(schema: Mapping[str, Any] | str, depth: int, spaces: bool | N
     require(spaces in (True, False, None), f"spaces is {spaces!r}; allowed: true, false, or None")
     gap = " ?" if spaces is None else " " * spaces
     pattern = _Schema(schema, depth, gap).pattern(schema, "#", ())
-    require(
-        pattern is not None,
-        f"schema has no text in which a definition stands less than {depth} times within itself; "
-        f"allowed: a depth up to {MOST_DEPTH}, and definitions that end",
-    )
-    assert pattern is not None
+    if pattern is None:
+        raise ValueError(
+            f"schema has no text in which a definition stands less than {depth} times within "
+            f"itself; allowed: a depth up to {MOST_DEPTH}, and definitions that end"
+        )
     return pattern
 
 
@@ -179,13 +178,11 @@ def _literal(value: Any) -> str:
 
 def _bounds(part: Any, least: str, most: str, at: str) -> tuple[int, int | None]:
     low, high = part.get(least, 0), part.get(most)
-    whole = low is not None and all(
-        each is None or (type(each) is int and each >= 0) for each in (low, high)
-    )
+    bounds = [low] if high is None else [low, high]
+    whole = all(type(each) is int and each >= 0 for each in bounds)
     require(
-        whole and (high is None or low <= high),
+        whole and bounds == sorted(bounds),
         f"schema at {at} has {least} {low!r} and {most} {high!r}; allowed: whole numbers that "
         "ascend",
     )
-    assert low is not None
     return low, high
