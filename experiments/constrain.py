@@ -108,16 +108,13 @@ def _read(constraint: lj.Constraint, text: str) -> str | None:
     return str(found["result"]) if fits else None
 
 
-def json_answer(item: Item) -> str:
-    """Returns the worked answer to a word problem as a text of the schema."""
+def training_line(item: Item) -> str:
+    """Returns a chat in which a word problem is answered by a text of the schema, as a line of a
+    file."""
     steps, _, _ = item.answer.partition("\n" + ANSWER_MARK)
     found = {"steps": steps, "result": int(item.target)}
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-
-
-def training_line(item: Item) -> str:
-    """Returns a chat in which a word problem is answered in JSON, as a line of a file."""
-    said = {"user": item.question, "assistant": json_answer(item)}
+    answer = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+    said = {"user": item.question, "assistant": answer}
     messages = [{"role": role, "content": content} for role, content in said.items()]
     return json.dumps({"messages": messages}) + "\n"
 

@@ -26,7 +26,7 @@ from experiments.harness.pictures import draw_reliability, save
 from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax.config import ModelConfig, TrainConfig, require, require_counts
+from llada_jax.config import ModelConfig, TrainConfig, require, require_counts, require_multiple
 from llada_jax.evaluation.reliability_diagram import Reliability, reliability
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
@@ -59,10 +59,7 @@ class ReliabilityConfig:
         for name in self.tasks:
             _ = load_task(name)  # which checks the name
         require_counts(self, "items", "batch_size", "block_length", "bins")
-        require(
-            self.items % self.batch_size == 0,
-            f"items is {self.items}; allowed: a multiple of batch_size, {self.batch_size}",
-        )
+        require_multiple(self, "items", of="batch_size")
 
 
 class Predictions(NamedTuple):

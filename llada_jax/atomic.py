@@ -21,9 +21,11 @@ _SUFFIX = ".partial"
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text as UTF-8, with its line ends as they are."""
-    write_bytes(path, text.encode())
+def write_text(path: str | os.PathLike[str], text: str, only_first: bool = False) -> None:
+    """Writes a text as UTF-8, with its line ends as they are; with `only_first` unless there is a
+    file: of several writers at once, the first does."""
+    with new_file(path, only_first) as part:
+        part.write_bytes(text.encode())
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes | bytearray | memoryview) -> None:
@@ -46,16 +48,9 @@ def append_text(path: str | os.PathLike[str], text: str) -> None:
             raise
 
 
-def write_first(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text as UTF-8 unless there is a file: of several writers at once, the first does."""
-    with new_file(path, only_first=True) as part:
-        part.write_bytes(text.encode())
-
-
 @contextmanager
 def new_file(path: str | os.PathLike[str], only_first: bool = False) -> Iterator[Path]:
-    """Gives the path of a file to write, which replaces `path` where the body succeeds; with
-    `only_first`, only where there is none."""
+    """Gives the path of a file to write, which replaces `path` where the body succeeds."""
     target = Path(path)
     part = _temporary(target)
     try:

@@ -51,11 +51,7 @@ class Tokenizer:
         template = _default_template(config.get("chat_template"), folder)
         if not (folder / "tokenizer.json").is_file():
             raise FileNotFoundError(f"no tokenizer.json in {folder}")
-        return cls(
-            _parsed(folder / "tokenizer.json", _backend),
-            _special_tokens(config),
-            template,
-        )
+        return cls(_parsed(folder / "tokenizer.json", _backend), _special_tokens(config), template)
 
     @property
     def vocab_size(self) -> int:

@@ -127,13 +127,8 @@ class HeadOut(NamedTuple):
     measured: Measured | None
 
 
-ForwardRows = Callable[[Params, Rows, KVCache], RowsOut]
 Hidden: TypeAlias = Float[Array, "B C D"]
 NoiseKeys: TypeAlias = Key[Array, "B C"] | None
-ScoreRows = Callable[[Params, Hidden, NoiseKeys], Scores]
-MeasureRows = Callable[[Params, Hidden, NoiseKeys, Asked], HeadOut]
-EmptyCache = Callable[[Params, int, int], KVCache]
-"""Of the parameters, the batch, and the length of its canvases."""
 
 
 class Denoiser(NamedTuple):
@@ -144,12 +139,13 @@ class Denoiser(NamedTuple):
     `empty_cache` forgets them and gives a cache without layers.
     """
 
-    forward_rows: ForwardRows
-    score_rows: ScoreRows
-    empty_cache: EmptyCache
+    forward_rows: Callable[[Params, Rows, KVCache], RowsOut]
+    score_rows: Callable[[Params, Hidden, NoiseKeys], Scores]
+    empty_cache: Callable[[Params, int, int], KVCache]
+    """Of the parameters, the batch, and the length of its canvases."""
     traceable: bool = True
     keeps_cache: bool = False
-    measure_rows: MeasureRows | None = None
+    measure_rows: Callable[[Params, Hidden, NoiseKeys, Asked], HeadOut] | None = None
     """As `score_rows`, with what a rule asks beside the scores; None where a backend cannot."""
     for_loops: Callable[[Params], Params] = lambda params: params
     """Gives parameters the form in which a compiled loop reads them best."""

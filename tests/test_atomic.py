@@ -188,6 +188,6 @@ def test_the_disk_has_files_that_join_others(steps, tmp_path):
 
 def test_of_several_first_writers_one_writes(tmp_path):
     for text in ("one", "two"):
-        atomic.write_first(tmp_path / "settings", text)
+        atomic.write_text(tmp_path / "settings", text, only_first=True)
     assert (tmp_path / "settings").read_text() == "one"
     assert [each.name for each in tmp_path.iterdir()] == ["settings"]

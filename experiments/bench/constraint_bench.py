@@ -101,7 +101,8 @@ def _work(
     model: lj.Model, automaton: Automaton, hidden: Any
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yields what measures classes in the head, and what the automaton does with them."""
-    texts = Texts((Constraint("words"),), (automaton,))
+    words = Constraint("words")
+    texts = Texts((words,), {words.texts: automaton})
     sampler = SamplerConfig(gen_length=GEN_LENGTH, block_length=ROWS)
     prompt = np.full(PROMPT, SPECIAL, np.int32)
     placed = placed_texts(texts, [prompt], MASK, GEN_LENGTH, infill=False)

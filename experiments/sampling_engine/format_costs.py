@@ -16,8 +16,7 @@ from experiments.harness.results import ResultRow, share_row
 from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.config import SamplerConfig, require_counts
 from llada_jax.evaluation.tasks import load_task
-from llada_jax.model.head import logits_of
-from llada_jax.model.running_scores import without
+from llada_jax.model.head import logits_of, without
 from llada_jax.model.score_rules import ScoreRules
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids

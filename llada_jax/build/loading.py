@@ -167,7 +167,8 @@ def export(
         written; an export that was interrupted goes on with the same call.
       ImportError: the extra `npu` is not installed.
     """
-    config, weights, tokenizer = checkpoint.stream_params(source)
+    weights, tokenizer = checkpoint.open_checkpoint(source)
+    config = weights.config
     if config.mask_id is None and tokenizer is not None:
         config = config.replace(mask_id=Tokenizer.from_folder(tokenizer).mask_id)
     settings = settings or ExportConfig()

@@ -1,4 +1,5 @@
-"""Loading and saving models: Hugging Face folders, GGUF files, bundled models."""
+"""Loading and saving models: Hugging Face folders, GGUF files, bundled models. And which model is
+meant: where it lies, and what its files hold, wherever they are."""
 
 import re
 from os import PathLike
@@ -7,19 +8,21 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from llada_jax.checkpoint.gguf import open_gguf
-from llada_jax.checkpoint.huggingface import CONFIG_FILE, open_huggingface, save_huggingface
-from llada_jax.checkpoint.identity import (
-    bundled_names,
-    file_states,
-    fingerprint,
-    model_path,
+from llada_jax.checkpoint.huggingface import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    INDEX_FILE,
+    open_huggingface,
+    save_huggingface,
 )
 from llada_jax.checkpoint.sources import Checkpoint
-from llada_jax.checkpoint.tensors import Dtype, StreamedParams, read_params
+from llada_jax.checkpoint.tensors import Dtype, read_params
 from llada_jax.config import ModelConfig, require, require_choice
+from llada_jax.content import content_hash, file_state
 from llada_jax.model.params import ModelParams
+from llada_jax.text import TOKENIZER_FILES
 
-_TOKENIZER_FILE = "tokenizer.json"
+_ASSETS = Path(__file__).parents[1] / "assets"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -55,14 +58,6 @@ def load_params(
     return checkpoint.config, read_params(checkpoint, dtype, experts, mesh), tokenizer_folder
 
 
-def stream_params(
-    source: str | PathLike[str],
-) -> tuple[ModelConfig, StreamedParams, Path | None]:
-    """Looks a model through, as `load_params`; tensors are read when they are asked for."""
-    checkpoint, tokenizer_folder = open_checkpoint(source)
-    return checkpoint.config, StreamedParams(checkpoint), tokenizer_folder
-
-
 def open_checkpoint(
     source: str | PathLike[str], family: str | None = None
 ) -> tuple[Checkpoint, Path | None]:
@@ -70,12 +65,15 @@ def open_checkpoint(
 
     Arguments and errors as `load_params`."""
     path = model_path(source)
-    return _opened(path, family), _tokenizer_folder(path)
-
-
-def _opened(path: Path, family: str | None) -> Checkpoint:
+    folder = path if path.is_dir() else path.parent
+    tokenizer_folder = folder if (folder / "tokenizer.json").is_file() else None
     if path.suffix == ".gguf":
-        return open_gguf(path)
+        return open_gguf(path), tokenizer_folder
+    _require_model_folder(path)
+    return open_huggingface(path, family), tokenizer_folder
+
+
+def _require_model_folder(path: Path) -> None:
     allowed = (
         f"allowed: a bundled model ({', '.join(map(repr, bundled_names()))}), a folder with "
         f"{CONFIG_FILE}, or a .gguf file"
@@ -92,9 +90,39 @@ def _opened(path: Path, family: str | None) -> Checkpoint:
     require(path.is_dir(), f"{str(path)!r} is no model; {allowed}")
     if not (path / CONFIG_FILE).is_file():
         raise FileNotFoundError(f"no {CONFIG_FILE} in {path}; {allowed}")
-    return open_huggingface(path, family)
 
 
-def _tokenizer_folder(path: Path) -> Path | None:
+def bundled_names() -> tuple[str, ...]:
+    """Returns the names of the bundled models."""
+    return tuple(sorted(folder.name for folder in _ASSETS.iterdir() if folder.is_dir()))
+
+
+def model_path(source: str | PathLike[str]) -> Path:
+    """Returns where a model is: a bundled one's folder; of anything else, the path itself."""
+    return _ASSETS / source if str(source) in bundled_names() else Path(source)
+
+
+def fingerprint(source: str | PathLike[str]) -> str:
+    """Names a model by the content of its configuration, weights, tokenizer and chat template, 32
+    hexadecimal digits.
+
+    Large files are read once, and then known by their size and times.
+    """
+    return content_hash(model_path(source), _files(source))
+
+
+def file_states(source: str | PathLike[str]) -> list[list[int]]:
+    """Returns size and times of the files that `fingerprint` names: others once one is written."""
+    return list(map(file_state, _files(source)))
+
+
+def _files(source: str | PathLike[str]) -> list[Path]:
+    path = model_path(source)
     folder = path if path.is_dir() else path.parent
-    return folder if (folder / _TOKENIZER_FILE).is_file() else None
+    if path.is_file():
+        found = [path]
+    else:
+        named = (CONFIG_FILE, GENERATION_FILE, INDEX_FILE)
+        found = [*(path / name for name in named), *path.glob("*.safetensors")]
+    found += [folder / name for name in TOKENIZER_FILES]
+    return sorted(file for file in found if file.is_file())

@@ -1,16 +1,24 @@
 """GGUF files of llama.cpp: LLaDA, LLaDA-MoE, Dream and RND1, in floats or in blocks of integers;
-and diffuse-cpp's of LLaDA and Dream."""
+and diffuse-cpp's of LLaDA and Dream.
 
+The library's own reader is not used: it makes two objects of each token of a vocabulary, it takes
+what lies behind the end of the file for nothing and goes on, and it multiplies dimensions modulo
+2^64. This one skips arrays, which no model is described by, and wants the tensors as llama.cpp
+wants them: in their order, each aligned, without a gap.
+"""
+
+import math
+import mmap
+import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from llada_jax.checkpoint.gguf_header import GgufTensor, read_header
 from llada_jax.checkpoint.sources import (
     FLOATS,
     Checkpoint,
@@ -23,18 +31,19 @@ from llada_jax.checkpoint.sources import (
     tensor_shapes,
 )
 from llada_jax.config import ModelConfig, require
-from llada_jax.model.families.gguf_metadata import (
-    config_from_gguf,
-    gguf_names,
-    rows_are_permuted,
-)
+from llada_jax.model.families.gguf_metadata import config_from_gguf, gguf_names, rows_are_permuted
 
 BLOCKS = ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "IQ4_XS", "IQ4_NL")
-_KINDS: Mapping[str, np.dtype] = {
-    **FLOATS,
-    **dict.fromkeys(BLOCKS, np.dtype(ml_dtypes.bfloat16)),
-}
+_KINDS: Mapping[str, np.dtype] = {**FLOATS, **dict.fromkeys(BLOCKS, np.dtype(ml_dtypes.bfloat16))}
 _PERMUTED = ("query", "key", "query_bias", "key_bias")
+_VERSIONS = (2, 3)
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
+            12: "d"}  # fmt: skip
+_TEXT, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
+_MOST_BYTES = 1 << 25
+"""Of a header; vocabulary and merges of Dream take a fifth."""
+_MOST_DIMENSIONS = 4
 
 
 def open_gguf(path: Path) -> Checkpoint:
@@ -47,7 +56,10 @@ def open_gguf(path: Path) -> Checkpoint:
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
-    metadata, stored = _contents(path)
+    try:
+        metadata, stored = read_header(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is no GGUF file, or is cut short: {error}") from error
     names = gguf_names()
     embedding = names["embedding"]
     require(embedding in stored, f"{path} lacks {embedding}")
@@ -73,31 +85,115 @@ def _row_order(config: ModelConfig, source: ParamSource) -> np.ndarray | None:
     return rows.swapaxes(1, 2).reshape(-1)
 
 
-def _contents(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+def read_header(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """Reads the metadata, without arrays, and where the tensors lie, by name. Raises ValueError
+    that says what is wrong with them."""
     try:
         import gguf
     except ImportError as error:
         raise ImportError("GGUF files need the extra 'gguf' of llada_jax") from error
-    try:
-        metadata, tensors = read_header(path)
-    except ValueError as error:
-        raise ValueError(f"{path} is no GGUF file, or is cut short: {error}") from error
-    return metadata, {tensor.name: _stored(gguf, path, tensor) for tensor in tensors}
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            return _Header(data, path, gguf).read()
+        except struct.error as error:
+            raise ValueError(f"its header leaves the file: {error}") from error
 
 
-def _stored(gguf: ModuleType, path: Path, tensor: GgufTensor) -> StoredTensor:
-    kind, shape = tensor.kind.name, rows_of(tensor.shape)
-    return StoredTensor(
-        tensor.name,
-        path,
-        offset=tensor.offset,
-        shape=shape,
-        row_bytes=tensor.bytes // shape[0],
-        kind=kind,
-        dtype=_KINDS.get(kind),
-        blocks=None if kind in FLOATS else partial(gguf.dequantize, qtype=tensor.kind),
-        int4=_q4_0 if kind == "Q4_0" else None,
-    )
+class _Header:
+    def __init__(self, data: mmap.mmap, path: Path, gguf: Any) -> None:
+        self._data, self._path, self._gguf = data, path, gguf
+        self._at, self._end = 0, min(len(data), _MOST_BYTES)
+
+    def read(self) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+        magic, version, n_tensors, n_values = self._numbers("4sIQQ")
+        require(magic == b"GGUF", f"it begins with {magic!r}")
+        require(version & 0xFFFF != 0, "it is big-endian; allowed: little-endian")
+        require(version in _VERSIONS, f"its version is {version}; allowed: {_VERSIONS}")
+        metadata: dict[str, Any] = {}
+        for _ in range(n_values):
+            name = self._text()
+            require(name not in metadata, f"{name!r} stands there twice")
+            metadata[name] = self._value(self._number("I"))
+        alignment = metadata.get("general.alignment", 32)
+        require(
+            type(alignment) is int and alignment > 0 and alignment.bit_count() == 1,
+            f"general.alignment is {alignment!r}; allowed: a power of two",
+        )
+        plain = {name: value for name, value in metadata.items() if value is not None}
+        return plain, self._tensors(n_tensors, alignment)
+
+    def _tensors(self, count: int, alignment: int) -> dict[str, StoredTensor]:
+        tensors: dict[str, StoredTensor] = {}
+        at = end = 0  # from where the data begins
+        for _ in range(count):
+            name, n_dimensions = self._text(), self._number("I")
+            require(
+                0 < n_dimensions <= _MOST_DIMENSIONS,
+                f"{name} has {n_dimensions} dimensions; allowed: 1 to {_MOST_DIMENSIONS}",
+            )
+            shape = self._numbers(f"{n_dimensions}Q")[::-1]
+            number, offset = self._numbers("IQ")
+            kind = self._gguf.GGMLQuantizationType(number)
+            in_block, block_bytes = self._gguf.GGML_QUANT_SIZES[kind]
+            require(
+                math.prod(shape) > 0 and shape[-1] % in_block == 0,
+                f"{name} is {list(shape)}; allowed: rows of blocks of {in_block}",
+            )
+            require(name not in tensors, f"{name!r} stands there twice")
+            require(offset == at, f"{name} is at {offset}; allowed: {at}")
+            rows, size = rows_of(shape), math.prod(shape) // in_block * block_bytes
+            tensors[name] = StoredTensor(
+                name,
+                self._path,
+                offset=at,
+                shape=rows,
+                row_bytes=size // rows[0],
+                kind=kind.name,
+                dtype=_KINDS.get(kind.name),
+                blocks=None if kind.name in FLOATS else partial(self._gguf.dequantize, qtype=kind),
+                int4=_q4_0 if kind.name == "Q4_0" else None,
+            )
+            end = at + size
+            at = end + -end % alignment
+        start, whole = self._at + -self._at % alignment, len(self._data)
+        ends = start + end
+        require(
+            whole in (ends, start + at), f"its tensors end at {ends} bytes, the file at {whole}"
+        )
+        return {name: replace(each, offset=start + each.offset) for name, each in tensors.items()}
+
+    def _numbers(self, kinds: str) -> tuple[Any, ...]:
+        found = struct.unpack_from(f"<{kinds}", self._data, self._at)
+        self._at += struct.calcsize(f"<{kinds}")
+        return found
+
+    def _number(self, kind: str) -> Any:
+        return self._numbers(kind)[0]
+
+    def _skip(self, count: int) -> int:
+        """Returns where so many bytes begin, and goes on behind them."""
+        start, self._at = self._at, self._at + count
+        require(self._at <= self._end, f"its header takes {self._at} bytes, of {self._end}")
+        return start
+
+    def _text(self) -> str:
+        start = self._skip(self._number("Q"))
+        return self._data[start : self._at].decode()
+
+    def _value(self, kind: int) -> Any:
+        if kind != _ARRAY:
+            require(kind == _TEXT or kind in _NUMBERS, f"no type of a value is {kind}")
+            return self._text() if kind == _TEXT else self._number(_NUMBERS[kind])
+        kind, count = self._numbers("IQ")
+        require(kind == _TEXT or kind in _NUMBERS, f"no type of an array is {kind}")
+        if kind != _TEXT:
+            self._skip(count * struct.calcsize(_NUMBERS[kind]))
+            return None
+        for _ in range(count):
+            self._at += 8 + _LENGTH.unpack_from(self._data, self._at)[0]
+            if self._at > self._end:
+                self._skip(0)
+        return None
 
 
 def _q4_0(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

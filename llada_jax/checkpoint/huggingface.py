@@ -1,32 +1,34 @@
-"""Folders in the Hugging Face layout: `config.json` and safetensors, in one file or in shards."""
+"""Folders in the Hugging Face layout: `config.json` and safetensors, in one file or in shards.
+
+They are checked before a tensor is read. The library checks each file's header; the same bytes say
+where each tensor lies, so that its rows can be read without the rest.
+"""
 
 import json
-from collections.abc import Sequence
-from os import PathLike
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from llada_jax.atomic import new_folder
-from llada_jax.checkpoint.safetensors_files import (
-    INDEX_FILE,
-    SINGLE_FILE,
-    stored_tensors,
-)
 from llada_jax.checkpoint.sources import (
     FLOATS,
     Checkpoint,
     ParamSource,
+    StoredTensor,
     checked,
+    listed,
     param_sources,
 )
 from llada_jax.checkpoint.tensors import kept_dtype
-from llada_jax.config import ModelConfig, require, require_choice
-from llada_jax.config.json_files import read_object
+from llada_jax.config import ModelConfig, require, require_choice, shortened
+from llada_jax.config.json_files import parse_json, read_object
+from llada_jax.inside import inside
 from llada_jax.model.families.config_json import config_from_hf, config_to_hf
 from llada_jax.model.families.family import families
 from llada_jax.model.params import ModelParams
@@ -34,6 +36,8 @@ from llada_jax.model.quantize import is_quantized
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 SaveDtype = Literal["float32", "bfloat16"]
 
 
@@ -44,16 +48,91 @@ def open_huggingface(folder: Path, family: str | None = None) -> Checkpoint:
     Raises FileNotFoundError or ValueError: a missing file, a file that is cut short or unparsable,
     an unknown family, a tensor that is missing or of the wrong shape.
     """
-    hf, listed = read_object(folder / CONFIG_FILE), folder / GENERATION_FILE
-    generation = read_object(listed) if listed.is_file() else None
+    hf, ends = read_object(folder / CONFIG_FILE), folder / GENERATION_FILE
+    generation = read_object(ends) if ends.is_file() else None
     stored = stored_tensors(folder)
     config = config_from_hf(hf, stored, family, generation)
     sources = param_sources(config, families()[config.family].names)
     return checked(Checkpoint(folder, config, sources, stored), tuple(FLOATS))
 
 
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Looks through the tensors of a folder: those of its index, each in the file that the map
+    names, or without an index those of `model.safetensors`.
+
+    Raises FileNotFoundError or ValueError: a file that is missing or damaged, and a tensor that is
+    not in its file, or in another one as well.
+    """
+    index = folder / INDEX_FILE
+    if index.is_file():
+        return _mapped_tensors(folder, read_object(index).get("weight_map"))
+    if not (folder / SINGLE_FILE).is_file():
+        pickled = sorted(path.name for path in folder.glob("*.bin"))
+        require(
+            not pickled,
+            f"{folder} has its weights in {listed(pickled)}; allowed: {SINGLE_FILE} (convert it "
+            "first: save_pretrained of transformers writes it)",
+        )
+        raise FileNotFoundError(f"no {SINGLE_FILE} and no {INDEX_FILE} in {folder}")
+    return _tensors_of(folder / SINGLE_FILE)
+
+
+def _mapped_tensors(folder: Path, file_of: Any) -> dict[str, StoredTensor]:
+    require(
+        isinstance(file_of, dict) and all(isinstance(name, str) for name in file_of.values()),
+        f"{folder / INDEX_FILE} lacks 'weight_map', the name of a file for each tensor",
+    )
+    files = {name: inside(folder, name) for name in dict.fromkeys(file_of.values())}
+    missing = [name for name, file in files.items() if not os.path.isfile(file)]
+    if missing:
+        raise FileNotFoundError(f"{folder} lacks {listed(missing)}, named by {INDEX_FILE}")
+    require(  # other files may lie there, as adapters do, but not other whole weights
+        SINGLE_FILE in files or not (folder / SINGLE_FILE).exists(),
+        f"{folder} has {SINGLE_FILE}, which {INDEX_FILE} does not name; allowed: one of the two",
+    )
+    stored: dict[str, StoredTensor] = {}
+    for name, file in files.items():
+        found = _tensors_of(file)
+        mapped = {tensor for tensor, place in file_of.items() if place == name}
+        for wrong, where in ((mapped - found.keys(), "lacks"), (found.keys() - mapped, "also has")):
+            require(not wrong, f"{file} {where} {listed(sorted(wrong))}, against {INDEX_FILE}")
+        stored |= found
+    return stored
+
+
+def _tensors_of(file: Path) -> dict[str, StoredTensor]:
+    """Reads what a file holds: 8 bytes of header length, a JSON header, the data."""
+    wrong = f"{file} is no safetensors file, or is cut short"
+    try:
+        with safe_open(file, "numpy"):  # maps the file, and reads the header alone
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ValueError(shortened(f"{wrong}: {error}")) from error
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        # The library takes the last of two tensors of one name.
+        entries = parse_json(stream.read(length), wrong, "each tensor once")
+    entries.pop("__metadata__", None)
+    return {name: _stored(file, name, entry, 8 + length) for name, entry in entries.items()}
+
+
+def _stored(file: Path, name: str, entry: Mapping[str, Any], data: int) -> StoredTensor:
+    shape = tuple(entry["shape"])
+    begin, end = entry["data_offsets"]
+    rows = shape[0] if shape else 1
+    return StoredTensor(
+        name,
+        file,
+        offset=data + begin,
+        shape=shape,
+        row_bytes=(end - begin) // max(rows, 1),
+        kind=entry["dtype"],
+        dtype=FLOATS.get(entry["dtype"]),
+    )
+
+
 def save_huggingface(
-    folder: str | PathLike[str],
+    folder: str | os.PathLike[str],
     config: ModelConfig,
     params: ModelParams,
     dtype: SaveDtype = "bfloat16",

@@ -11,8 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -20,6 +22,7 @@ from llada_jax.config import ModelConfig, require
 from llada_jax.model.architecture.parameters import ParamSpec, is_routed, named_specs
 from llada_jax.model.families.family import Names, checkpoint_name
 from llada_jax.model.finite import all_finite, require_finite
+from llada_jax.model.quantize import QuantArray
 
 FLOATS: Mapping[str, np.dtype] = {
     "F32": np.dtype(np.float32),
@@ -27,7 +30,7 @@ FLOATS: Mapping[str, np.dtype] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 _LISTED = 4
-_REFUSED_ELEMENTS = 1 << 20
+_REFUSED_ELEMENTS, _STREAMED_ELEMENTS = 1 << 20, 1 << 22
 
 
 @dataclass(frozen=True)
@@ -111,19 +114,52 @@ class ParamSource(NamedTuple):
         return self.name.rpartition(".")[2]
 
 
-RowOrder = Callable[[ParamSource], np.ndarray | None]
-"""The row of the parameter that each stored row is; None where they are in order."""
-
-
 class Checkpoint(NamedTuple):
-    """A checkpoint that was looked through and checked; no tensor is read yet."""
+    """A checkpoint that was looked through and checked; tensors are read when one asks for them."""
 
     location: Path
     config: ModelConfig
     sources: Sequence[ParamSource]
     """In the order of the tree's leaves."""
     stored: Mapping[str, StoredTensor]
-    row_order: RowOrder = lambda source: None
+    row_order: Callable[[ParamSource], np.ndarray | None] = lambda source: None
+    """The row of the parameter that each stored row is; None where they are in order."""
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+        """Reads rows of the first axis of a parameter, in order and in pieces, for those who write
+        them somewhere else: floats as stored, `QuantArray`s of int4 blocks.
+
+        Experts of a layer are one parameter [E, ...]; its rows are the experts.
+        """
+        source = next(each for each in self.sources if each.name == name)
+        if source.part != source.spec.shape:
+            n_experts, n_rows, _ = source.spec.shape
+            for expert in range(n_experts)[start:stop]:
+                tensor, place = divmod(expert, n_experts // len(source.tensors))
+                rows = range(place * n_rows, (place + 1) * n_rows)
+                pieces = _pieces(self.stored[source.tensors[tensor]], rows.start, rows.stop)
+                yield _joined(pieces, None)
+            return
+        n_rows = source.part[0]
+        stop = n_rows if stop is None else stop
+        tensor, order = self.stored[source.tensors[0]], self.row_order(source)
+        if order is None:
+            yield from _pieces(tensor, source.start + start, source.start + stop)
+        else:
+            whole = _pieces(tensor, source.start, source.start + n_rows)
+            yield _joined(whole, np.argsort(order)[start:stop])
+
+
+def _joined(pieces: Iterator[Any], index: Any) -> Any:
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[index], *pieces)
+
+
+def _pieces(tensor: StoredTensor, start: int, stop: int) -> Iterator[Any]:
+    for raw in tensor.pieces(start, stop, _STREAMED_ELEMENTS):
+        if tensor.int4 is None:
+            yield tensor.decode(raw).reshape(len(raw), *tensor.shape[1:])
+        else:
+            yield QuantArray(*map(jnp.asarray, tensor.decode_int4(raw)))
 
 
 def param_sources(config: ModelConfig, names: Names) -> list[ParamSource]:

@@ -1,18 +1,16 @@
-"""Reading a checkpoint's parameters piece by piece: into the tree, in the dtype that is wanted; or
-a few rows at a time, for those who write them somewhere else."""
+"""Reading a checkpoint's parameters piece by piece into the tree, in the dtype that is wanted."""
 
+import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 from tqdm import tqdm
 
-from llada_jax.checkpoint.array_parts import ArrayParts
 from llada_jax.checkpoint.sources import Checkpoint, ParamSource, StoredTensor
 from llada_jax.config import require
 from llada_jax.model.mesh import require_divides, shardings
@@ -20,10 +18,15 @@ from llada_jax.model.params import ModelParams, abstract_params
 from llada_jax.model.quantize import INT4_GROUP, Bits, QuantArray, dequantize, quantize
 
 Dtype = Literal[None, "float32", "bfloat16", "int8", "int4"]
+_Added = dict[str, np.ndarray]
+"""By kind of block, the squares of what is lost where integers are rounded anew, and of all."""
 _BITS: Mapping[str | None, Bits] = {"int8": 8, "int4": 4}
 _ROUTING = ("router", "selection_bias")
-_PIECE_ELEMENTS, _STREAMED_ELEMENTS = 1 << 18, 1 << 22
+_PIECE_ELEMENTS = 1 << 18
+_ALIGNMENT = 64
 _PROGRESS_BYTES = 1 << 30
+_NARROW = np.dtype(ml_dtypes.bfloat16)
+"""The float that goes with quantized matrices, and with other floats where it is asked for."""
 
 
 def read_params(
@@ -41,19 +44,16 @@ def read_params(
         _check_int4_groups(sources)
     if mesh is not None:
         require_divides(checkpoint.config, mesh, dtype)
-    embedding = stored[sources[0].tensors[0]].dtype
-    width = embedding if dtype is None and embedding is not None else _float_dtype(dtype)
+    of_embedding = stored[sources[0].tensors[0]].dtype
+    assert of_embedding is not None  # a kind that can be read: it was checked
+    width = {None: of_embedding, "float32": np.dtype(np.float32)}.get(dtype, _NARROW)
     read = [each for each in sources if experts or len(each.spec.shape) < 3]
     total = sum(stored[name].row_bytes * each.part[0] for each in read for name in each.tensors)
-    leaves, added = [], _AddedError()
-    with tqdm(
-        total=total,
-        unit="B",
-        unit_scale=True,
-        desc=checkpoint.location.name,
-        disable=total < _PROGRESS_BYTES,
-        mininterval=1,
-    ) as bar:
+    leaves: list[Any] = []
+    added: _Added = {}
+    name = checkpoint.location.name
+    about = {"unit": "B", "unit_scale": True, "mininterval": 1, "disable": total < _PROGRESS_BYTES}
+    with tqdm(total=total, desc=name, **about) as bar:
         for source in sources:
             if source not in read:
                 leaves.append(None)
@@ -63,7 +63,7 @@ def read_params(
             leaf = _read(source, checkpoint, kept, bits, mesh, bar, added)
             leaves.append(jax.block_until_ready(leaf))
     if added:
-        tqdm.write(f"{checkpoint.location.name} as {dtype}: {added}", file=sys.stderr)
+        tqdm.write(f"{name} as {dtype}: {_moved(added)}", file=sys.stderr)
     return jax.tree.unflatten(jax.tree.structure(abstract_params(checkpoint.config)), leaves)
 
 
@@ -74,11 +74,6 @@ def _check_int4_groups(sources: Sequence[ParamSource]) -> None:
             f"dtype is 'int4', but {source.tensors[0]} has {source.spec.shape[-1]} inputs; "
             f"allowed: a multiple of {INT4_GROUP}",
         )
-
-
-def _float_dtype(dtype: str | None) -> np.dtype:
-    """Returns the float that goes with a dtype: quantized matrices run in bfloat16."""
-    return np.dtype(np.float32) if dtype == "float32" else np.dtype(ml_dtypes.bfloat16)
 
 
 def kept_dtype(name: str, found: np.dtype | None, width: np.dtype) -> np.dtype:
@@ -94,7 +89,7 @@ def _read(
     bits: Bits | None,
     mesh: Mesh | None,
     bar: tqdm,
-    added: "_AddedError",
+    added: _Added,
 ) -> jax.Array | QuantArray:
     shape, (n_rows, *_) = source.spec.shape, source.part
     where = None if mesh is None else shardings(source.spec, mesh, bits and f"int{bits}")
@@ -129,30 +124,15 @@ def _read(
     return leaves[0] if bits is None else QuantArray(*leaves)
 
 
-class _AddedError:
-    """Adds up, by kind of block, what is lost where integers are rounded to other integers."""
-
-    def __init__(self) -> None:
-        self._squares: dict[str, np.ndarray] = {}
-
-    def add(self, kind: str, numbers: np.ndarray, rounded: QuantArray) -> None:
-        stored = QuantArray(*map(np.asarray, rounded))  # pyright: ignore
-        lost = np.asarray(dequantize(stored, np.float32)) - numbers
-        sums = np.array([np.square(lost).sum(), np.square(numbers).sum()], np.float64)
-        self._squares[kind] = self._squares.get(kind, 0) + sums
-
-    def __bool__(self) -> bool:
-        return bool(self._squares)
-
-    def __str__(self) -> str:
-        """Returns the root mean square of the error over that of the values, by kind."""
-        shares = {kind: np.sqrt(e / max(v, 1e-30)) for kind, (e, v) in self._squares.items()}
-        of_kinds = ", ".join(f"{kind} by {share:.2%}" for kind, share in shares.items())
-        return f"rounding anew moves weights of {of_kinds} of their size (root mean square)"
+def _moved(added: _Added) -> str:
+    """Says the root mean square of what rounding anew adds over that of the values, by kind."""
+    shares = {kind: np.sqrt(e / max(v, 1e-30)) for kind, (e, v) in added.items()}
+    of_kinds = ", ".join(f"{kind} by {share:.2%}" for kind, share in shares.items())
+    return f"rounding anew moves weights of {of_kinds} of their size (root mean square)"
 
 
 def _decoded(
-    tensor: StoredTensor, raw: np.ndarray, bits: Bits | None, added: _AddedError
+    tensor: StoredTensor, raw: np.ndarray, bits: Bits | None, added: _Added
 ) -> Sequence[Any]:
     """Returns rows as floats, or as integers and their scales."""
     if bits == 4 and tensor.int4 is not None:
@@ -162,48 +142,90 @@ def _decoded(
         return [numbers]
     rounded = quantize(numbers, bits)
     if tensor.blocks is not None:
-        added.add(tensor.kind, numbers, rounded)
+        stored = QuantArray(*map(np.asarray, rounded))  # pyright: ignore
+        lost = np.asarray(dequantize(stored, np.float32)) - numbers
+        sums = np.array([np.square(lost).sum(), np.square(numbers).sum()], np.float64)
+        added[tensor.kind] = added.get(tensor.kind, 0) + sums
     return rounded
 
 
-class StreamedParams:
-    """Parameters by name, read when they are asked for."""
+class _Part(NamedTuple):
+    """A rectangle of the array as rows of its last axis; of a vector, as rows of one number."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
-        self._sources = {source.name: source for source in checkpoint.sources}
-
-    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """Gives rows of the first axis in order: floats as stored, `QuantArray`s of int4 blocks.
-
-        Experts of a layer are one parameter [E, ...]; its rows are the experts.
-        """
-        source, stored = self._sources[name], self._checkpoint.stored
-        if source.part != source.spec.shape:
-            n_experts, n_rows, _ = source.spec.shape
-            for expert in range(n_experts)[start:stop]:
-                tensor, place = divmod(expert, n_experts // len(source.tensors))
-                rows = range(place * n_rows, (place + 1) * n_rows)
-                pieces = _pieces(stored[source.tensors[tensor]], rows.start, rows.stop)
-                yield _joined(pieces, None)
-            return
-        n_rows = source.part[0]
-        stop = n_rows if stop is None else stop
-        tensor, order = stored[source.tensors[0]], self._checkpoint.row_order(source)
-        if order is None:
-            yield from _pieces(tensor, source.start + start, source.start + stop)
-        else:
-            whole = _pieces(tensor, source.start, source.start + n_rows)
-            yield _joined(whole, np.argsort(order)[start:stop])
+    rows: slice
+    columns: slice
+    buffer: np.ndarray
 
 
-def _joined(pieces: Iterator[Any], index: Any) -> Any:
-    return jax.tree.map(lambda *parts: np.concatenate(parts)[index], *pieces)
+class ArrayParts:
+    """An array that is filled row by row in host memory, and only with the parts that this
+    process's devices hold; parts that are equal once."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, where: Sharding | None) -> None:
+        """Takes where the array will lie; None: whole, on the default device."""
+        self._shape, self._where = shape, where
+        indices: Any = [(slice(None),) * len(shape)]
+        if where is not None:
+            indices = where.addressable_devices_indices_map(shape).values()
+        self._parts: dict[str, _Part] = {}
+        for index in indices:
+            if str(index) not in self._parts:
+                self._parts[str(index)] = _part(shape, dtype, index)
+
+    def rows_within(self, start: int, stop: int) -> tuple[int, int]:
+        """Returns the rows from `start` to `stop` that any part has, and what lies between them."""
+        rows = [each.rows for each in self._parts.values()]
+        found = [(max(start, each.start), min(stop, each.stop)) for each in rows]
+        found = [each for each in found if each[0] < each[1]]
+        if not found:
+            return start, start
+        return min(first for first, _ in found), max(last for _, last in found)
+
+    def write(self, rows: range | np.ndarray, numbers: np.ndarray) -> None:
+        """Writes whole rows [rows, columns] of the array, by their places in it."""
+        for held, columns, buffer in self._parts.values():
+            flat, first = buffer.reshape(held.stop - held.start, -1), held.start
+            if isinstance(rows, range):
+                start, stop = max(rows.start, first), min(rows.stop, held.stop)
+                own = numbers[start - rows.start : max(start, stop) - rows.start, columns]
+                flat[start - first : start - first + len(own)] = own
+            else:
+                inside = (rows >= first) & (rows < held.stop)
+                flat[rows[inside] - first] = numbers[inside, columns]
+
+    def memory(self, start: int, stop: int) -> np.ndarray | None:
+        """Returns the memory of rows from `start` to `stop`, uint8 [rows, bytes of a row]; None
+        where no single part has them whole."""
+        (held, columns, buffer), *others = self._parts.values()
+        flat = buffer.reshape(held.stop - held.start, -1)
+        whole = columns == slice(0, self._shape[-1]) or len(self._shape) == 1
+        if others or not whole or start < held.start or stop > held.stop:
+            return None
+        return flat[start - held.start : stop - held.start].view(np.uint8)
+
+    def on_devices(self) -> jax.Array:
+        """Returns the array; what was written becomes its memory where a device can share it."""
+        if self._where is None:
+            (part,) = self._parts.values()
+            return jax.device_put(part.buffer)
+        parts = self._parts
+        return jax.make_array_from_callback(
+            self._shape, self._where, lambda index: parts[str(index)].buffer
+        )
 
 
-def _pieces(tensor: StoredTensor, start: int, stop: int) -> Iterator[Any]:
-    for raw in tensor.pieces(start, stop, _STREAMED_ELEMENTS):
-        if tensor.int4 is None:
-            yield tensor.decode(raw).reshape(len(raw), *tensor.shape[1:])
-        else:
-            yield QuantArray(*map(jnp.asarray, tensor.decode_int4(raw)))
+def _part(shape: tuple[int, ...], dtype: np.dtype, index: tuple[slice, ...]) -> _Part:
+    """Returns an empty part. All axes between the first and the last one are whole."""
+    bounds = [each.indices(size)[:2] for each, size in zip(index, shape, strict=True)]
+    per_first = math.prod(shape[1:-1])
+    (start, stop), columns = bounds[0], bounds[-1] if len(shape) > 1 else (0, 1)
+    buffer = _empty(tuple(last - first for first, last in bounds), dtype)
+    return _Part(slice(start * per_first, stop * per_first), slice(*columns), buffer)
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns `np.empty` at an address that JAX takes over on a CPU, instead of copying."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)

@@ -8,7 +8,9 @@ from llada_jax.config.checks import (
     ascending_counts,
     require,
     require_choice,
+    require_choices,
     require_counts,
+    require_multiple,
     require_numbers,
     require_seed,
     shortened,
@@ -21,10 +23,8 @@ from llada_jax.config.export_settings import (
     Quant,
     Soc,
 )
-from llada_jax.config.mesh import ONE_DEVICE, MeshConfig
-from llada_jax.config.model import ModelConfig, MoEConfig, Router
-from llada_jax.config.parity import HOUSE, FloatDtype, Parity
-from llada_jax.config.sampler import Loop, Remasking, SamplerConfig
+from llada_jax.config.model import ONE_DEVICE, MeshConfig, ModelConfig, MoEConfig, Router
+from llada_jax.config.sampler import HOUSE, FloatDtype, Loop, Parity, Remasking, SamplerConfig
 from llada_jax.config.timed_buckets import LatencyTable
 from llada_jax.config.training import (
     LoraConfig,

@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 _LONGEST = 1000
 
@@ -26,6 +26,13 @@ def require_choice(name: str, value: object, literal: Any) -> None:
     """Raises `ValueError` unless `value` is one of the strings of a `Literal` type."""
     allowed = get_args(literal)
     require(value in allowed, f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
+
+
+def require_choices(owner: Any) -> None:
+    """Raises `ValueError` unless each field whose type is a `Literal` has one of its values."""
+    for name, hint in get_type_hints(type(owner)).items():
+        if get_origin(hint) is Literal:
+            require_choice(name, getattr(owner, name), hint)
 
 
 def require_counts(owner: object, *names: str, least: int = 1, most: float = math.inf) -> None:
@@ -57,6 +64,14 @@ def require_numbers(
             finite and least <= value <= most and value > above,
             f"{name} is {value!r}; allowed: {allowed}",
         )
+
+
+def require_multiple(owner: object, *names: str, of: str) -> None:
+    """Raises `ValueError` unless each of these fields is a multiple of the field `of`."""
+    part = getattr(owner, of)
+    for name in names:
+        value = getattr(owner, name)
+        require(value % part == 0, f"{name} is {value}; allowed: a multiple of {of} ({part})")
 
 
 def require_seed(name: str, value: Any) -> None:

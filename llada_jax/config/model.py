@@ -1,10 +1,17 @@
-"""The shape of a model: what a checkpoint's `config.json` says, in one spelling."""
+"""The shape of a model: what a checkpoint's `config.json` says, in one spelling; and the mesh of
+devices that share it."""
 
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llada_jax.config.checks import require, require_choice, require_counts, require_numbers
+from llada_jax.config.checks import (
+    require,
+    require_choice,
+    require_choices,
+    require_counts,
+    require_numbers,
+)
 
 Router = Literal["softmax", "sigmoid"]
 Causal = Literal["finished", "filled"]
@@ -32,24 +39,17 @@ class MoEConfig:
     """A learned bias that decides which experts are taken, but does not weigh them."""
 
     def __post_init__(self) -> None:
-        require_choice("router", self.router, Router)
+        require_choices(self)
         require_counts(self, "n_experts", most=_MOST_EXPERTS)
         require_counts(self, "experts_per_token", "expert_width", "n_groups", "groups_per_token")
         require_counts(self, "first_layer", "shared_width", least=0)
         require_numbers(self, "weight_scale", above=0)
+        for name, whole in (("experts_per_token", "n_experts"), ("groups_per_token", "n_groups")):
+            value, most = getattr(self, name), getattr(self, whole)
+            require(value <= most, f"{name} is {value}; allowed: 1 to {whole} ({most})")
         require(
-            0 < self.experts_per_token <= self.n_experts,
-            f"experts_per_token is {self.experts_per_token}; allowed: 1 to n_experts "
-            f"({self.n_experts})",
-        )
-        require(
-            self.n_groups > 0 and self.n_experts % self.n_groups == 0,
+            self.n_experts % self.n_groups == 0,
             f"n_groups is {self.n_groups}; allowed: a divisor of n_experts ({self.n_experts})",
-        )
-        require(
-            0 < self.groups_per_token <= self.n_groups,
-            f"groups_per_token is {self.groups_per_token}; allowed: 1 to n_groups "
-            f"({self.n_groups})",
         )
 
 
@@ -100,11 +100,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require_counts(self, "n_layers", most=_MOST_LAYERS)
         require_counts(self, "vocab_size", "width", "n_heads", "n_kv_heads", "head_dim",
-                       "ffn_width", "max_length", "block_length")  # fmt: skip
+                       "ffn_width", "max_length", "block_length", "yarn_length")  # fmt: skip
         require_numbers(self, "rope_theta", above=0)
         require_numbers(self, "norm_eps", least=0, most=0.1)
         require_numbers(self, "yarn_factor", least=1)
-        require_counts(self, "yarn_length")
         if self.causal is not None:
             require_choice("causal", self.causal, Causal)
             require(
@@ -116,7 +115,7 @@ class ModelConfig:
             self.yarn_factor == 1 or self.yarn_length is not None,
             f"yarn_factor is {self.yarn_factor} and yarn_length None; allowed: a whole number",
         )
-        require_counts(self, *_IDS, least=0)
+        require_counts(self, *_IDS, least=0, most=self.vocab_size - 1)
         require(
             self.n_heads % self.n_kv_heads == 0,
             f"n_kv_heads is {self.n_kv_heads}; allowed: a divisor of n_heads ({self.n_heads})",
@@ -128,13 +127,35 @@ class ModelConfig:
             f"rotary_dims is {self.rotary_dims}; allowed: even, up to head_dim ({self.head_dim})",
         )
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
-        ids = {name: (getattr(self, name),) for name in _IDS} | {"stop_ids": self.stop_ids}
-        for name, value in ((name, value) for name, values in ids.items() for value in values):
+        for id_ in self.stop_ids:
             require(
-                value is None or (isinstance(value, int) and 0 <= value < self.vocab_size),
-                f"{name} is {value!r}; allowed: 0 to {self.vocab_size - 1}",
+                isinstance(id_, int) and 0 <= id_ < self.vocab_size,
+                f"stop_ids has {id_!r}; allowed: 0 to {self.vocab_size - 1}",
             )
 
     def replace(self, **changes: Any) -> "ModelConfig":
         """Returns a copy with some fields changed, checked again."""
         return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """The axes of a mesh of devices; all 1: no mesh."""
+
+    data: int = 1
+    """Groups that decode different prompts."""
+    model: int = 1
+    """Parts of each group's attention heads, inner widths and vocabulary."""
+    expert: int = 1
+    """Parts of each group's experts, beside those of `model`."""
+
+    def __post_init__(self) -> None:
+        require_counts(self, "data", "model", "expert")
+
+    @property
+    def devices(self) -> int:
+        """Returns how many there are."""
+        return self.data * self.model * self.expert
+
+
+ONE_DEVICE = MeshConfig()

@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from llada_jax.config.checks import (
     require,
-    require_choice,
+    require_choices,
     require_counts,
+    require_multiple,
     require_numbers,
     require_seed,
 )
@@ -57,12 +58,12 @@ class TrainConfig:
     """Batches whose mean gradient makes one update; each of them is a step."""
     lora: LoraConfig | None = None
     """Train adapters of a parent's matrices, in place of its parameters."""
-    start: str = "random"
+    start: Start = "random"
     """`random` parameters, or `copying`: random but for heads that copy, in the first three layers
     (`llada_jax.training.copying`)."""
-    objective: str = "finetune"
+    objective: Objective = "finetune"
     """`finetune` masks answers only, `pretrain` any token of the canvas."""
-    optimizer: str = "muon"
+    optimizer: Optimizer = "muon"
     peak_lr: float = 3e-3
     warmup_steps: int = 100
     decay_steps: int = 1000
@@ -94,18 +95,24 @@ class TrainConfig:
     """Steps between calls of the caller's evaluation; 0 for none."""
 
     def __post_init__(self) -> None:
-        for name in ("matmul_dtype", "activation_dtype"):
-            require_choice(name, getattr(self, name), MatmulDtype)
+        require_choices(self)
         require(
             self.activation_dtype == "float32" or self.matmul_dtype == "bfloat16",
             f"activation_dtype is {self.activation_dtype!r} with matmul_dtype "
             f"{self.matmul_dtype!r}; allowed: 'float32', or both 'bfloat16'",
         )
-        require_choice("start", self.start, Start)
-        require_choice("optimizer", self.optimizer, Optimizer)
-        require_choice("objective", self.objective, Objective)
-        self._check_counts()
-        self._check_fractions()
+        require_counts(self, "steps", "batch_size", "block_length", "max_gen_length",
+                       "length_multiple", "group_steps", "log_every", "checkpoint_every",
+                       "keep_checkpoints", "accumulate")  # fmt: skip
+        require_counts(self, "seed", "warmup_steps", "decay_steps", "evaluate_every", least=0)
+        require_seed("seed", self.seed)
+        require_numbers(self, "weight_decay", "balance_weight", "router_z_weight", least=0)
+        require_numbers(self, "block_share", "cut_share", least=0, most=1)
+        require_numbers(self, "peak_lr", "clip_norm", above=0)
+        require(
+            0 < self.min_mask_probability < 1,
+            f"min_mask_probability is {self.min_mask_probability}; allowed: between 0 and 1",
+        )
         require(
             self.lora is None or self.optimizer == "adamw",
             f"optimizer is {self.optimizer!r} with lora; allowed: 'adamw'",
@@ -115,36 +122,9 @@ class TrainConfig:
             f"warmup_steps + decay_steps is {self.warmup_steps + self.decay_steps}; allowed: up to "
             f"steps ({self.steps})",
         )
-        require(
-            self.max_gen_length % self.block_length == 0,
-            f"max_gen_length is {self.max_gen_length}; allowed: a multiple of block_length "
-            f"({self.block_length})",
-        )
+        require_multiple(self, "max_gen_length", of="block_length")
         # Running means restart at each log line, so a resumed run must start right after one.
-        for name in ("checkpoint_every", "evaluate_every"):
-            value = getattr(self, name)
-            require(
-                value % self.log_every == 0,
-                f"{name} is {value}; allowed: a multiple of log_every ({self.log_every})",
-            )
-
-    def _check_counts(self) -> None:
-        require_counts(self, "steps", "batch_size", "block_length", "max_gen_length",
-                       "length_multiple", "group_steps", "log_every", "checkpoint_every",
-                       "keep_checkpoints", "accumulate")  # fmt: skip
-        require_counts(self, "seed", "warmup_steps", "decay_steps", "evaluate_every", least=0)
-        require_seed("seed", self.seed)
-        require_numbers(self, "weight_decay", "balance_weight", "router_z_weight", least=0)
-
-    def _check_fractions(self) -> None:
-        for name in ("block_share", "cut_share"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"{name} is {value}; allowed: 0 to 1")
-        require_numbers(self, "peak_lr", "clip_norm", above=0)
-        require(
-            0 < self.min_mask_probability < 1,
-            f"min_mask_probability is {self.min_mask_probability}; allowed: between 0 and 1",
-        )
+        require_multiple(self, "checkpoint_every", "evaluate_every", of="log_every")
 
     def replace(self, **changes: Any) -> "TrainConfig":
         """Returns a copy with some fields changed, checked again."""

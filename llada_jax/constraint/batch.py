@@ -1,6 +1,6 @@
 """The constraints of a batch: their automata as one record, and whether canvases hold a text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,22 +17,11 @@ Constraints = Constraint | Sequence[Constraint]
 
 
 class Texts(NamedTuple):
-    """Constraints, one for each row or one for all, and their automata over a model's ids."""
+    """Constraints, one for each row or one for all, and the automata of their different patterns,
+    by `Constraint.texts`."""
 
     constraints: tuple[Constraint, ...]
-    automata: tuple[Automaton, ...]
-
-    @property
-    def firsts(self) -> list[int]:
-        """Returns the first constraint of each pattern."""
-        patterns = [each.texts for each in self.constraints]
-        return [i for i, each in enumerate(patterns) if patterns.index(each) == i]
-
-    @property
-    def patterns(self) -> Int[np.ndarray, " N"]:
-        """Returns the place of each constraint's pattern among the different ones."""
-        numbers = {self.constraints[i].texts: place for place, i in enumerate(self.firsts)}
-        return np.array([numbers[each.texts] for each in self.constraints], np.int32)
+    automata: Mapping[Any, Automaton]
 
 
 def texts_of(
@@ -52,19 +41,18 @@ def texts_of(
     )
     measures = sorted({each.confidence for each in given})
     require(len(measures) == 1, f"the batch has confidences {measures}; allowed: one of them")
-    require(tokenizer is not None, "the model has no tokenizer; allowed: a constraint with one")
+    if tokenizer is None:
+        raise ValueError("the model has no tokenizer; allowed: a constraint with one")
     require(
         len(ends) > 0, "neither the model nor the sampler names an EOS; allowed: one, as eos_id"
     )
-    assert tokenizer is not None
-    made = {
-        each.texts: compiled(each, tokenizer, ends, vocab_size) for each in dict.fromkeys(given)
-    }
-    return Texts(tuple(given), tuple(made[each.texts] for each in given))
+    different = {each.texts: each for each in given}
+    made = {key: compiled(each, tokenizer, ends, vocab_size) for key, each in different.items()}
+    return Texts(tuple(given), made)
 
 
 def grammar_of(texts: Texts, ends: Sequence[int]) -> Grammar:
-    """Returns the patterns of constraints, of equal ones the first, over one class for each id.
+    """Returns the patterns of constraints over one class for each id.
 
     Ids are of one class where they are of one in every automaton. Sizes are padded to powers of
     two, so that patterns of similar size share programs.
@@ -72,7 +60,7 @@ def grammar_of(texts: Texts, ends: Sequence[int]) -> Grammar:
     Args:
       ends: ids that end a text.
     """
-    automata = [texts.automata[i] for i in texts.firsts]
+    automata = list(texts.automata.values())
     together = np.zeros(len(automata[0].class_of), np.int64)
     for each in automata:
         keys = together * each.transitions.shape[1] + each.class_of
@@ -125,18 +113,16 @@ def placed_texts(
     """
     count, given = len(canvases), len(texts.constraints)
     require(given in (1, count), f"{given} constraints were given; allowed: one, or {count}")
-    of_row = np.arange(count) % given
-    begins = [texts.constraints[i].begins if infill else len(canvases[row])
-              for row, i in enumerate(of_row)]  # fmt: skip
-    stops = [len(canvas) + (0 if infill else gen_length) for canvas in canvases]
-    checked = set()
-    for row, i in enumerate(of_row):
+    number = {pattern: place for place, pattern in enumerate(texts.automata)}
+    rows = []
+    for row, canvas in enumerate(canvases):
+        constraint = texts.constraints[row % given]
+        begin = constraint.begins if infill else len(canvas)
+        whole = canvas if infill else np.append(canvas, np.full(gen_length, mask_id, np.int32))
         where = f"canvas {row}" if infill else "gen_length"
-        left = canvases[row][begins[row] :] if infill else np.full(gen_length, mask_id, np.int32)
-        if infill or texts.patterns[i] not in checked:
-            _require_room(texts.automata[i], left, mask_id, where)
-        checked.add(texts.patterns[i])
-    found: Any = (np.array(each, np.int32) for each in (texts.patterns[of_row], begins, stops))
+        _require_room(texts.automata[constraint.texts], whole[begin:], mask_id, where)
+        rows.append((number[constraint.texts], begin, len(whole)))
+    found: Any = np.array(rows, np.int32).T
     return Placed(*found)
 
 

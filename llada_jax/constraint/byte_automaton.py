@@ -7,26 +7,17 @@ program, which reads an expression and has limits; the system ends it where it t
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 MOST_STATES = 1 << 14
 SECONDS = 10
 _MEMORY_BYTES = 2 << 30
 
 
-class ByteAutomaton(NamedTuple):
-    """States from 0 on, and what leads from one to the next: triples of state, byte and state."""
-
-    states: int
-    start: int
-    accepts: Sequence[int]
-    edges: Sequence[Sequence[int]]
-
-
-def of_regex(pattern: str) -> ByteAutomaton:
-    """Returns the automaton of a regular expression, in Rust's syntax.
+def of_regex(pattern: str) -> dict[str, Any]:
+    """Returns the automaton of a regular expression, in Rust's syntax: the number of its `states`,
+    the one at the `start`, those that `accepts`, and `edges`, triples of state, byte and state.
 
     Raises ImportError without outlines-core; ValueError for what is no such expression, has
     anchors, look-around or word boundaries, or more than `MOST_STATES` states.
@@ -38,7 +29,7 @@ def of_regex(pattern: str) -> ByteAutomaton:
     shown = pattern if len(pattern) <= 80 else f"{pattern[:77]}..."
     command = [sys.executable, "-P", __file__]
     run = subprocess.run(command, input=json.dumps(pattern), capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(run.stdout or "{}")
+    found = json.loads(run.stdout or "{}")
     if "problem" in found:
         raise ValueError(
             f"regex {shown!r} has no automaton ({found['problem']}); allowed: Rust's syntax "
@@ -50,7 +41,7 @@ def of_regex(pattern: str) -> ByteAutomaton:
             f"regex {shown!r}: its automaton over bytes has {many} states; allowed: up to "
             f"{MOST_STATES}, within {SECONDS} seconds"
         )
-    return ByteAutomaton(**found)
+    return found
 
 
 def _serve() -> None:

@@ -5,6 +5,7 @@ own value. Of a tail that is free and without values, the distance of a state sa
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -65,26 +66,12 @@ class Reach(NamedTuple):
     """Classes that a position may have, whatever stands there, where all other fixed ones stay."""
 
 
-def position_values(
-    grammar: Grammar,
-    text: Placed,
-    tokens: Int[Array, "B L"],
-    free: Bool[Array, "B L"],
-    values: Float[Array, "B L G"],
-) -> Float[Array, "B L G"]:
-    """Returns the value of each class at each position: -inf where it has another one."""
-    classes = jnp.arange(grammar.n_classes, dtype=jnp.int32)
-    own = classes == grammar.class_of[tokens][..., None]
-    behind = jnp.arange(tokens.shape[1], dtype=jnp.int32) >= text.stop[:, None]
-    values = jnp.where(free[..., None], values, jnp.where(own, 0.0, -jnp.inf))
-    return jnp.where(behind[..., None] & (classes != grammar.end_class), -jnp.inf, values)
-
-
 def reach(
     grammar: Grammar,
     text: Placed,
-    values: Float[Array, "B L G"],
+    tokens: Int[Array, "B L"],
     fixed: Bool[Array, "B L"],
+    values: Float[Array, "B L G"],
     weighed: Bool[Array, "B L"],
     rows: Bool[Array, " B"],
     *,
@@ -94,126 +81,84 @@ def reach(
     (Viterbi); exact, and O(L S G) for each row.
 
     Args:
-      values: as `position_values` gives them.
       fixed: positions whose token stays.
+      values: of each class, where a position is free.
       weighed: free positions with values; all classes of the others are worth 0.
       rows: of which the results count.
       alternatives: whether `allowed` is wanted.
     """
-    length, live = values.shape[1], rows[:, None]
+    length = values.shape[1]
     position = jnp.arange(length, dtype=jnp.int32)
-    inside = live & (position >= text.begin[:, None])
-    first = jnp.where(inside & ~fixed, position, length).min()
+    inside = rows[:, None] & (position >= text.begin[:, None])
     last = jnp.where(inside & (fixed | weighed), position + 1, 0).max()
-    first = jnp.minimum(first, last)
-    table = _Table(grammar, text)
-    best = table.suffixes(values, first, last)
+    first = jnp.minimum(jnp.where(inside & ~fixed, position, length).min(), last)
+    shared = grammar.transitions.shape[0] == 1  # one pattern for all rows
+    patterns = (grammar.transitions, grammar.distance, grammar.sources, grammar.targets)
+    pattern = _Pattern(*(each[0 if shared else text.pattern] for each in patterns))
+    start, span = grammar.start[text.pattern], (text.begin.min(), first, last)
+    classes = jnp.arange(grammar.n_classes, dtype=jnp.int32)
+    own, ends = classes == grammar.class_of[tokens][..., None], classes == grammar.end_class
+    values = jnp.where(fixed[..., None], jnp.where(own, 0.0, -jnp.inf), values)
+    behind = (position >= text.stop[:, None])[..., None]
+    values = jnp.where(behind & ~ends, -jnp.inf, values)
+    of_row = partial(_reach_of_row, span=span, ends=ends if alternatives else None)
+    axes = (None if shared else 0, 0, 0, 0, 0, 0)
+    return jax.vmap(of_row, axes)(pattern, start, text.begin, text.stop, values, fixed)
+
+
+class _Pattern(NamedTuple):
+    """What a `Grammar` has of one pattern."""
+
+    transitions: Int[Array, "S G"]
+    distance: Int[Array, " S"]
+    sources: Int[Array, " E"]
+    targets: Int[Array, " E"]
+
+
+def _reach_of_row(pattern, start, begin, stop, values, fixed, span, ends) -> Reach:
+    """Is `reach` of one row: positions from `span[0]` on are fixed, from `span[1]` on may be free,
+    and from `span[2]` on are free and worth nothing; `ends` marks the class of ends where
+    alternatives are wanted."""
+    table, (begins, first, last), length = pattern.transitions, span, len(values)
+
+    # The best sum of values from each position on, from each state; -inf where no text ends.
+    def back(k, carry):
+        suffix, best = carry
+        i = last - 1 - k
+        before = jnp.where(i >= begin, (values[i] + suffix[table]).max(axis=-1), suffix)
+        return before, best.at[i].set(before)
+
+    left = jnp.maximum(stop - last, 0)
+    tail = jnp.where(pattern.distance <= left, 0.0, -jnp.inf).astype(values.dtype)
+    best = jnp.zeros((length + 1, len(tail)), values.dtype).at[last].set(tail)
+    _, best = jax.lax.fori_loop(0, last - first, back, (tail, best))
 
     def prefix(i, state):
-        after = table.step(state, values[:, i].argmax(axis=-1))
-        return jnp.where(i >= text.begin, after, state)
-
-    batch = values.shape[0]
-    state = grammar.start[text.pattern]
-    state = jax.lax.fori_loop(text.begin.min(), first, prefix, state)
-    feasible = jnp.take_along_axis(best[first], state[:, None], axis=1)[:, 0] > -jnp.inf
+        return jnp.where(i >= begin, table[state, values[i].argmax()], state)
 
     def trace(i, carry):
         state, classes = carry
-        worth = values[:, i] + table.after(best[i + 1], state)
-        chosen = worth.argmax(axis=-1).astype(jnp.int32)
-        after = jnp.where(i >= text.begin, table.step(state, chosen), state)
-        return after, classes.at[:, i].set(chosen)
+        chosen = (values[i] + best[i + 1][table[state]]).argmax().astype(jnp.int32)
+        return jnp.where(i >= begin, table[state, chosen], state), classes.at[i].set(chosen)
 
-    nothing = jnp.zeros((batch, length), jnp.int32)
+    state = jax.lax.fori_loop(begins, first, prefix, start)
+    nothing = jnp.zeros(length, jnp.int32)
     _, classes = jax.lax.fori_loop(first, last, trace, (state, nothing))
-    allowed = None
-    if alternatives:
-        ends = jnp.arange(grammar.n_classes, dtype=jnp.int32) == grammar.end_class
-        allowed = table.allowed(state, best, values, fixed, first, last)
-        allowed &= ends | (position < text.stop[:, None])[..., None]
-    return Reach(classes, feasible, allowed)
+    feasible = best[first, state] > -jnp.inf
+    if ends is None:
+        return Reach(classes, feasible, None)
 
+    # Classes that lead from a state before a position to one behind it, from which a text ends.
+    def forth(i, carry):
+        before, allowed = carry
+        here = (before[:, None] & (best[i + 1] > -jnp.inf)[table]).any(axis=0)
+        by_one = nowhere.at[table[:, values[i].argmax()]].max(before)
+        by_any = nowhere.at[pattern.targets].max(before[pattern.sources])
+        beyond = jnp.where(fixed[i], by_one, by_any).at[DEAD].set(False)
+        return jnp.where(i >= begin, beyond, before), allowed.at[i].set(here)
 
-class _Table:
-    """The transitions of a batch, of which all rows may share one pattern."""
-
-    def __init__(self, grammar: Grammar, text: Placed) -> None:
-        self.text = text
-        shared = grammar.transitions.shape[0] == 1
-        self.axis = None if shared else 0
-        chosen = 0 if shared else text.pattern
-        self.transitions = grammar.transitions[chosen]
-        self.distance = grammar.distance[chosen]
-        self.sources, self.targets = grammar.sources[chosen], grammar.targets[chosen]
-
-    def step(self, state: Int[Array, " B"], chosen: Int[Array, " B"]) -> Int[Array, " B"]:
-        """Returns the states after a class in each row."""
-        return jax.vmap(lambda table, s, g: table[s, g], (self.axis, 0, 0))(
-            self.transitions, state, chosen
-        )
-
-    def after(self, suffix: Float[Array, "B S"], state: Int[Array, " B"]) -> Float[Array, "B G"]:
-        """Returns what follows each class at its best, from one state of each row."""
-        return jax.vmap(lambda table, best, s: best[table[s]], (self.axis, 0, 0))(
-            self.transitions, suffix, state
-        )
-
-    def suffixes(
-        self, values: Float[Array, "B L G"], first: Int[Array, ""], last: Int[Array, ""]
-    ) -> Float[Array, "L B S"]:
-        """Returns the best sum of values from each position on, from each state; -inf where no text
-        ends. Positions from `last` on are free and worth nothing."""
-        text, length = self.text, values.shape[1]
-        left = jnp.maximum(text.stop - last, 0)
-        tail = jnp.where(self.distance <= left[:, None], 0.0, -jnp.inf).astype(values.dtype)
-        found = jnp.zeros((length + 1, *tail.shape), values.dtype).at[last].set(tail)
-
-        def better(table, suffix, here):
-            return (here + suffix[table]).max(axis=-1)
-
-        def back(k, carry):
-            suffix, found = carry
-            i = last - 1 - k
-            before = jax.vmap(better, (self.axis, 0, 0))(self.transitions, suffix, values[:, i])
-            before = jnp.where((i >= text.begin)[:, None], before, suffix)
-            return before, found.at[i].set(before)
-
-        return jax.lax.fori_loop(0, last - first, back, (tail, found))[1]
-
-    def allowed(
-        self,
-        state: Int[Array, " B"],
-        best: Float[Array, "L B S"],
-        values: Float[Array, "B L G"],
-        fixed: Bool[Array, "B L"],
-        first: Int[Array, ""],
-        last: Int[Array, ""],
-    ) -> Bool[Array, "B L G"]:
-        """Returns the classes that lead from a state before a position to one behind it, from which
-        a text ends."""
-        n_states, text = self.transitions.shape[-2], self.text
-
-        def leads(table, before, suffix):
-            return (before[:, None] & (suffix > -jnp.inf)[table]).any(axis=0)
-
-        def onward(table, sources, targets, before, chosen, is_fixed):
-            nowhere = jnp.zeros(n_states, bool)
-            by_one = nowhere.at[table[:, chosen]].max(before)
-            by_any = nowhere.at[targets].max(before[sources])
-            return jnp.where(is_fixed, by_one, by_any).at[DEAD].set(False)
-
-        def forth(i, carry):
-            before, allowed = carry
-            here = jax.vmap(leads, (self.axis, 0, 0))(self.transitions, before, best[i + 1])
-            axes = (self.axis, self.axis, self.axis, 0, 0, 0)
-            chosen = values[:, i].argmax(axis=-1)
-            beyond = jax.vmap(onward, axes)(
-                self.transitions, self.sources, self.targets, before, chosen, fixed[:, i]
-            )
-            beyond = jnp.where((i >= text.begin)[:, None], beyond, before)
-            return beyond, allowed.at[:, i].set(here)
-
-        before = jnp.arange(n_states, dtype=jnp.int32) == state[:, None]
-        nothing = jnp.zeros(values.shape, bool)
-        return jax.lax.fori_loop(first, last, forth, (before, nothing))[1]
+    nowhere = jnp.zeros(len(tail), bool)
+    before = nowhere.at[state].set(True)
+    nothing = jnp.zeros(values.shape, bool)
+    _, allowed = jax.lax.fori_loop(first, last, forth, (before, nothing))
+    return Reach(classes, feasible, allowed & (ends | (jnp.arange(length) < stop)[:, None]))

@@ -12,9 +12,8 @@ from llada_jax.cache_folder import cache_folder
 from llada_jax.config import require
 from llada_jax.constraint.automaton import Automaton, text_automaton, token_automaton
 from llada_jax.constraint.byte_automaton import of_regex
-from llada_jax.constraint.literals import own_steps
 from llada_jax.constraint.patterns import Constraint
-from llada_jax.constraint.spelling import spelled_tokens
+from llada_jax.constraint.spelling import own_steps, spelled_tokens
 from llada_jax.text import Tokenizer
 
 MOST_STATES = 4096
@@ -92,13 +91,13 @@ def automaton_of(
     """Returns the automaton of a regular expression over ids that spell bytes; what is spelled in
     one way in the `own` tokens of a tokenizer, if one is given. Errors as `compiled`."""
     found = of_regex(pattern)
-    table = np.full((found.states, 256), -1, np.int32)
-    state, byte, after = np.array(found.edges, np.int32).reshape(-1, 3).T
+    table = np.full((found["states"], 256), -1, np.int32)
+    state, byte, after = np.array(found["edges"], np.int32).reshape(-1, 3).T
     table[state, byte] = after
-    accepts = np.isin(np.arange(found.states), found.accepts)
+    accepts = np.isin(np.arange(len(table)), found["accepts"])
     tokens = {i: each for i, each in spelled.items() if i not in ends}
     only = None if own is None else own_steps(table, accepts, tokens, own)
-    automaton = token_automaton(table, found.start, accepts, tokens, ends, vocab, only)
+    automaton = token_automaton(table, found["start"], accepts, tokens, ends, vocab, only)
     require(
         automaton.spelled,
         f"{pattern!r:.80} has no text that the tokenizer spells; allowed: texts of its tokens",

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llada_jax.config import require, require_choice, require_counts
+from llada_jax.config import require, require_choices, require_counts
 from llada_jax.constraint.schema import schema_pattern
 
 Measure = Literal["raw", "allowed"]
@@ -37,8 +37,7 @@ class Constraint:
         return self.pattern, self.spelling
 
     def __post_init__(self) -> None:
-        require_choice("confidence", self.confidence, Measure)
-        require_choice("spelling", self.spelling, Spelling)
+        require_choices(self)
         require_counts(self, "begins", least=0)
 
 
@@ -55,11 +54,7 @@ def regex(pattern: str, **options: Any) -> Constraint:
 
 
 def json_schema(
-    schema: Mapping[str, Any] | str,
-    *,
-    depth: int = 3,
-    spaces: bool | None = False,
-    **options: Any,
+    schema: Mapping[str, Any] | str, *, depth: int = 3, spaces: bool | None = False, **options: Any
 ) -> Constraint:
     """Returns the constraint that a text is JSON of a schema, whose properties have its order.
 

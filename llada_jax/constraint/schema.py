@@ -14,17 +14,13 @@ _CHARACTER = r'(?:[^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'
 _INTEGER = r"(?:0|[1-9][0-9]*)"
 _ABOUT = frozenset({"$schema", "$id", "$defs", "definitions", "title", "description", "default"})
 _ABOUT |= {"examples", "additionalProperties"}
-_PLAIN = {"boolean": "(?:true|false)", "null": "null"}
 
 
 def schema_pattern(schema: Mapping[str, Any] | str, depth: int, spaces: bool | None) -> str:
-    """Returns the regular expression of a schema's texts.
+    """Returns the regular expression of a schema's texts; arguments and errors as `json_schema`.
 
-    Members have the schema's order and no others; separators are `,` and `:`, behind which a space
-    follows, or none, or (None) either. Of a recursive schema the texts are those in which each
-    definition stands within itself less than `depth` times.
-
-    Raises ValueError, which names the place, for what the expression would not guarantee.
+    Of a recursive schema they are those in which each definition stands within itself less than
+    `depth` times.
     """
     require(
         type(depth) is int and 1 <= depth <= MOST_DEPTH,
@@ -36,12 +32,11 @@ def schema_pattern(schema: Mapping[str, Any] | str, depth: int, spaces: bool | N
     require(spaces in (True, False, None), f"spaces is {spaces!r}; allowed: true, false, or None")
     gap = " ?" if spaces is None else " " * spaces
     pattern = _Schema(schema, depth, gap).pattern(schema, "#", ())
-    require(
-        pattern is not None,
-        f"schema has no text in which a definition stands less than {depth} times within itself; "
-        f"allowed: a depth up to {MOST_DEPTH}, and definitions that end",
-    )
-    assert pattern is not None
+    if pattern is None:
+        raise ValueError(
+            f"schema has no text in which a definition stands less than {depth} times within "
+            f"itself; allowed: a depth up to {MOST_DEPTH}, and definitions that end"
+        )
     return pattern
 
 
@@ -56,6 +51,8 @@ class _Schema:
             "string": (self._string, frozenset({"minLength", "maxLength"})),
             "integer": (self._number, frozenset({"minimum"})),
             "number": (self._number, frozenset({"minimum"})),
+            "boolean": (lambda *_: "(?:true|false)", frozenset()),
+            "null": (lambda *_: "null", frozenset()),
         }
 
     def pattern(self, part: Any, at: str, within: tuple[str, ...]) -> str | None:
@@ -86,19 +83,14 @@ class _Schema:
             return _any_of(self.pattern(each, f"{at}/anyOf/{i}", within) for i, each in options)
         kinds = part.get("type")
         kinds = kinds if isinstance(kinds, Sequence) and not isinstance(kinds, str) else [kinds]
-        allowed = (*self.kinds, *_PLAIN)
         for kind in kinds:
             require(
-                kind in allowed,
-                f"schema at {at} has type {kind!r}; allowed: {', '.join(allowed)}, or $ref, const, "
-                "enum or anyOf",
+                kind in self.kinds,
+                f"schema at {at} has type {kind!r}; allowed: {', '.join(self.kinds)}, or $ref, "
+                "const, enum or anyOf",
             )
-        known = {"type"}.union(*(self.kinds[kind][1] for kind in kinds if kind in self.kinds))
-        self._require_known(part, known, at)
-        return _any_of(
-            _PLAIN[kind] if kind in _PLAIN else self.kinds[kind][0](part, at, within, kind)
-            for kind in map(str, kinds)
-        )
+        self._require_known(part, {"type"}.union(*(self.kinds[str(kind)][1] for kind in kinds)), at)
+        return _any_of(self.kinds[kind][0](part, at, within, kind) for kind in map(str, kinds))
 
     def _require_known(self, part: Mapping[str, Any], known: set[str], at: str) -> None:
         unknown = sorted(set(part) - known - _ABOUT)
@@ -186,13 +178,11 @@ def _literal(value: Any) -> str:
 
 def _bounds(part: Any, least: str, most: str, at: str) -> tuple[int, int | None]:
     low, high = part.get(least, 0), part.get(most)
-    whole = low is not None and all(
-        each is None or (type(each) is int and each >= 0) for each in (low, high)
-    )
+    bounds = [low] if high is None else [low, high]
+    whole = all(type(each) is int and each >= 0 for each in bounds)
     require(
-        whole and (high is None or low <= high),
+        whole and bounds == sorted(bounds),
         f"schema at {at} has {least} {low!r} and {most} {high!r}; allowed: whole numbers that "
         "ascend",
     )
-    assert low is not None
     return low, high

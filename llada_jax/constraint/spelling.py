@@ -1,11 +1,22 @@
-"""What the tokens of a tokenizer spell, in bytes."""
+"""What the tokens of a tokenizer spell, in bytes; and what a pattern spells in one way only, in the
+tokenizer's own tokens.
+
+Any tokens that spell it would do, and a model had to choose. Held to the tokenizer's own, each of
+its positions has one token, which needs no model at all.
+"""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
 
 from llada_jax.config import require
 from llada_jax.text import Tokenizer
+
+_READ = 64  # bytes ahead, of which the tokenizer's first token counts
 
 
 def spelled_tokens(tokenizer: Tokenizer) -> dict[int, bytes]:
@@ -23,7 +34,7 @@ def spelled_tokens(tokenizer: Tokenizer) -> dict[int, bytes]:
     )
     added = {token["id"] for token in description["added_tokens"]}
     vocabulary = tokenizer.backend.get_vocab(with_added_tokens=False)
-    spell = _of_bytes(_byte_of_character()) if in_bytes else _of_piece
+    spell = partial(_of_bytes, _byte_of_character()) if in_bytes else _of_piece
     spelled = {i: spell(token) for token, i in vocabulary.items() if i not in added}
     return {i: each for i, each in sorted(spelled.items()) if each}
 
@@ -39,21 +50,14 @@ def _types(decoder: Any) -> Iterator[str]:
 def _byte_of_character() -> dict[str, int]:
     """Returns GPT-2's characters for bytes: those that print stand for themselves, the others for
     those from 256 on."""
-    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = (byte for byte in range(256) if byte not in printed)
-    return {
-        **{chr(byte): byte for byte in printed},
-        **{chr(256 + i): byte for i, byte in enumerate(others)},
-    }
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printed]
+    characters = map(chr, [*printed, *range(256, 256 + len(others))])
+    return dict(zip(characters, [*printed, *others], strict=True))
 
 
-def _of_bytes(byte_of: dict[str, int]) -> Callable[[str], bytes]:
-    def spell(token: str) -> bytes:
-        if not all(character in byte_of for character in token):
-            return b""
-        return bytes(byte_of[character] for character in token)
-
-    return spell
+def _of_bytes(byte_of: Mapping[str, int], token: str) -> bytes:
+    return bytes(map(byte_of.__getitem__, token)) if byte_of.keys() >= set(token) else b""
 
 
 def _of_piece(piece: str) -> bytes:
@@ -61,3 +65,27 @@ def _of_piece(piece: str) -> bytes:
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         return bytes([int(piece[3:5], 16)])
     return piece.replace("▁", " ").encode()
+
+
+def own_steps(
+    next_state: Int[np.ndarray, "S 256"],
+    accepts: Bool[np.ndarray, " S"],
+    tokens: Mapping[int, bytes],
+    tokenizer: Tokenizer,
+) -> dict[int, int]:
+    """Returns the state after the tokenizer's own token, of each state that only one byte leaves;
+    arguments as `token_automaton`. Left out is a state before which the tokenizer puts other bytes:
+    a space, or what would complete a character."""
+    alone = ((next_state >= 0).sum(axis=1) == 1) & ~accepts
+    byte, found = next_state.argmax(axis=1), {}
+    for state in map(int, np.flatnonzero(alone)):
+        path, rest = [state], b""
+        while alone[path[-1]] and len(rest) < _READ:
+            rest += bytes([byte[path[-1]]])
+            path.append(int(next_state[path[-1], rest[-1]]))
+        words = rest.rstrip(b" ")  # a space at the end may be one token with what follows
+        first = tokenizer.encode(words.decode(errors="ignore"))[:1]
+        spelled = tokens.get(first[0], b"") if first else b""
+        if spelled and words.startswith(spelled):
+            found[state] = path[len(spelled)]
+    return found

@@ -122,7 +122,8 @@ class GenerationStore:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / SETTINGS
-        atomic.write_first(path, self._content({"items": 0, "batch_size": batch_size}))
+        content = self._content({"items": 0, "batch_size": batch_size})
+        atomic.write_text(path, content, only_first=True)
         store = self.begin(self.folder, self.settings)
         found = stored_object(path, {}).get("batch_size", batch_size)
         require(

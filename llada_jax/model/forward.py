@@ -53,11 +53,6 @@ class LayerHooks(NamedTuple):
     feed_forward_of: FeedForwardOf = plain_feed_forward
     attend_with: Attend = attend_to_cache
 
-    @property
-    def in_graph(self) -> bool:
-        """Tells whether all equal layers may be calls of one compiled function."""
-        return self.multiply is linear and self.feed_forward_of is plain_feed_forward
-
 
 PLAIN = LayerHooks()
 
@@ -82,6 +77,7 @@ def forward_rows(
     Returns:
       Hidden states after the final norm [B, R, D], and the rows' keys and values [N, B, R, K, Dh].
     """
+    in_graph = hooks.multiply is linear and hooks.feed_forward_of is plain_feed_forward
     hidden, keys, values = run_layers(
         params.layers,
         config,
@@ -90,7 +86,7 @@ def forward_rows(
         attention_bias(rows),
         map(CachedLayer, tuple(cache.keys), tuple(cache.values)),
         hooks=hooks,
-        run=run or (_run_shared if hooks.in_graph else run_layer),
+        run=run or (_run_shared if in_graph else run_layer),
     )
     hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
     return RowsOut(hidden, jnp.stack(keys), jnp.stack(values))
@@ -184,7 +180,6 @@ def forward(
     config: ModelConfig,
     tokens: Int[Array, "B L"],
     live: Bool[Array, "B L"] | None = None,
-    order: Int[Array, "B L"] | None = None,
     hooks: LayerHooks = PLAIN,
     run: Callable[..., LayerOut] | None = None,
 ) -> Float[Array, "B L V"]:
@@ -192,7 +187,7 @@ def forward(
 
     Arguments as `hidden_states`.
     """
-    return logits_of(params, hidden_states(params, config, tokens, live, order, hooks, run))
+    return logits_of(params, hidden_states(params, config, tokens, live, hooks, run))
 
 
 def hidden_states(
@@ -200,7 +195,6 @@ def hidden_states(
     config: ModelConfig,
     tokens: Int[Array, "B L"],
     live: Bool[Array, "B L"] | None = None,
-    order: Int[Array, "B L"] | None = None,
     hooks: LayerHooks = PLAIN,
     run: Callable[..., LayerOut] | None = None,
 ) -> Float[Array, "B L D"]:
@@ -208,14 +202,11 @@ def hidden_states(
 
     Args:
       live: positions that exist (default: all); positions count the live ones.
-      order: makes the mask causal between positions of different order (default: the number of
-        each position's block, for a model that has blocks; for one that is causal, the position,
-        as if everything were finished, and that of [MASK] after all tokens where these are first).
       hooks, run: how the layers and their parts are run, as in `forward_rows`.
     """
     live = jnp.ones(tokens.shape, bool) if live is None else live
     positions = jnp.maximum(jnp.cumsum(live, axis=1, dtype=jnp.int32) - 1, 0)
-    order = own_order(config, tokens, positions) if order is None else order
+    order = own_order(config, tokens, positions)
     nothing = jnp.zeros((tokens.shape[0], 0), bool)
     cache_order = None if order is None else order[:, :0]
     rows = make_rows(tokens, positions, live, nothing, order, cache_order)
@@ -226,7 +217,10 @@ def hidden_states(
 def own_order(
     config: ModelConfig, tokens: Int[Array, "B L"], positions: Int[Array, "B L"]
 ) -> Int[Array, "B L"] | None:
-    """Returns the order between the positions of a canvas; None where all see each other."""
+    """Returns the order between the positions of a canvas, of which each sees its own and lower
+    ones; None where all see each other. Of a model that has blocks it is a position's block; of one
+    that is causal the position, as if everything were finished, and that of [MASK] after all tokens
+    where these are first."""
     if config.causal == "filled" and config.mask_id is not None:
         return filled_order(tokens == config.mask_id, positions)
     if config.causal is not None:

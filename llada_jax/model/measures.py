@@ -11,16 +11,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from llada_jax.model.head import over_vocabulary
-from llada_jax.model.params import ModelParams
-from llada_jax.model.running_scores import (
+from llada_jax.model.head import (
     RunningScores,
     absorb_chunk,
     finish_scores,
+    head_weight,
     ids_in,
+    over_ids,
     start_scores,
     without,
 )
+from llada_jax.model.params import ModelParams
 from llada_jax.model.score_rules import ScoreRules, VocabId
 from llada_jax.types import Asked, HeadOut, Measured
 
@@ -75,7 +76,7 @@ def measure_rows(
 
     absorb = partial(absorb_head, noise_keys=noise_keys, asked=asked, rules=rules)
     rows, running = start_head(hidden, asked, rules)
-    return finish_head(over_vocabulary(params, rows, rules, absorb, running))
+    return finish_head(over_ids(head_weight(params), rows, rules, absorb, running))
 
 
 def start_head(
@@ -122,7 +123,8 @@ def absorb_head(
     logits = without(logits, never, start)
     top, listed, classes, divergence = seen[1:]
     if top is not None:
-        top = _best(top, logits, start)
+        ids = jnp.broadcast_to(ids_in(logits) + start, logits.shape)
+        top = best_of(top, Best(ids, logits))
     if listed is not None and asked.listed is not None:
         at = _inside(asked.listed, start, logits.shape[-1])
         found = jnp.take_along_axis(logits, jnp.minimum(at, logits.shape[-1] - 1), axis=-1)
@@ -154,11 +156,11 @@ def _inside(ids: Int[Array, "B C K"], start: VocabId, size: int) -> Int[Array, "
     return jnp.where((at >= 0) & (at < size), at, size)
 
 
-def _best(seen: Best, logits: Float[Array, "B C chunk"], start: VocabId) -> Best:
-    ids = jnp.broadcast_to(ids_in(logits) + start, logits.shape)
-    both = Best(*(jnp.concatenate(each, axis=-1) for each in zip(seen, (ids, logits), strict=True)))
-    highest, at = jax.lax.top_k(both.logits, seen.ids.shape[-1])
-    return Best(jnp.take_along_axis(both.ids, at, axis=-1), highest)
+def best_of(one: Best, other: Best) -> Best:
+    """Returns as many as `one` has of two parts of the vocabulary, whose lower ids it has."""
+    ids, logits = (jnp.concatenate(each, axis=-1) for each in zip(one, other, strict=True))
+    highest, at = jax.lax.top_k(logits, one.ids.shape[-1])
+    return Best(jnp.take_along_axis(ids, at, axis=-1), highest)
 
 
 def _best_of_classes(

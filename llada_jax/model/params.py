@@ -1,22 +1,16 @@
-"""The tree of a dLLM's parameters, as `llada_jax.model.architecture.parameters` describes them.
-
-`abstract_params` gives the tree with a `ParamSpec` at each leaf. Random initialisation, loading,
-quantization and sharding all follow from it, so a new family is a row in a table, not new code.
-Matrices are stored [out, in]: no transposes while loading, and the layout that XLA's CPU matrix
-products are fastest with.
-"""
+"""The tree of a dLLM's parameters, as `llada_jax.model.architecture.parameters` describes them: so
+a new family is a row in a table, not new code."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, DTypeLike, Float, Key
 
 from llada_jax.config import ModelConfig
-from llada_jax.model.architecture.parameters import Axis, ParamSpec, named_specs
-from llada_jax.model.quantize import QuantArray, Weight
+from llada_jax.model.architecture.parameters import ParamSpec, named_specs
+from llada_jax.model.quantize import Weight
 
 Leaf = Any
 """An array, a `QuantArray`, or a `ParamSpec`: the tree has one shape for all three."""
@@ -111,31 +105,6 @@ def init_params(
 
     leaves = [init(path, spec, k) for (path, spec), k in zip(specs, keys, strict=True)]
     return jax.tree.unflatten(treedef, leaves)
-
-
-def partition_specs(
-    config: ModelConfig,
-    mesh_axes: Mapping[Axis, str | tuple[str, ...]],
-    dtype: str | None = None,
-) -> ModelParams:
-    """Returns the tree with a `PartitionSpec` at each leaf: logical axes mapped to mesh axes.
-
-    With `int8` or `int4`, quantized matrices have a `QuantArray` of two, that of their scales last.
-    """
-    specs = abstract_params(config)
-    return jax.tree.map(lambda spec: partition_of(spec, mesh_axes, dtype), specs)
-
-
-def partition_of(
-    spec: ParamSpec, mesh_axes: Mapping[Axis, str | tuple[str, ...]], dtype: str | None = None
-) -> Leaf:
-    """Returns the `PartitionSpec` of one parameter, or of its integers and scales. int8 has one
-    scale for all inputs, so that no mesh divides it along them."""
-    whole = PartitionSpec(*(mesh_axes.get(axis) for axis in spec.axes))
-    if dtype not in ("int8", "int4") or not spec.quantizable:
-        return whole
-    scale = whole if dtype == "int4" else PartitionSpec(*whole[:-1], None)
-    return QuantArray(whole, scale)  # pyright: ignore
 
 
 def param_count(config: ModelConfig) -> int:

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.forward import LayerHooks, cache_for, run_layers
-from llada_jax.model.head import score_rows
+from llada_jax.model.head import absorb_chunk, finish_scores, score_rows, start_scores
 from llada_jax.model.layers import (
     CachedLayer,
     Multiply,
@@ -25,7 +25,6 @@ from llada_jax.model.layers import (
 )
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import QuantArray
-from llada_jax.model.running_scores import RunningScores, absorb_chunk, finish_scores, start_scores
 from llada_jax.model.score_rules import ScoreRules
 from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiles import TILE, Tiles, pack_q4_0, quantize_q4_0
@@ -118,19 +117,12 @@ def score_tiled_rows(
     running = start_scores(hidden.shape[:2], jnp.dtype(rules.confidence_dtype))
     for start in range(0, vocab, chunk):
         logits = multiply(x, head.columns(start, min(start + chunk, vocab)))
-        running = _absorb(rules, running, logits, jnp.int32(start), noise_keys)
+        logits = jnp.asarray(logits, rules.confidence_dtype)
+        running = _absorb(running, logits, jnp.int32(start), noise_keys, rules)
     return finish_scores(running)
 
 
 _score = jax.jit(score_rows, static_argnums=3)
 
 
-@partial(jax.jit, static_argnums=0)
-def _absorb(
-    rules: ScoreRules,
-    seen: RunningScores,
-    logits: Float[Array, "B C chunk"],
-    start: Int[Array, ""],
-    noise_keys: Key[Array, "B C"] | None,
-) -> RunningScores:
-    return absorb_chunk(seen, logits.astype(rules.confidence_dtype), start, noise_keys, rules)
+_absorb = jax.jit(absorb_chunk, static_argnames="rules")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import require
-from llada_jax.constraint.canvas import Grammar, position_values, reach
+from llada_jax.constraint.canvas import Grammar, reach
 from llada_jax.sampler.advance import advance
 from llada_jax.sampler.canvas import MASKED, STABLE, Canvas, positions_of, put
 from llada_jax.sampler.record import ClassScores, StepScores
@@ -110,8 +110,9 @@ def constrained(
     found = reach(
         grammar,
         text,
-        position_values(grammar, text, canvas.tokens, free, values),
+        canvas.tokens,
         fixed=~free,
+        values=values,
         weighed=scored,
         rows=~canvas.done,
         alternatives=revises or grammar.confidence == "allowed",
@@ -147,8 +148,8 @@ def forced(setup: Setup, canvas: Canvas) -> Canvas:
         return canvas
     free = _free(canvas)
     nothing = jnp.zeros((*free.shape, grammar.n_classes), jnp.float32)
-    values = position_values(grammar, text, canvas.tokens, free, nothing)
-    found = reach(grammar, text, values, ~free, free, ~canvas.done, alternatives=True)
+    rows, tokens = ~canvas.done, canvas.tokens
+    found = reach(grammar, text, tokens, ~free, nothing, free, rows, alternatives=True)
     assert found.allowed is not None
     kind = found.allowed.argmax(axis=-1)
     alone = (found.allowed.sum(axis=-1) == 1) & grammar.single[kind]
@@ -194,8 +195,9 @@ def held(
     found = reach(
         grammar,
         text,
-        position_values(grammar, text, after.tokens, ~fixed, values),
+        after.tokens,
         fixed=fixed,
+        values=values,
         weighed=changed | scored,
         rows=~before.done,
         alternatives=False,

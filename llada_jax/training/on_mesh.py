@@ -11,8 +11,9 @@ from flax.training.train_state import TrainState
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from llada_jax.config import ModelConfig, TrainConfig, require
-from llada_jax.model.mesh import PLACES, is_partition, mesh_of, require_divides
-from llada_jax.model.params import ModelParams, parameter_name, partition_specs
+from llada_jax.model.architecture.parameters import named_specs
+from llada_jax.model.mesh import mesh_of, require_divides, shardings
+from llada_jax.model.params import ModelParams, parameter_name
 from llada_jax.on_mesh import DATA
 from llada_jax.training.data import TrainingBatch
 
@@ -33,9 +34,8 @@ def on_mesh(state: TrainState, model: ModelConfig, config: TrainConfig, mesh: Me
     places: dict[str, NamedSharding] = {}
     if config.lora is None:
         require_divides(model, mesh, None)
-        specs = partition_specs(model, PLACES)
-        found = jax.tree.leaves_with_path(specs, is_leaf=is_partition)
-        places = {f".{parameter_name(path)}": NamedSharding(mesh, spec) for path, spec in found}
+        specs = named_specs(model).items()
+        places = {f".{name}": shardings(spec, mesh, None) for name, spec in specs}
     whole = NamedSharding(mesh, PartitionSpec())
 
     def put(path: Any, leaf: Any) -> Any:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.checkpoint.identity import model_path
+from llada_jax.checkpoint import model_path
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llada_jax.checkpoint import save_huggingface, stream_params
+from llada_jax.checkpoint import open_checkpoint, save_huggingface
 from tests.checkpoint.folders import (
     GOLDENS,
     golden_config,
@@ -50,7 +50,7 @@ def test_shards_and_a_stream(tmp_path: Path) -> None:
     folder = write_shards(tmp_path, golden_config(MODEL), poisoned(np.nan), 2)
     with pytest.raises(ValueError, match=NAME):
         loaded(folder)
-    _, streamed, _ = stream_params(folder)
+    streamed, _ = open_checkpoint(folder)
     list(streamed.rows("layers.0.attention.query"))
     with pytest.raises(ValueError, match=rf"{NAME} has 2 .* \[3, 5\]"):
         list(streamed.rows("layers.1.attention.query"))

@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 import pytest
 
-from llada_jax.checkpoint import gguf_header
-from llada_jax.checkpoint.gguf_header import read_header
+from llada_jax.checkpoint import gguf as headers
+from llada_jax.checkpoint.gguf import read_header
 
 TENSORS = {
     "first": np.arange(64, dtype=np.float32).reshape(2, 32),
@@ -47,7 +47,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def places(path: Path) -> dict[str, tuple]:
-    return {t.name: (t.shape, t.kind, t.offset, t.bytes) for t in read_header(path)[1]}
+    tensors = read_header(path)[1].values()
+    return {t.name: (t.shape, t.kind, t.offset, t.shape[0] * t.row_bytes) for t in tensors}
 
 
 def places_of_the_library(path: Path) -> dict[str, tuple] | None:
@@ -57,7 +58,7 @@ def places_of_the_library(path: Path) -> dict[str, tuple] | None:
     except (ValueError, IndexError, KeyError, OverflowError):
         return None
     return {
-        t.name: (tuple(map(int, t.shape[::-1])), t.tensor_type, t.data_offset, t.n_bytes)
+        t.name: (tuple(map(int, t.shape[::-1])), t.tensor_type.name, t.data_offset, t.n_bytes)
         for t in tensors
     }
 
@@ -159,7 +160,8 @@ def test_another_alignment_shifts_no_tensor(alignment: int, tmp_path: Path) -> N
 def test_any_flipped_byte(flipped: int, whole: bytes, tmp_path: Path) -> None:
     """What is accepted, the library reads at the same places."""
     path, refused = tmp_path / "model.gguf", 0
-    (data,) = (t.offset for t in read_header_of(whole, path) if t.name == "first")
+    path.write_bytes(whole)
+    data = read_header(path)[1]["first"].offset
     for place in range(data):
         content = bytearray(whole)
         content[place] ^= flipped
@@ -173,16 +175,11 @@ def test_any_flipped_byte(flipped: int, whole: bytes, tmp_path: Path) -> None:
     assert refused > data / 3
 
 
-def read_header_of(content: bytes, path: Path) -> list:
-    path.write_bytes(content)
-    return read_header(path)[1]
-
-
 def test_a_file_of_nothing_but_texts(
     whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A header has a bound: this one would go on for a billion texts of no length."""
-    monkeypatch.setattr(gguf_header, "_MOST_BYTES", 2**16)
+    monkeypatch.setattr(headers, "_MOST_BYTES", 2**16)
     start = whole.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens")
     with (tmp_path / "model.gguf").open("wb") as file:
         file.write(whole[:start] + struct.pack("<IIQ", 9, 8, 2**30))

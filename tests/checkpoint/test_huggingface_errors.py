@@ -101,7 +101,7 @@ def test_unparsable_configuration(folder: Path, content: str | bytes, message: s
         ({"d_model": float("inf")}, r"d_model is inf; allowed: a number"),
         ({"n_heads": False}, r"n_heads is False; allowed: 1 or more"),
         ({"n_layers": 2**24}, r"n_layers is 16777216; allowed: 1 to 1000"),
-        ({"mask_token_id": True}, r"mask_id is True; allowed: 0 or more"),
+        ({"mask_token_id": True}, r"mask_id is True; allowed: 0 to 319"),
         ({"weight_tying": 0}, r"weight_tying is 0; allowed: true or false"),
         ({"n_heads": 0}, r"n_heads is 0; allowed: 1 or more"),
         ({"n_layers": 0}, r"n_layers is 0; allowed: 1 to 1000"),

@@ -5,7 +5,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from llada_jax.checkpoint import bundled_names, identity, load_params, model_path
+from llada_jax import checkpoint
+from llada_jax.checkpoint import bundled_names, load_params, model_path
 from tests.checkpoint.folders import (
     GOLDENS,
     golden_config,
@@ -25,7 +26,7 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tensors = {k: v.astype(jnp.bfloat16) for k, v in golden_tensors("llada-gqa").items()}
     folder = write_folder(tmp_path / "assets" / "tiny", golden_config("llada-gqa"), tensors)
     (folder / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr(identity, "_ASSETS", tmp_path / "assets")
+    monkeypatch.setattr(checkpoint, "_ASSETS", tmp_path / "assets")
     return folder
 
 

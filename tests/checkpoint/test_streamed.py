@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.checkpoint import load_params, save_huggingface, stream_params
+from llada_jax.checkpoint import load_params, open_checkpoint, save_huggingface
 from llada_jax.checkpoint.sources import StoredTensor
-from llada_jax.checkpoint.tensors import StreamedParams
 from llada_jax.config import ModelConfig, MoEConfig
 from llada_jax.model.params import ModelParams, init_params, named_specs, parameter_name
 from llada_jax.model.quantize import QuantArray, dequantize
@@ -46,8 +45,8 @@ def wide(leaf: Any) -> np.ndarray:
 def assert_streams(source: Path) -> None:
     """Every parameter, whole and in part, equals what the source loads as in float32."""
     config, params, _ = load_params(source, "float32")
-    streamed_config, streamed, _ = stream_params(source)
-    assert streamed_config == config
+    streamed, _ = open_checkpoint(source)
+    assert streamed.config == config
     loaded = by_name(params)
     assert loaded.keys() == named_specs(config).keys()
     for name, expected in loaded.items():
@@ -80,7 +79,7 @@ def test_gguf(model: str, kind: str, tmp_path: Path) -> None:
 def test_integers_of_q4_0_stay(model: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", model, "Q4_0")
     _, params, _ = load_params(path, "int4")
-    _, streamed, _ = stream_params(path)
+    streamed, _ = open_checkpoint(path)
     quantized = {n: leaf for n, leaf in by_name(params).items() if isinstance(leaf, QuantArray)}
     assert len(quantized) >= 15
     for name, expected in quantized.items():
@@ -95,7 +94,7 @@ def test_integers_of_q4_0_stay(model: str, tmp_path: Path) -> None:
 def test_floats_come_as_they_are_stored(stored: Any, tmp_path: Path) -> None:
     tensors = {name: tensor.astype(stored) for name, tensor in golden_tensors("llada-gqa").items()}
     folder = write_folder(tmp_path, golden_config("llada-gqa"), tensors)
-    _, streamed, _ = stream_params(folder)
+    streamed, _ = open_checkpoint(folder)
     up = joined(streamed.rows("layers.1.ffn.up"))
     expected = tensors["model.transformer.blocks.1.up_proj.weight"]
     np.testing.assert_array_equal(up, expected, strict=True)
@@ -111,11 +110,11 @@ def test_floats_come_as_they_are_stored(stored: Any, tmp_path: Path) -> None:
 def test_pieces_of_any_size_make_any_part(
     start: int, length: int, elements: int, name: str
 ) -> None:
-    _, streamed, _ = stream_params(GOLDENS / "llada-mha")
+    streamed, _ = open_checkpoint(GOLDENS / "llada-mha")
     stop = min(start + length, 64)
     expected = joined(streamed.rows(name))[start:stop]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llada_jax.checkpoint.tensors._STREAMED_ELEMENTS", elements)
+        patch.setattr("llada_jax.checkpoint.sources._STREAMED_ELEMENTS", elements)
         pieces = list(streamed.rows(name, start, stop))
     columns = int(np.prod(expected.shape[1:]))
     assert max(map(len, pieces)) <= max(1, elements // columns)
@@ -123,10 +122,10 @@ def test_pieces_of_any_size_make_any_part(
 
 
 def test_experts_come_one_at_a_time() -> None:
-    config, streamed, _ = stream_params(GOLDENS / "llada2-moe")
-    assert config.moe is not None
+    streamed, _ = open_checkpoint(GOLDENS / "llada2-moe")
+    assert streamed.config.moe is not None
     pieces = list(streamed.rows("layers.1.ffn.up"))
-    assert [piece.shape[0] for piece in pieces] == [1] * config.moe.n_experts
+    assert [piece.shape[0] for piece in pieces] == [1] * streamed.config.moe.n_experts
 
 
 def test_a_single_expert_is_a_stack_of_one(tmp_path: Path) -> None:
@@ -161,8 +160,9 @@ def test_only_what_is_asked_for_is_read(monkeypatch: pytest.MonkeyPatch) -> None
             yield rows
 
     monkeypatch.setattr(StoredTensor, "pieces", counted)
-    config, streamed, _ = stream_params(GOLDENS / "llada2-moe")
-    assert isinstance(streamed, StreamedParams) and read == 0
+    streamed, _ = open_checkpoint(GOLDENS / "llada2-moe")
+    config = streamed.config
+    assert read == 0
     for _ in streamed.rows("embedding", 4, 7):
         pass
     assert read == 3 * config.width * 4
@@ -174,17 +174,17 @@ def test_only_what_is_asked_for_is_read(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_sources_are_checked_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no model at '.*absent'; allowed: a bundled mod"):
-        stream_params(tmp_path / "absent")
+        open_checkpoint(tmp_path / "absent")
     tensors = golden_tensors("llada-gqa")
     del tensors["model.transformer.blocks.1.up_proj.weight"]
     folder = write_folder(tmp_path / "lacks", golden_config("llada-gqa"), tensors)
     with pytest.raises(ValueError, match=r"lacks lacks model\.transformer\.blocks\.1\.up_proj\.we"):
-        stream_params(folder)
+        open_checkpoint(folder)
 
 
 def test_bundled_models_stream_with_their_tokenizer() -> None:
-    config, streamed, tokenizer = stream_params("tiny")
+    streamed, tokenizer = open_checkpoint("tiny")
     expected, params, folder = load_params("tiny", "bfloat16")
-    assert config == expected and tokenizer == folder
+    assert streamed.config == expected and tokenizer == folder
     found = joined(streamed.rows("layers.2.attention.output"))
     np.testing.assert_array_equal(jnp.asarray(found), params.layers[2].attention.output)

@@ -19,7 +19,7 @@ SHAPE = dict(
         ({"rotary_dims": 3}, "rotary_dims is 3; allowed: even"),
         ({"mask_id": 32}, "mask_id is 32; allowed: 0 to 31"),
         ({"width": 0}, "width is 0; allowed: 1 or more"),
-        ({"mask_id": 1.5}, "mask_id is 1.5; allowed: 0 or more"),
+        ({"mask_id": 1.5}, "mask_id is 1.5; allowed: 0 to 31"),
         ({"rope_theta": math.nan}, "rope_theta is nan; allowed: above 0, and finite"),
         ({"rope_theta": -1e4}, "rope_theta is -10000.0; allowed: above 0, and finite"),
         ({"rope_theta": "1e4"}, "rope_theta is '1e4'; allowed: above 0, and finite"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxtyping import Array
 
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
-from llada_jax.constraint.canvas import Placed, position_values, reach
+from llada_jax.constraint.canvas import Placed, reach
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.sampler.canvas import MASKED, STABLE
 from llada_jax.sampler.constrained import held
@@ -34,7 +34,8 @@ class Case:
         self.free = rng.random((ROWS, LENGTH)) < rng.random()
         self.tokens = np.where(self.free, MASK, chosen).astype(np.int32)
         constraints = tuple(Constraint(f"{i}") for i in range(ROWS))
-        batch = Texts(constraints, tuple(self.automata))
+        patterns = (each.texts for each in constraints)
+        batch = Texts(constraints, dict(zip(patterns, self.automata, strict=True)))
         whole = list(np.full((ROWS, LENGTH), MASK, np.int32))
         self.grammar = grammar_of(batch, (4, 5))
         self.placed = placed_texts(batch, whole, MASK, LENGTH, infill=True)
@@ -52,9 +53,8 @@ class Case:
 
 @partial(jax.jit, static_argnames="alternatives")
 def reached(grammar, placed, tokens, free, values, alternatives):
-    values = position_values(grammar, placed, tokens, free, values)
     rows = jnp.ones(len(tokens), bool)
-    return reach(grammar, placed, values, ~free, free, rows, alternatives=alternatives)
+    return reach(grammar, placed, tokens, ~free, values, free, rows, alternatives=alternatives)
 
 
 def check_reach(seed: int) -> None:

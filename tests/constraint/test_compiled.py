@@ -55,7 +55,8 @@ def test_tokens_of_equal_transitions_are_one_class(tokenizer):
 
 def test_automata_of_a_batch_share_their_classes(tokenizer):
     first, second = (made(lj.choice([text]), tokenizer) for text in ("cat", "a hat"))
-    both = grammar_of(Texts((lj.choice(["cat"]), lj.choice(["a hat"])), (first, second)), ENDS)
+    cat, hat = lj.choice(["cat"]), lj.choice(["a hat"])
+    both = grammar_of(Texts((cat, hat), {cat.texts: first, hat.texts: second}), ENDS)
     for pattern, text in enumerate(("cat", "a hat")):
         state = both.start[pattern]
         for token in tokenizer.encode(text):
@@ -167,10 +168,10 @@ EXPRESSIONS = st.recursive(
 @settings(max_examples=60)
 def test_an_expression_accepts_what_python_accepts(pattern, texts):
     pytest.importorskip("outlines_core")
-    found = byte_automaton.ByteAutomaton(**byte_automaton.found_for(pattern))
-    following = {(state, byte): after for state, byte, after in found.edges}
+    found = byte_automaton.found_for(pattern)
+    following = {(state, byte): after for state, byte, after in found["edges"]}
     for text in texts:
-        state = found.start
+        state = found["start"]
         for byte in text.encode():
             state = following.get((state, byte))
-        assert (state in found.accepts) is bool(re.fullmatch(pattern, text))
+        assert (state in found["accepts"]) is bool(re.fullmatch(pattern, text))

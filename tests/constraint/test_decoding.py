@@ -53,8 +53,9 @@ SETTINGS = {
 
 
 def texts(*automata, confidence="allowed", begins=0) -> Texts:
-    constraints = (Constraint(f"{i}", confidence, begins=begins) for i, _ in enumerate(automata))
-    return Texts(tuple(constraints), automata)
+    constraints = [Constraint(f"{i}", confidence, begins=begins) for i, _ in enumerate(automata)]
+    patterns = [each.texts for each in constraints]
+    return Texts(tuple(constraints), dict(zip(patterns, automata, strict=True)))
 
 
 @lj.rule
@@ -83,7 +84,7 @@ def checked(settings: dict, confidence: str, **options):
         toy_decode(PROMPTS, config, loop=loop, texts=constraint, **options)
         for loop in ("compiled", "host")
     ]
-    for row, automaton in enumerate(constraint.automata):
+    for row, automaton in enumerate(constraint.automata.values()):
         generated = runs[0].generated[row]
         assert accepts(automaton, generated), generated
         np.testing.assert_array_equal(generated, runs[1].generated[row])

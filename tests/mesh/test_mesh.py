@@ -9,13 +9,12 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import llada_jax as lj
-from llada_jax.checkpoint.array_parts import ArrayParts
+from llada_jax.checkpoint.tensors import ArrayParts
+from llada_jax.model.architecture.parameters import named_specs
 from llada_jax.model.head import head_weight, over_ids
 from llada_jax.model.measures import absorb_head, finish_head, start_head
-from llada_jax.model.mesh import PLACES, require_divides
-from llada_jax.model.mesh_head import merged
+from llada_jax.model.mesh import merged, partition_of, require_divides
 from llada_jax.model.moe import moe_feed_forward
-from llada_jax.model.params import Experts, partition_specs
 from llada_jax.model.quantize import QuantArray, Shard, quantize
 from llada_jax.model.score_rules import ScoreRules
 from llada_jax.types import Asked
@@ -64,14 +63,16 @@ def test_what_does_not_divide_is_refused(
 
 
 def test_integers_and_their_scales_lie_together() -> None:
-    specs = partition_specs(divisible("llada_moe"), PLACES, "int8")
-    attention, experts = specs.layers[0].attention, specs.layers[0].ffn
-    assert isinstance(experts, Experts) and isinstance(experts.down, QuantArray)
-    assert attention.output == QuantArray(P(None, "model"), P(None, None))
-    assert attention.query == QuantArray(P("model", None), P("model", None))
-    assert experts.down.values == P(("expert", "model"), None, None)
-    assert experts.router == P(None, None)
-    grouped = partition_specs(divisible("llada"), PLACES, "int4").layers[0].ffn.down
+    specs = named_specs(divisible("llada_moe"))
+    names = ("attention.output", "attention.query", "ffn.down", "ffn.router")
+    output, query, down, router = (
+        partition_of(specs[f"layers.0.{each}"], "int8") for each in names
+    )
+    assert output == QuantArray(P(None, "model"), P(None, None))
+    assert query == QuantArray(P("model", None), P("model", None))
+    assert isinstance(down, QuantArray) and down.values == P(("expert", "model"), None, None)
+    assert router == P(None, None)
+    grouped = partition_of(named_specs(divisible("llada"))["layers.0.ffn.down"], "int4")
     assert grouped == QuantArray(P(None, "model"), P(None, "model"))
 
 
@@ -131,7 +132,7 @@ def test_parts_of_the_vocabulary_merge_to_the_whole() -> None:
         def absorb(seen, logits, start):
             return absorb_head(seen, logits, start, keys, asked, rules)
 
-        return finish_head(over_ids(head_weight(params), rows, rules, absorb, nothing, 0, VOCAB))
+        return finish_head(over_ids(head_weight(params), rows, rules, absorb, nothing))
 
     expected = jax.jit(whole)()
     for found in in_parts(0, 24, 48, 72):

@@ -4,19 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
 
 from llada_jax.config import ModelConfig, MoEConfig
 from llada_jax.model.families.config_json import config_from_hf
 from llada_jax.model.families.family import families
 from llada_jax.model.forward import forward
+from llada_jax.model.mesh import partition_of
 from llada_jax.model.params import (
     Experts,
     FeedForward,
     abstract_params,
     init_params,
     param_count,
-    partition_specs,
 )
 
 LLADA_8B = {
@@ -98,14 +97,8 @@ def test_random_parameters_run(family: str) -> None:
 @pytest.mark.parametrize("family", families())
 def test_partitions_have_the_rank_of_their_parameter(family: str) -> None:
     config = tiny(family)
-    specs = jax.tree.leaves(abstract_params(config))
-    partitions = jax.tree.leaves(
-        partition_specs(config, {"heads": "model", "kv_heads": "model", "ffn": "model",
-                                 "vocab": "model", "experts": "data"}),
-        is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
-    )  # fmt: skip
-    assert len(specs) == len(partitions)
-    for spec, partition in zip(specs, partitions, strict=True):
+    for spec in jax.tree.leaves(abstract_params(config)):
+        partition = partition_of(spec)
         assert len(partition) == len(spec.shape) == len(spec.axes)
         used = [axis for axis in partition if axis is not None]
         assert len(used) == len(set(used))

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import llada_jax as lj
-from llada_jax.checkpoint.identity import model_path
+from llada_jax.checkpoint import model_path
 from llada_jax.model.families.family import Family, add_family, families
 
 LLADA = families()["llada"]

@@ -21,7 +21,7 @@ from llada_jax.config import TrainConfig
         ({"weight_decay": -0.1}, "weight_decay is -0.1"),
         ({"warmup_steps": 80}, "warmup_steps \\+ decay_steps is 110; allowed: up to steps"),
         ({"max_gen_length": 100}, "max_gen_length is 100; allowed: a multiple of block_length"),
-        ({"block_share": 1.5}, "block_share is 1.5; allowed: 0 to 1"),
+        ({"block_share": 1.5}, "block_share is 1.5; allowed: 0 or more, up to 1"),
         ({"cut_share": -0.5}, "cut_share is -0.5"),
         ({"min_mask_probability": 0.0}, "min_mask_probability is 0.0; allowed: between 0 and 1"),
         ({"checkpoint_every": 70}, "checkpoint_every is 70; allowed: a multiple of log_every"),

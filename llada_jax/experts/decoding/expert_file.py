@@ -106,7 +106,7 @@ def write_experts(
 
     Args:
       weights: has `rows(name)`, which gives the experts of a parameter [E, Out, In] in pieces, as
-        `StreamedParams` does.
+        a `Checkpoint` does.
       dtype: `float32`, `bfloat16`, `int8` or `int4`: quantized as `load` quantizes; integers that
         are there in the wanted form are kept.
       fingerprint: names the model that they belong to.

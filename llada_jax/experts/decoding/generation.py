@@ -71,8 +71,8 @@ def write_experts_of(
 
     Raises ValueError for a checkpoint without routed experts, and what `load` raises.
     """
-    config, weights, _ = checkpoint.stream_params(source)
-    write_experts(Path(path), config, weights, dtype, checkpoint.fingerprint(source))
+    weights, _ = checkpoint.open_checkpoint(source)
+    write_experts(Path(path), weights.config, weights, dtype, checkpoint.fingerprint(source))
 
 
 class BudgetedRun(NamedTuple):

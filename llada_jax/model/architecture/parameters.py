@@ -2,7 +2,7 @@
 
 The tree of `llada_jax.model.params`, what is loaded, quantized and sharded, and what a phone maps,
 stages, plans and pays for are all read off `named_specs` and `body_matrices`. Matrices are stored
-[out, in], as in PyTorch checkpoints.
+[out, in], as in PyTorch checkpoints: XLA's CPU products are fastest with this layout.
 """
 
 import math

@@ -144,12 +144,12 @@ def _own_keys(family: Family) -> set[str]:
 
 def _read(hf: Mapping[str, Any], family: Family, record: type) -> dict[str, Any]:
     fixed = {*table()["computed"], *family.constants} - _own_keys(family)
-    keys = {f: _spellings(f.name, family) for f in fields(record)}
-    given = {
-        f: [key for key in each if hf.get(key) is not None and key not in fixed]
-        for f, each in keys.items()
-    }
-    return {f.name: _plain(each[0], hf[each[0]], f.type) for f, each in given.items() if each}
+    given = {key for key, value in hf.items() if value is not None} - fixed
+    found = {}
+    for field in fields(record):
+        if keys := [key for key in _spellings(field.name, family) if key in given]:
+            found[field.name] = _plain(keys[0], hf[keys[0]], field.type)
+    return found
 
 
 def _plain(key: str, value: Any, kind: Any = int) -> Any:

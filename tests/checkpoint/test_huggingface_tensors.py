@@ -11,7 +11,7 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import load, load_file, save_file
 
-from llada_jax.checkpoint.safetensors_files import stored_tensors
+from llada_jax.checkpoint.huggingface import stored_tensors
 from llada_jax.checkpoint.sources import StoredTensor
 from llada_jax.config.json_files import read_object
 
