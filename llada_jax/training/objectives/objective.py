@@ -1,4 +1,4 @@
-"""What an objective is, and how it reads the model that is trained."""
+"""What an objective is, how it reads the model that is trained, and LLaDA's own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import jax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.config import ModelConfig, require
+from llada_jax.training.loss import corrupt, masked_diffusion_loss
 
 Metrics = dict[str, Float[Array, ""]]
 
@@ -60,3 +61,23 @@ class Objective:
 
 OBJECTIVES: dict[str, type[Objective]] = {}
 """By name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(Objective):
+    """Masked tokens alone are predicted, and alone count: their cross-entropy, weighted 1/t
+    (`llada_jax.training.loss`)."""
+
+    name: ClassVar[str] = "masked"
+
+    def __call__(
+        self, reader: Reader, batch: Any, key: Key[Array, ""]
+    ) -> tuple[jax.Array, Metrics]:
+        corruption = corrupt(key, batch, reader.mask_id, reader.smallest)
+        logits = reader.predict(corruption.tokens)
+        result = masked_diffusion_loss(logits, batch.tokens, batch.target, corruption)
+        return result.loss, result._asdict()
+
+    @property
+    def summary(self) -> str:
+        return "no other term"
