@@ -4,7 +4,6 @@ The run folder gets `cells/<decoder>-<task>/generations`: runs that `experiments
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -53,7 +52,7 @@ def evaluate_suite(
         for decoder in suite.decoders
         for name, items in asked.items()
     }
-    stores = {key: each.store(_folder(run.folder, *key)) for key, each in trials.items()}
+    stores = {key: each.store(run.folder / CELLS / "-".join(key)) for key, each in trials.items()}
     run.begin()
     if not config.worker.is_alone:
         return filled(config.worker, [(trials[key], stores[key]) for key in trials])
@@ -62,10 +61,6 @@ def evaluate_suite(
         for key in tqdm(trials, desc=suite.name, unit="decoder on a task")
     }
     return _result(suite, found, config.phones)
-
-
-def _folder(run: Path, decoder: str, task: str) -> Path:
-    return run / CELLS / f"{decoder}-{task}"
 
 
 def _result(

@@ -89,14 +89,10 @@ def baseline_of(
 
 def runs_in(folder: Path) -> list[Path]:
     """Returns the folder where it is a run; else those in it, in the order of their names."""
-    if _is_run(folder):
+    if environment_file(folder).is_file():
         return [folder]
-    jobs = [each for each in folder.iterdir() if _is_run(each)] if folder.is_dir() else []
+    jobs = (each for each in folder.glob("*") if environment_file(each).is_file())
     return sorted(jobs, key=lambda job: (len(job.name), job.name))
-
-
-def _is_run(folder: Path) -> bool:
-    return environment_file(folder).is_file()
 
 
 def is_evaluation(folder: Path) -> bool:

@@ -78,10 +78,9 @@ class Evaluation:
     @property
     def name(self) -> str:
         """Names task, sampler, and what else is not as usual: `choices/threshold/tiles/q4_0`."""
-        parts = [self.settings["task"]["name"], self.settings["sampler_name"]]
-        backend, tiles = self.settings["backend"], self.settings.get("tiles")
-        parts += [] if backend == "xla" else [backend]
-        return "/".join([*parts, tiles] if tiles else parts)
+        told = self.settings
+        names = told["task"]["name"], told["sampler_name"], told["backend"], told.get("tiles")
+        return "/".join(name for name in names if name not in (None, "xla"))
 
     @cached_property
     def tally(self) -> Tally:

@@ -68,7 +68,7 @@ class Task:
     draw: Draw
     difficulties: Mapping[int, str]
     """What each difficulty means."""
-    default_difficulty: int
+    default_difficulty: int = 0
     gen_length: int
     """Answer region, in tokens of the bundled tokenizer, that holds any answer."""
     verify: Verify = ends_in_target
@@ -108,10 +108,10 @@ class Task:
         def owns(key: str) -> bool:
             return split_of(key) == split
 
-        while True:
+        item = None
+        while item is None:
             item = draw(rng, difficulty, owns)
-            if item is not None:
-                return item
+        return item
 
     def items(self, seed: int, split: Split, *, difficulty: int | None = None) -> Iterator[Item]:
         """Yields `item(seed, 0, split)`, `item(seed, 1, split)` and so on, without end."""

@@ -66,9 +66,8 @@ def with_copying_heads(params: ModelParams, config: ModelConfig, seed: int) -> M
     matrices = [[np.array(each) for each in layer.attention[:4]] for layer in layers[:3]]
     _write_heads(config, stream, rng, [_heads(each, config.head_dim) for each in matrices])
     for index, four in enumerate(matrices):
-        names = Attention._fields[:4]
-        written = {n: jnp.asarray(each, jnp.float32) for n, each in zip(names, four, strict=True)}
-        attention = layers[index].attention._replace(**written)
+        written = [jnp.asarray(each, jnp.float32) for each in four]
+        attention = Attention(*written, *layers[index].attention[4:])
         layers[index] = layers[index]._replace(attention=attention)
     return params._replace(embedding=embedding, head=head, layers=tuple(layers))
 

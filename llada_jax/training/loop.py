@@ -81,7 +81,8 @@ def train(
             state = state.replace(**checkpointer.load(abstract_state=arrays_of(state)))
         start = np.asarray(state.step).item()
         is_first = jax.process_index() == 0
-        metrics = MetricsFile(folder / METRICS_FILE, start) if is_first else None
+        if is_first:
+            keep_metrics(folder, start)
         train_step = make_train_step(model, config, objective, parent, places)
         schedule = learning_rate(config)
         assert model.eos_id is not None
@@ -106,8 +107,8 @@ def train(
                 if evaluate is not None and _due(step, config.evaluate_every, config.steps):
                     row |= evaluate(trained(state.params, config, parent))
                     began = time.perf_counter()
-                if metrics is not None:
-                    metrics.append(row)
+                if is_first:
+                    atomic.append_text(folder / METRICS_FILE, json.dumps(row) + "\n")
                 recent.clear()
             if saved:
                 require_finite_tree(f"after step {step}", state.params)
@@ -136,17 +137,10 @@ def require_steps(folder: str | Path, config: TrainConfig) -> None:
     )
 
 
-class MetricsFile:
-    """Rows of JSON, each with its `step`; starts with the rows up to a step and drops the rest."""
-
-    def __init__(self, path: Path, last_step: int) -> None:
-        self.path = path
-        kept = [row for row in read_metrics(path.parent) if row["step"] <= last_step]
-        atomic.write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Writes a row in one piece, and hands it to the system before it returns."""
-        atomic.append_text(self.path, json.dumps(row) + "\n")
+def keep_metrics(folder: Path, last_step: int) -> None:
+    """Keeps the whole rows of a run's metrics up to a step, and drops the rest."""
+    kept = [row for row in read_metrics(folder) if row["step"] <= last_step]
+    atomic.write_text(folder / METRICS_FILE, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:

@@ -78,11 +78,8 @@ def some_masked(
     to judge one token by others that may be wrong, as a shadow does."""
     row_key, rate_key, token_key = jax.random.split(key, 3)
     rows = len(tokens)
-    rate = (
-        0.5
-        * jax.random.uniform(rate_key, (rows, 1))
-        * jax.random.bernoulli(row_key, 0.5, (rows, 1))
-    )
+    rate = 0.5 * jax.random.uniform(rate_key, (rows, 1))
+    rate = rate * jax.random.bernoulli(row_key, 0.5, (rows, 1))
     drawn = jax.random.uniform(token_key, tokens.shape) < rate
     return jnp.where(where & drawn, mask_id, tokens)
 
