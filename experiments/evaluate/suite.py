@@ -23,6 +23,8 @@ from llada_jax.evaluation.tasks import load_task
 
 SuiteResult = tuple[list[ResultRow], str]
 """Numbers, and the tables of them that are printed."""
+Parts = Mapping[str, Sequence[Evaluation]]
+"""Of each decoder its answers to each task."""
 
 
 def evaluate_suite(
@@ -60,40 +62,32 @@ def evaluate_suite(
         key: trials[key].run(stores[key])
         for key in tqdm(trials, desc=suite.name, unit="decoder on a task")
     }
-    return _result(suite, found, config.phones)
-
-
-def _result(
-    suite: SuiteConfig, found: Mapping[tuple[str, str], Evaluation], socs: Sequence[str]
-) -> SuiteResult:
-    baseline = suite.decoders[0].name
-    rows: list[ResultRow] = []
-    for decoder in suite.decoders:
-        parts = [found[decoder.name, task] for task in suite.tasks]
-        rows += decoder_rows(f"{suite.name}/{decoder.name}", parts, socs)
-        if decoder.name != baseline:
-            before = [found[baseline, task] for task in suite.tasks]
-            rows += _difference(f"{suite.name}/{decoder.name}/against/{baseline}", before, parts)
-    rows += _beside_thresholds(suite, found)
-    for (decoder, task), part in found.items():
-        rows += decoder_rows(f"{suite.name}/{decoder}/{task}", [part], socs)
     samplers = {decoder.name: decoder.sampler for decoder in suite.decoders}
+    parts = {name: [found[name, task] for task in suite.tasks] for name in samplers}
+    rows = [*_decoders(suite, parts, config.phones), *_beside_thresholds(suite, parts)]
+    for (decoder, task), part in found.items():
+        rows += decoder_rows(f"{suite.name}/{decoder}/{task}", [part], config.phones)
     return rows, suite_tables(suite.name, samplers, suite.tasks, rows)
 
 
-def _beside_thresholds(
-    suite: SuiteConfig, found: Mapping[tuple[str, str], Evaluation]
-) -> Iterator[ResultRow]:
+def _decoders(suite: SuiteConfig, parts: Parts, socs: Sequence[str]) -> Iterator[ResultRow]:
+    """Yields each decoder's score over all tasks, and its difference to the first one."""
+    baseline = suite.decoders[0].name
+    for name, found in parts.items():
+        yield from decoder_rows(f"{suite.name}/{name}", found, socs)
+        if name != baseline:
+            row = f"{suite.name}/{name}/against/{baseline}"
+            yield from _difference(row, parts[baseline], found)
+
+
+def _beside_thresholds(suite: SuiteConfig, parts: Parts) -> Iterator[ResultRow]:
     """Yields what each other decoder costs beside the suite's thresholds; nothing without these."""
     if not suite.thresholds:
         return
-    names = [decoder.name for decoder in suite.decoders]
-    tallies = {name: joined([found[name, task].tally for task in suite.tasks]) for name in names}
-    curve = [tallies[name] for name in suite.thresholds]
-    for name in names:
-        if name not in suite.thresholds:
-            row = f"{suite.name}/{name}"
-            yield from equal_quality_rows(row, tallies[name], curve, tallies[names[0]])
+    tallies = {name: joined([each.tally for each in found]) for name, found in parts.items()}
+    curve, baseline = [tallies[name] for name in suite.thresholds], tallies[suite.decoders[0].name]
+    for name in (name for name in tallies if name not in suite.thresholds):
+        yield from equal_quality_rows(f"{suite.name}/{name}", tallies[name], curve, baseline)
 
 
 def _difference(

@@ -25,22 +25,18 @@ def environment() -> dict[str, Any]:
     # A virtual environment may lie in somebody else's checkout.
     is_own = _git("ls-files", "--error-unmatch", "__init__.py") is not None
     status = _git("status", "--porcelain") if is_own else None
-    return {
-        "python": platform.python_version(),
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        "processor": _processor(),
-        "packages": _versions(),
-        "git_sha": _git("rev-parse", "HEAD") if is_own else None,
-        "git_dirty": None if status is None else status != "",
-    }
-
-
-def _versions() -> dict[str, str]:
     versions = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
-    return versions
+    return {
+        "python": platform.python_version(),
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "processor": _processor(),
+        "packages": versions,
+        "git_sha": _git("rev-parse", "HEAD") if is_own else None,
+        "git_dirty": None if status is None else status != "",
+    }
 
 
 def _processor() -> str:

@@ -69,7 +69,7 @@ def regime(trajectories: Iterable[Trajectory]) -> Regime:
         _mean(committed[left > 0.75]),
         _mean(committed[(left > 0.25) & (left <= 0.75)]),
         _mean(committed[(left > 0) & (left <= 0.25)]),
-        _slope(place, taken),
+        _slope(mean_by_place(place, taken)),
         float(rows.mean()),
         32 * _mean(unsure),
     )
@@ -94,8 +94,7 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if values.size else float("nan")
 
 
-def _slope(place: np.ndarray, taken: np.ndarray) -> float:
+def _slope(means: np.ndarray) -> float:
     """Fits a line through the mean forward of each place, as Figure 8 does."""
-    means = mean_by_place(place, taken)
     known = np.flatnonzero(np.isfinite(means))
     return float(np.polyfit(known, means[known], 1)[0]) if len(known) > 1 else float("nan")

@@ -101,8 +101,9 @@ def train(
                 _require_finite(recent, step)
             if logged:
                 row = {"step": step, "learning_rate": np.asarray(schedule(step)).item()}
-                seconds = time.perf_counter() - began
-                row |= _mean(recent) | {"seconds_per_step": seconds / len(recent)}
+                seconds, rows = time.perf_counter() - began, jax.device_get(recent)
+                row |= {name: float(np.mean([each[name] for each in rows])) for name in rows[0]}
+                row["seconds_per_step"] = seconds / len(rows)
                 began += seconds
                 if evaluate is not None and _due(step, config.evaluate_every, config.steps):
                     row |= evaluate(trained(state.params, config, parent))
@@ -165,8 +166,3 @@ def _require_finite(recent: list[dict[str, jax.Array]], last: int) -> None:
                 f"training stops at step {step}: {', '.join(bad)}; allowed: finite numbers (the "
                 "last checkpoint before it is kept)"
             )
-
-
-def _mean(rows: list[dict[str, jax.Array]]) -> dict[str, float]:
-    fetched = jax.device_get(rows)
-    return {name: float(np.mean([row[name] for row in fetched])) for name in fetched[0]}

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from llada_jax.config import require, require_numbers
 from llada_jax.training.objectives.objective import Reader
@@ -47,7 +47,10 @@ class SelfFill(Revision):
     def corrupted(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Int[Array, "B L"]:
         keys = iter(jax.random.split(key, 7))
         rows = len(batch.tokens)
-        masked = batch.target & self._drawn_masks(next(keys), batch.target)
+        whole_key, share_key, token_key = jax.random.split(next(keys), 3)
+        share = jax.random.uniform(share_key, (rows, 1), None, SMALLEST_MASKED, LARGEST_MASKED)
+        share = jnp.where(jax.random.bernoulli(whole_key, 0.5, (rows, 1)), 1, share)
+        masked = batch.target & (jax.random.uniform(token_key, batch.target.shape) < share)
         seen = jnp.where(masked | batch.hidden, reader.mask_id, batch.tokens)
         bound = jax.random.uniform(next(keys), (rows, 1), minval=self.least, maxval=self.most)
         everything = jax.random.bernoulli(next(keys), float(self.all_filled), (rows, 1))
@@ -64,13 +67,6 @@ class SelfFill(Revision):
         again, _ = filled(seen)
         seen = jnp.where(jax.random.bernoulli(next(keys), 0.5, (rows, 1)), again, seen)
         return some_masked(next(keys), seen, batch.target, reader.mask_id)
-
-    def _drawn_masks(self, key: Key[Array, ""], target: Bool[Array, "B L"]) -> Bool[Array, "B L"]:
-        whole_key, share_key, token_key = jax.random.split(key, 3)
-        one_a_row = (len(target), 1)
-        share = jax.random.uniform(share_key, one_a_row, None, SMALLEST_MASKED, LARGEST_MASKED)
-        share = jnp.where(jax.random.bernoulli(whole_key, 0.5, one_a_row), 1, share)
-        return jax.random.uniform(token_key, target.shape) < share
 
     @property
     def summary(self) -> str:
