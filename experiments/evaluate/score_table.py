@@ -15,7 +15,7 @@ from experiments.evaluate.result_rows import (
 from experiments.harness.results import ResultRow, aligned, traces
 from llada_jax.config import SamplerConfig
 from llada_jax.evaluation.graded import Evaluation
-from llada_jax.evaluation.regime import PUBLISHED, UNITS
+from llada_jax.evaluation.trajectory import PUBLISHED, UNITS
 
 MATCH = "exact match (95 %)"
 SPEED = {

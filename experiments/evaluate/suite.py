@@ -16,9 +16,9 @@ from experiments.harness.tiled import check_tiles
 from experiments.harness.workers import filled
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import lengthened
-from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.metrics import paired
 from llada_jax.evaluation.tally import joined
+from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task
 
 SuiteResult = tuple[list[ResultRow], str]

@@ -34,16 +34,11 @@ class TaskShare:
     """Only items whose question has this text: of a kind that a model has not learnt, say."""
 
     def __post_init__(self) -> None:
-        task = self.task
         for difficulty in self.difficulties:
-            require(
-                difficulty in task.difficulties,
-                f"difficulty of {self.name} is {difficulty}; "
-                f"allowed: {', '.join(map(str, task.difficulties))}",
-            )
+            _ = self.task.item(0, 0, "train", difficulty=difficulty)  # which checks it
         require(self.weight > 0, f"weight of {self.name} is {self.weight}; allowed: above 0")
         questions = (
-            task.item(0, index, "train", difficulty=difficulty).question
+            self.task.item(0, index, "train", difficulty=difficulty).question
             for difficulty in self.drawn
             for index in range(LOOKED_THROUGH)
         )

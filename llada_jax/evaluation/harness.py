@@ -29,9 +29,8 @@ from llada_jax.evaluation.generations import (
     GenerationMemory,
     GenerationStore,
 )
-from llada_jax.evaluation.graded import GENERATIONS, Evaluation, graded, require_same_items
-from llada_jax.evaluation.items import TaskItems
-from llada_jax.evaluation.task import Task
+from llada_jax.evaluation.graded import GENERATIONS, Evaluation, graded
+from llada_jax.evaluation.task import Task, TaskItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.evaluation.worker import ALONE, Worker
 from llada_jax.model.mesh import mesh_of
@@ -99,7 +98,7 @@ def evaluate(
     if not isinstance(baseline, Evaluation | None):
         baseline = Evaluation.load(Path(baseline))
     if baseline is not None:
-        require_same_items(baseline, trial.items.settings, items)
+        baseline.require_items(trial.items.settings, range(items), "this evaluation")
     found = trial.run(
         GenerationMemory(trial.settings) if folder is None else trial.store(Path(folder)), progress
     )
@@ -134,7 +133,7 @@ class Trial:
         require_counts(self, "batch_size", "places")
         require(
             self.model.tokenizer is not None,
-            f"model {self.model.source!r} has no tokenizer.json; allowed: one that has",
+            f"model {self.model.source or 'model'!r} has no tokenizer.json; allowed: one that has",
         )
 
     @property

@@ -177,12 +177,10 @@ class LmEvalModel(LM):
         return prompt, whole[len(prompt) :] if joined else self._tokenizer.encode(continuation)
 
     def _request(self, context: str, settings: dict[str, Any]) -> _Request:
-        for name in settings:
-            require(
-                name in _REQUEST_SETTINGS,
-                f"a task's generation_kwargs have {name!r}; allowed: "
-                f"{', '.join(_REQUEST_SETTINGS)} (the sampler has the others)",
-            )
+        unknown = next((name for name in settings if name not in _REQUEST_SETTINGS), None)
+        allowed = f"{', '.join(_REQUEST_SETTINGS)} (the sampler has the others)"
+        told = f"a task's generation_kwargs have {unknown!r}; allowed: {allowed}"
+        require(unknown is None, told)
         temperature = settings.get("temperature", 1.0) if settings.get("do_sample") else None
         require(
             temperature in (None, self._sampler.temperature),

@@ -218,5 +218,4 @@ def _match(
 
 
 def _orthonormal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    """Draws orthonormal columns."""
     return np.linalg.qr(rng.normal(size=(rows, columns)))[0]

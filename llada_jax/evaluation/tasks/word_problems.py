@@ -11,7 +11,7 @@ chains occur in both: single equations, and short chains within longer ones.
 import itertools
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -257,11 +257,7 @@ def _shopping(rng: Random, steps: int, limit: int) -> Draft | None:
     return draft
 
 
-PLANS: tuple[Callable[[Random, int, int], Draft | None], ...] = (
-    *(partial(_running_count, story) for story in STORIES),
-    _comparison,
-    _shopping,
-)
+PLANS = (*(partial(_running_count, story) for story in STORIES), _comparison, _shopping)
 
 TASK = Task(
     name="word_problems",

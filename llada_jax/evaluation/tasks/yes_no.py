@@ -185,7 +185,6 @@ def _key(passage: Passage) -> str:
 
 
 def _worked(passage: Passage, truth: bool) -> tuple[str, str]:
-    """Yes or no, and how one comes to it."""
     return "yes" if truth else "no", f"{sentences(passage.reasons)} So {passage.conclusion}."
 
 

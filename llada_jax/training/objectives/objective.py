@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.training.loss import corrupt, masked_diffusion_loss
 
-Metrics = dict[str, Float[Array, ""]]
+Found = tuple[Float[Array, ""], dict[str, Float[Array, ""]]]
+"""A loss, and scalars to log."""
 
 
 class Reader(NamedTuple):
@@ -46,9 +46,7 @@ class Objective:
         require(name in OBJECTIVES, f"objective is {name!r}; allowed: {', '.join(OBJECTIVES)}")
         return OBJECTIVES[name]()
 
-    def __call__(
-        self, reader: Reader, batch: Any, key: Key[Array, ""]
-    ) -> tuple[jax.Array, Metrics]:
+    def __call__(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Found:
         """Returns the loss of a `TrainingBatch` in nats per target token, and scalars to log, the
         loss among them."""
         raise NotImplementedError
@@ -70,9 +68,7 @@ class Masked(Objective):
 
     name: ClassVar[str] = "masked"
 
-    def __call__(
-        self, reader: Reader, batch: Any, key: Key[Array, ""]
-    ) -> tuple[jax.Array, Metrics]:
+    def __call__(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Found:
         corruption = corrupt(key, batch, reader.mask_id, reader.smallest)
         logits = reader.predict(corruption.tokens)
         result = masked_diffusion_loss(logits, batch.tokens, batch.target, corruption)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from llada_jax.config import require, require_numbers
 from llada_jax.training.data import TrainingBatch
 from llada_jax.training.loss import corrupt, cross_entropy, masked_diffusion_loss, ranked_first
-from llada_jax.training.objectives.objective import Metrics, Objective, Reader
+from llada_jax.training.objectives.objective import Found, Objective, Reader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,7 @@ class Revision(Objective):
         """Returns what the model reads of the second half's canvases."""
         raise NotImplementedError
 
-    def __call__(
-        self, reader: Reader, batch: Any, key: Key[Array, ""]
-    ) -> tuple[jax.Array, Metrics]:
+    def __call__(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Found:
         size = len(batch.tokens)
         require(size > 1, f"batch_size is {size}; allowed with {self.name}: 2 or more")
         half = size // 2
@@ -49,7 +47,7 @@ class Revision(Objective):
 
 def revision_loss(
     logits: Float[Array, "B L V"], batch: Any, seen: Int[Array, "B L"], mask_id: int
-) -> tuple[Float[Array, ""], Metrics]:
+) -> Found:
     """Averages the cross-entropy of all targets of each canvas, then over canvases, in nats.
 
     The metrics are shares: of seen targets those that are wrong (`own_errors`), of these those that
