@@ -134,14 +134,13 @@ def environment_file(folder: Path) -> Path:
 
 
 def _line(folder: Path, environment: Mapping[str, Any] | None) -> dict[str, str]:
-    run = {"run": str(folder)}
-    if environment is None:
-        return run | dict.fromkeys(("commit", "jax", "machine"), "unknown")
-    changed = ", changed" if environment["git_dirty"] else ""
-    return run | {
-        "commit": f"{(environment['git_sha'] or 'unknown')[:10]}{changed}",
-        "jax": environment["packages"].get("jax", "unknown"),
-        "machine": environment["processor"],
+    told = environment or {"packages": {}}
+    changed = ", changed" if told.get("git_dirty") else ""
+    return {
+        "run": str(folder),
+        "commit": (told.get("git_sha") or "unknown")[:10] + changed,
+        "jax": told["packages"].get("jax", "unknown"),
+        "machine": told.get("processor", "unknown"),
     }
 
 

@@ -123,7 +123,7 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     training = Training.of(settings, command_that_goes_on("train")).resumed(run.folder)
     require_steps(run.folder, config.train)
     seed = config.train.seed
-    parent = config.parent and parent_params(config.parent, config.model, seed)
+    parent = None if config.parent is None else parent_params(config.parent, config.model, seed)
     run.begin()
     run.write(TRAINING, training.as_json())
     folder = tokenizer_folder(config, run)
@@ -174,7 +174,7 @@ def finish(
         seed=config.score.seed,
     )
     reliability = reliability_by_task(model, measured)
-    parent = config.parent and Parent.of(config.parent)
+    parent = None if config.parent is None else Parent.of(config.parent)
     metrics = read_metrics(run.folder)
     card = model_card(
         name=HydraConfig.get().runtime.choices["architecture@model"],

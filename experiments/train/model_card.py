@@ -12,7 +12,8 @@ from llada_jax.checkpoint import model_path
 from llada_jax.config import ModelConfig
 from llada_jax.evaluation.reliability_diagram import Reliability
 from llada_jax.model.params import param_count
-from llada_jax.training.model_folder import CARD_FILE, read_log, thinned
+from llada_jax.training.loop import read_metrics
+from llada_jax.training.model_folder import CARD_FILE, LOG_FILE, thinned
 
 CURVE_ROWS = 16
 EXACT_MATCH = "/exact_match"
@@ -33,7 +34,7 @@ class Parent(NamedTuple):
         folder = model_path(name)
         card = folder / CARD_FILE
         text = card.read_text(encoding="utf-8") if card.exists() else ""
-        return cls(name, text.partition(TRAINING_HEADING)[2], read_log(folder))
+        return cls(name, text.partition(TRAINING_HEADING)[2], read_metrics(folder, LOG_FILE))
 
 
 def model_card(

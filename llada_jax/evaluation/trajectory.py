@@ -207,16 +207,15 @@ def regime(trajectories: Iterable[Trajectory]) -> Regime:
     batches = [_measured(each) for each in trajectories]
     if not batches:
         raise ValueError("there are no traces; allowed: answers whose traces were kept")
-    left, committed, rows, blocks, unsure, *commits = map(
-        np.concatenate, zip(*batches, strict=True)
-    )
+    columns = map(np.concatenate, zip(*batches, strict=True))
+    left, committed, rows, blocks, unsure, place, taken = columns
     return Regime(
         len(left) / int(blocks.sum()),
         float((left <= 0.25)[left > 0].mean()),
         _mean(committed[left > 0.75]),
         _mean(committed[(left > 0.25) & (left <= 0.75)]),
         _mean(committed[(left > 0) & (left <= 0.25)]),
-        _slope(mean_by_place(*commits)),
+        _slope(mean_by_place(place, taken)),
         float(rows.mean()),
         32 * _mean(unsure),
     )

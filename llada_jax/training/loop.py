@@ -144,9 +144,9 @@ def keep_metrics(folder: Path, last_step: int) -> None:
     atomic.write_text(folder / METRICS_FILE, "".join(json.dumps(row) + "\n" for row in kept))
 
 
-def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """Reads the whole rows of a run's metrics; none where it has no metrics yet."""
-    path = Path(folder) / METRICS_FILE
+def read_metrics(folder: str | Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
+    """Reads the whole rows of a run's metrics, or of a model's log; none where it has none yet."""
+    path = Path(folder) / name
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
