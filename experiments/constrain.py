@@ -30,8 +30,7 @@ from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import SamplerConfig, require_counts
-from llada_jax.evaluation.items import TaskItems
-from llada_jax.evaluation.task import ANSWER_MARK, Item, Task
+from llada_jax.evaluation.task import ANSWER_MARK, Item, Task, TaskItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.evaluation.tasks.choices import LETTERS
 

@@ -14,6 +14,7 @@ every run writes.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 import jax
@@ -33,7 +34,7 @@ from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.finite import require_finite_results
 from llada_jax.model.forward import forward
 from llada_jax.model.params import ModelParams
-from llada_jax.training.data import Example, TrainingBatch, batch_at
+from llada_jax.training.data import Example, TrainingBatch, batches
 from llada_jax.training.loss import corrupt
 
 CANVASES = {"whole": 0.0, "block": 1.0}  # share of canvases that are cut at a block
@@ -110,8 +111,7 @@ def reliability_by_task(model: lj.Model, config: ReliabilityConfig) -> dict[str,
         for canvas, share in CANVASES.items()
     }
     for canvas in CANVASES:
-        parts = [each for name, each in found.items() if name.endswith(f"/{canvas}")]
-        found[f"all/{canvas}"] = _joined(parts)
+        found[f"all/{canvas}"] = _joined(found[f"{name}/{canvas}"] for name in config.tasks)
     return {name: reliability(*each, config.bins) for name, each in found.items()}
 
 
@@ -123,8 +123,8 @@ def _predictions(
     model: lj.Model, task: Task, block_share: float, config: ReliabilityConfig
 ) -> Predictions:
     masks = jax.random.key(config.seed)
-    batches = enumerate(_batches(model, task, block_share, config))
-    return _joined(_predict(model, jax.random.fold_in(masks, step), b) for step, b in batches)
+    drawn = enumerate(_batches(model, task, block_share, config))
+    return _joined(_predict(model, jax.random.fold_in(masks, step), b) for step, b in drawn)
 
 
 def _batches(
@@ -152,11 +152,10 @@ def _batches(
         block_share=block_share,
         cut_share=1.0,
     )
-    return (batch_at(example, canvases, model.config.eos_id, step) for step in range(steps))
+    return islice(batches(example, canvases, model.config.eos_id), steps)
 
 
 def _predict(model: lj.Model, key: jax.Array, batch: TrainingBatch) -> Predictions:
-    """Returns the predictions of masked answer tokens."""
     assert model.config.mask_id is not None
     corruption = corrupt(key, batch, model.config.mask_id, TrainConfig.min_mask_probability)
     token, confidence = _most_likely(model.params, model.config, corruption.tokens, batch.live)

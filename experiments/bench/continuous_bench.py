@@ -18,7 +18,7 @@ from experiments.harness.results import ResultRow
 from experiments.harness.timers import Took, in_turns, spread
 from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.harness import PLACES, lengthened
-from llada_jax.evaluation.items import TaskItems
+from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task
 
 

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
-from experiments.evaluate.config import CELLS, EvaluateConfig, SuiteConfig
+from experiments.evaluate.config import CELLS, EvaluateConfig
 from experiments.evaluate.result_rows import decoder_rows
-from experiments.evaluate.suite import SuiteResult, evaluate_suite
+from experiments.evaluate.suite import evaluate_suite
 from experiments.harness.run import Run, entry_point
 from experiments.harness.workers import filled
 from llada_jax.config import require
@@ -36,7 +36,11 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
     """Decodes what is not decoded yet, and judges."""
     require_no_other_answers(config, run.folder)
     if config.suite is not None:
-        if (result := _suite_result(config, config.suite, run)) is not None:
+        changes = HydraConfig.get().overrides.task
+        require_for_suite(changes)
+        asked = any(name_of(change) == "task.difficulty" for change in changes)
+        difficulty = config.task.difficulty if asked else None
+        if (result := evaluate_suite(config.suite, config, run, difficulty)) is not None:
             run.finish(*result)
         return
     found = _decoded(config, run)
@@ -48,13 +52,6 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
         line = {"right": found.right[index], "target": item.target, "length": length, "nfe": nfe}
         run.record({"index": index, **line})
     run.finish(rows)
-
-
-def _suite_result(config: EvaluateConfig, suite: SuiteConfig, run: Run) -> SuiteResult | None:
-    changes = HydraConfig.get().overrides.task
-    require_for_suite(changes)
-    asked = any(name_of(change) == "task.difficulty" for change in changes)
-    return evaluate_suite(suite, config, run, config.task.difficulty if asked else None)
 
 
 def _decoded(config: EvaluateConfig, run: Run) -> Evaluation | None:

@@ -11,8 +11,8 @@ from llada_jax.config import require
 from llada_jax.evaluation.equal_quality import Cost, brought_back, cost_at_equal_quality
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.metrics import Paired
-from llada_jax.evaluation.regime import PUBLISHED, UNITS, regime
 from llada_jax.evaluation.tally import Tally, joined
+from llada_jax.evaluation.trajectory import PUBLISHED, UNITS, regime
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.workload import Workload, from_trace
 

@@ -15,7 +15,7 @@ from experiments.evaluate.result_rows import (
 from experiments.harness.results import ResultRow, aligned, traces
 from llada_jax.config import SamplerConfig
 from llada_jax.evaluation.graded import Evaluation
-from llada_jax.evaluation.regime import PUBLISHED, UNITS
+from llada_jax.evaluation.trajectory import PUBLISHED, UNITS
 
 MATCH = "exact match (95 %)"
 SPEED = {
@@ -26,8 +26,6 @@ SPEED = {
 }
 """Columns, and what they show of which result rows."""
 DIFFERENCE, P_VALUE = "points of difference (95 %)", "McNemar p"
-NUMBERS = (MATCH, *SPEED)
-"""Columns of numbers, which are aligned to the right."""
 
 
 def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
@@ -36,9 +34,8 @@ def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
     Args:
       rows: by name, among them `<name>/exact_match` and those of `SPEED`; a cell is empty without.
     """
-    match = rows[f"{name}/exact_match"]
     return {
-        MATCH: f"{100 * match.value:.1f} % ({_interval(match, '.1f')})",
+        MATCH: _points(rows[f"{name}/exact_match"], ".1f", " %"),
         **{
             column: f"{row.value:{form}}" if (row := rows.get(f"{name}/{what}")) else ""
             for column, (what, form) in SPEED.items()
@@ -51,7 +48,10 @@ def difference_cells(rows: Sequence[ResultRow]) -> dict[str, str]:
     found = {row.name.rpartition("/")[2]: row for row in rows}
     if not found:
         return {}
-    return {DIFFERENCE: _points(found["difference"]), P_VALUE: f"{found['p_value'].value:.2g}"}
+    return {
+        DIFFERENCE: _points(found["difference"], "+.1f"),
+        P_VALUE: f"{found['p_value'].value:.2g}",
+    }
 
 
 def side_by_side(found: Mapping[str, Evaluation]) -> list[dict[str, str]]:
@@ -94,7 +94,7 @@ def suite_tables(
             "decoder": name,
             "thresholds": thresholds_of(sampler),
             **score_cells(rows, f"{suite}/{name}"),
-            against: _points(rows.get(f"{suite}/{name}/against/{baseline}/difference")),
+            against: _points(rows.get(f"{suite}/{name}/against/{baseline}/difference"), "+.1f"),
             **{soc: f"{rows[f'{suite}/{name}/phone/{soc}'].value:.2f} s" for soc in phones},
         }
         for name, sampler in decoders.items()
@@ -107,7 +107,7 @@ def suite_tables(
     match = rows[f"{suite}/{baseline}/exact_match"]
     parts = [
         f"{suite}: {match.items} items of {', '.join(tasks)}; {match.n} different questions",
-        aligned(over_all, (*NUMBERS, against, *phones)),
+        aligned(over_all, (MATCH, *SPEED, against, *phones)),
     ]
     if len(tasks) > 1:
         found = {task: rows[f"{suite}/{baseline}/{task}/exact_match"].n for task in tasks}
@@ -128,43 +128,44 @@ def _equal_quality_table(
         "brought back (95 %)": BROUGHT_BACK,
     }
     lines = [
-        {
-            "decoder": name,
-            **{
-                column: f"{100 * row.value:.0f} % ({_interval(row, '.0f')})" if row else ""
-                for column, what in columns.items()
-                for row in [rows.get(f"{suite}/{name}/{what}")]
-            },
+        {"decoder": name}
+        | {
+            column: _points(rows.get(f"{suite}/{name}/{what}"), ".0f", " %")
+            for column, what in columns.items()
         }
         for name in decoders
         if f"{suite}/{name}/{EQUAL_ROWS}" in rows
     ]
     if lines:
-        yield from (
-            "",
-            "of what a threshold of equal quality costs, and of what the first one loses",
-        )
-        yield aligned(lines, tuple(columns))
+        told = "of what a threshold of equal quality costs, and of what the first one loses"
+        yield from ("", told, aligned(lines, tuple(columns)))
 
 
 def _regime_table(
     suite: str, decoders: Sequence[str], rows: Mapping[str, ResultRow]
 ) -> Iterator[str]:
     """Yields the regime card: a line for each decoder, and one for LLaDA-8B; nothing without."""
-    own = {d: {what: rows.get(f"{suite}/{d}/{REGIME}/{what}") for what in UNITS} for d in decoders}
-    if not any(any(card.values()) for card in own.values()):
+    known = {
+        (name, what): rows[row].value
+        for name in decoders
+        for what in UNITS
+        if (row := f"{suite}/{name}/{REGIME}/{what}") in rows
+    }
+    if not known:
         return
-    lines = {d: {k: f"{r.value:.2f}" if r else "" for k, r in c.items()} for d, c in own.items()}
-    paper = {what: f"{PUBLISHED[what][0]:.2f}" if what in PUBLISHED else "" for what in UNITS}
-    yield from ("", "regime (docs/quality.md says what each column is)")
-    table = [{"decoder": name, **card} for name, card in {**lines, "LLaDA-8B": paper}.items()]
-    yield aligned(table, tuple(UNITS))
+    known |= {("LLaDA-8B", what): value for what, (value, _) in PUBLISHED.items()}
+    table = [
+        {"decoder": name}
+        | {w: f"{known[name, w]:.2f}" if (name, w) in known else "" for w in UNITS}
+        for name in (*decoders, "LLaDA-8B")
+    ]
+    told = "regime (docs/quality.md says what each column is)"
+    yield from ("", told, aligned(table, tuple(UNITS)))
 
 
-def _points(row: ResultRow | None) -> str:
-    """Writes a difference in points."""
-    return "" if row is None else f"{100 * row.value:+.1f} ({_interval(row, '+.1f')})"
-
-
-def _interval(row: ResultRow, form: str) -> str:
-    return " to ".join(f"{100 * bound:{form}}" for bound in row.interval or ())
+def _points(row: ResultRow | None, form: str, unit: str = "") -> str:
+    """Writes a share with its interval, in points; nothing without one."""
+    if row is None:
+        return ""
+    interval = " to ".join(f"{100 * bound:{form}}" for bound in row.interval or ())
+    return f"{100 * row.value:{form}}{unit} ({interval})"

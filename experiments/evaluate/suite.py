@@ -4,7 +4,6 @@ The run folder gets `cells/<decoder>-<task>/generations`: runs that `experiments
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -17,13 +16,15 @@ from experiments.harness.tiled import check_tiles
 from experiments.harness.workers import filled
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import lengthened
-from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.metrics import paired
 from llada_jax.evaluation.tally import joined
+from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task
 
 SuiteResult = tuple[list[ResultRow], str]
 """Numbers, and the tables of them that are printed."""
+Parts = Mapping[str, Sequence[Evaluation]]
+"""Of each decoder its answers to each task."""
 
 
 def evaluate_suite(
@@ -53,7 +54,7 @@ def evaluate_suite(
         for decoder in suite.decoders
         for name, items in asked.items()
     }
-    stores = {key: each.store(_folder(run.folder, *key)) for key, each in trials.items()}
+    stores = {key: each.store(run.folder / CELLS / "-".join(key)) for key, each in trials.items()}
     run.begin()
     if not config.worker.is_alone:
         return filled(config.worker, [(trials[key], stores[key]) for key in trials])
@@ -61,44 +62,32 @@ def evaluate_suite(
         key: trials[key].run(stores[key])
         for key in tqdm(trials, desc=suite.name, unit="decoder on a task")
     }
-    return _result(suite, found, config.phones)
-
-
-def _folder(run: Path, decoder: str, task: str) -> Path:
-    return run / CELLS / f"{decoder}-{task}"
-
-
-def _result(
-    suite: SuiteConfig, found: Mapping[tuple[str, str], Evaluation], socs: Sequence[str]
-) -> SuiteResult:
-    baseline = suite.decoders[0].name
-    rows: list[ResultRow] = []
-    for decoder in suite.decoders:
-        parts = [found[decoder.name, task] for task in suite.tasks]
-        rows += decoder_rows(f"{suite.name}/{decoder.name}", parts, socs)
-        if decoder.name != baseline:
-            before = [found[baseline, task] for task in suite.tasks]
-            rows += _difference(f"{suite.name}/{decoder.name}/against/{baseline}", before, parts)
-    rows += _beside_thresholds(suite, found)
-    for (decoder, task), part in found.items():
-        rows += decoder_rows(f"{suite.name}/{decoder}/{task}", [part], socs)
     samplers = {decoder.name: decoder.sampler for decoder in suite.decoders}
+    parts = {name: [found[name, task] for task in suite.tasks] for name in samplers}
+    rows = [*_decoders(suite, parts, config.phones), *_beside_thresholds(suite, parts)]
+    for (decoder, task), part in found.items():
+        rows += decoder_rows(f"{suite.name}/{decoder}/{task}", [part], config.phones)
     return rows, suite_tables(suite.name, samplers, suite.tasks, rows)
 
 
-def _beside_thresholds(
-    suite: SuiteConfig, found: Mapping[tuple[str, str], Evaluation]
-) -> Iterator[ResultRow]:
+def _decoders(suite: SuiteConfig, parts: Parts, socs: Sequence[str]) -> Iterator[ResultRow]:
+    """Yields each decoder's score over all tasks, and its difference to the first one."""
+    baseline = suite.decoders[0].name
+    for name, found in parts.items():
+        yield from decoder_rows(f"{suite.name}/{name}", found, socs)
+        if name != baseline:
+            row = f"{suite.name}/{name}/against/{baseline}"
+            yield from _difference(row, parts[baseline], found)
+
+
+def _beside_thresholds(suite: SuiteConfig, parts: Parts) -> Iterator[ResultRow]:
     """Yields what each other decoder costs beside the suite's thresholds; nothing without these."""
     if not suite.thresholds:
         return
-    names = [decoder.name for decoder in suite.decoders]
-    tallies = {name: joined([found[name, task].tally for task in suite.tasks]) for name in names}
-    curve = [tallies[name] for name in suite.thresholds]
-    for name in names:
-        if name not in suite.thresholds:
-            row = f"{suite.name}/{name}"
-            yield from equal_quality_rows(row, tallies[name], curve, tallies[names[0]])
+    tallies = {name: joined([each.tally for each in found]) for name, found in parts.items()}
+    curve, baseline = [tallies[name] for name in suite.thresholds], tallies[suite.decoders[0].name]
+    for name in (name for name in tallies if name not in suite.thresholds):
+        yield from equal_quality_rows(f"{suite.name}/{name}", tallies[name], curve, baseline)
 
 
 def _difference(

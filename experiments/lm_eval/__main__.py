@@ -37,7 +37,6 @@ from experiments.harness.run import REPOSITORY, Run, entry_point
 from experiments.harness.workers import told
 from experiments.lm_eval.tasks import Asked, harness_tasks, own_task, task_manager
 from llada_jax.config import SamplerConfig, require, require_counts
-from llada_jax.evaluation.lm_eval_answers import StoredAnswers
 from llada_jax.evaluation.worker import ALONE, Worker
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ class LmEvalConfig:
 
 def score(config: LmEvalConfig, run: Run) -> None:
     """Checks the data, loads the model, and lets the harness score it."""
-    from llada_jax.evaluation.lm_eval_model import LmEvalModel  # needs the extra
+    from llada_jax.evaluation.lm_eval_model import LmEvalModel, StoredAnswers  # need the extra
 
     asked = config.asked()
     model = run.of(lj.load(config.model, config.dtype))

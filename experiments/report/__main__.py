@@ -123,20 +123,13 @@ def _tasks(
             scores(task, {names[each.folder].text: each.share for each in here}),
             f"Exact match of each decoder on {task}",
         )
-        _add_curves(page, task, families)
-
-
-def _add_curves(
-    page: MarkdownPage, task: str, decoders: Mapping[str, Sequence[DecoderRun]]
-) -> None:
-    """Adds curves of all families, where at least one was run with several settings."""
-    families = {family: _points(group) for family, group in decoders.items()}
-    if any(len(points) > 1 for points in families.values()):
-        page.add_picture(
-            f"{task} parallelism",
-            score_curves(task, families, "tokens per forward"),
-            f"Exact match by tokens per forward on {task}",
-        )
+        curves = {family: _points(group) for family, group in families.items()}
+        if any(len(points) > 1 for points in curves.values()):  # of one run with several settings
+            page.add_picture(
+                f"{task} parallelism",
+                score_curves(task, curves, "tokens per forward"),
+                f"Exact match by tokens per forward on {task}",
+            )
 
 
 def _points(decoders: Sequence[DecoderRun]) -> list[ScorePoint]:
@@ -187,14 +180,13 @@ def _add_results(page: MarkdownPage, runs: Results) -> None:
     ]
     page.add_table(lines)
     first = next(iter(found.values()))
+    values = {run: {n: row["value"] for n, row in rows.items()} for run, rows in found.items()}
     differing = [
         name for name in first if first[name]["value"] > 0
-        and len({rows[name]["value"] for rows in found.values() if name in rows}) > 1
+        and len({of_run[name] for of_run in values.values() if name in of_run}) > 1
     ][:24]  # fmt: skip
     if differing:
-        kept = {
-            r: {n: rows[n]["value"] for n in differing if n in rows} for r, rows in found.items()
-        }
+        kept = {r: {n: v[n] for n in differing if n in v} for r, v in values.items()}
         title = next(iter(runs)).parent.name
         page.add_picture(f"{title} side by side", ratios(title, kept), "Results of each run")
 

@@ -19,16 +19,17 @@ class Label(NamedTuple):
 
 def labels(decoders: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Label]:
     """Labels decoders on the same task, by what the generations in each folder depend on."""
-    plain = {folder: _flat(settings) for folder, settings in decoders.items()}
-    # A sampler's name before what the command line changed in it.
-    samplers = {f: each["sampler_name"].partition("@")[0] for f, each in decoders.items()}
-    families = {
-        folder: f"{settings['model']}: {samplers[folder]}"
-        + ("" if settings["backend"] == "xla" else f" on {settings['backend']}")
-        for folder, settings in decoders.items()
-    }
-    outside = {folder: _part(settings, sampler=False) for folder, settings in plain.items()}
-    inside = {folder: _part(settings, sampler=True) for folder, settings in plain.items()}
+    families, samplers, inside, outside = {}, {}, {}, {}
+    for folder, settings in decoders.items():
+        # A sampler's name before what the command line changed in it.
+        samplers[folder] = settings["sampler_name"].partition("@")[0]
+        where = "" if settings["backend"] == "xla" else f" on {settings['backend']}"
+        families[folder] = f"{settings['model']}: {samplers[folder]}{where}"
+        plain = _flat(settings)
+        inside[folder] = {key: plain[key] for key in plain if key.startswith("sampler.")}
+        others = {k: each for k, each in plain.items() if k not in {*inside[folder], *_NAMED}}
+        fingerprint = others.pop("fingerprint", None)  # which says least
+        outside[folder] = {**others, "fingerprint": fingerprint}
     families = _told_apart(families, outside)
     texts = {
         folder: family.replace(samplers[folder], decoders[folder]["sampler_name"], 1)
@@ -69,12 +70,6 @@ def _distinguishing(group: Sequence[Mapping[str, Any]]) -> list[str]:
         if kinds([*kept, key]) > kinds(kept):
             kept.append(key)
     return kept
-
-
-def _part(settings: Mapping[str, Any], sampler: bool) -> dict[str, Any]:
-    """Returns settings of the sampler, or all others; a fingerprint, which says least, last."""
-    keys = [k for k in settings if k not in _NAMED and k.startswith("sampler.") == sampler]
-    return {key: settings[key] for key in sorted(keys, key=lambda key: key == "fingerprint")}
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

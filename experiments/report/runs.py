@@ -89,14 +89,10 @@ def baseline_of(
 
 def runs_in(folder: Path) -> list[Path]:
     """Returns the folder where it is a run; else those in it, in the order of their names."""
-    if _is_run(folder):
+    if environment_file(folder).is_file():
         return [folder]
-    jobs = [each for each in folder.iterdir() if _is_run(each)] if folder.is_dir() else []
+    jobs = (each for each in folder.glob("*") if environment_file(each).is_file())
     return sorted(jobs, key=lambda job: (len(job.name), job.name))
-
-
-def _is_run(folder: Path) -> bool:
-    return environment_file(folder).is_file()
 
 
 def is_evaluation(folder: Path) -> bool:
@@ -138,14 +134,13 @@ def environment_file(folder: Path) -> Path:
 
 
 def _line(folder: Path, environment: Mapping[str, Any] | None) -> dict[str, str]:
-    run = {"run": str(folder)}
-    if environment is None:
-        return run | dict.fromkeys(("commit", "jax", "machine"), "unknown")
-    changed = ", changed" if environment["git_dirty"] else ""
-    return run | {
-        "commit": f"{(environment['git_sha'] or 'unknown')[:10]}{changed}",
-        "jax": environment["packages"].get("jax", "unknown"),
-        "machine": environment["processor"],
+    told = environment or {"packages": {}}
+    changed = ", changed" if told.get("git_dirty") else ""
+    return {
+        "run": str(folder),
+        "commit": (told.get("git_sha") or "unknown")[:10] + changed,
+        "jax": told["packages"].get("jax", "unknown"),
+        "machine": told.get("processor", "unknown"),
     }
 
 

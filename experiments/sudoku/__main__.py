@@ -13,8 +13,10 @@ from the last checkpoint. The run folder gets `metrics.jsonl`, `checkpoints/`, `
 """
 
 import json
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import jax
@@ -39,10 +41,10 @@ from experiments.sudoku.puzzles import (
 )
 from llada_jax.checkpoint import load_params, save_huggingface
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require, require_counts
-from llada_jax.training.data import batch_at
+from llada_jax.training.data import batches
 from llada_jax.training.loop import require_steps, train
 from llada_jax.training.objectives import Objective, Reader
-from llada_jax.training.objectives.objective import Metrics
+from llada_jax.training.objectives.objective import Found
 from llada_jax.training.quality_head import QualityHead, fit_quality_head
 from llada_jax.training.quality_remask import QualityRemask
 
@@ -107,9 +109,13 @@ class CellsOf(Objective):
 
     inner: Objective
 
-    def __call__(self, reader: Reader, batch: Any, key: jax.Array) -> tuple[jax.Array, Metrics]:
-        cells = batch.target & (batch.tokens < FIRST_MARKER)
-        return self.inner(reader, batch._replace(target=cells), key)
+    def __call__(self, reader: Reader, batch: Any, key: jax.Array) -> Found:
+        return self.inner(reader, cells_alone(batch), key)
+
+
+def cells_alone(batch: Any) -> Any:
+    """Returns a batch of which no marker is a target."""
+    return batch._replace(target=batch.target & (batch.tokens < FIRST_MARKER))
 
 
 def replicate(config: SudokuConfig, run: Run) -> None:
@@ -152,26 +158,19 @@ def _trained(config: SudokuConfig, run: Run, pool: Pool) -> lj.Model:
 
 def _quality_head(config: SudokuConfig, model: lj.Model, pool: Pool) -> QualityHead:
     """Fits a head on batches that the model has not seen."""
-    first = config.train.steps
-    batches = (
-        batch_at(pool, config.train, EOS, step) for step in range(first, first + config.head_steps)
-    )
-    cells = (each._replace(target=each.target & (each.tokens < FIRST_MARKER)) for each in batches)
-    head, _ = fit_quality_head(model.params, model.config, cells)
+    unseen = islice(batches(pool, config.train, EOS, config.train.steps), config.head_steps)
+    head, _ = fit_quality_head(model.params, model.config, map(cells_alone, unseen))
     return head
 
 
 def orders(config: SudokuConfig, head: QualityHead) -> dict[str, SamplerConfig]:
     """Returns ways of decoding by name, the whole canvas in view."""
     whole = {"gen_length": LENGTH, "block_length": LENGTH, "steps": LENGTH}
-    of_head = {
-        each.name: SamplerConfig(
-            rule=QualityRemask.of(head, threshold=each.threshold, doubt=each.doubt)
-        )
-        for each in config.quality_heads
-    }
-    found = {each.name: each.sampler for each in config.decoders} | of_head
-    return {name: sampler.replace(**whole) for name, sampler in found.items()}
+    found = {each.name: each.sampler.replace(**whole) for each in config.decoders}
+    for each in config.quality_heads:
+        rule = QualityRemask.of(head, threshold=each.threshold, doubt=each.doubt)
+        found[each.name] = SamplerConfig(rule=rule, **whole)
+    return found
 
 
 def _scores(
@@ -198,13 +197,10 @@ def _decoded(
     right: list[bool] = []
     forwards: list[int] = []
     for first in range(0, len(puzzles), config.batch_size):
-        batch = puzzles[first : first + config.batch_size]
-        canvases = [canvas(cells) for cells, _ in batch]
-        result = lj.infill(model, canvases, sampler, seed=config.seed + first)
-        right += [
-            cells_of(tokens).tolist() == solution
-            for tokens, (_, solution) in zip(result.generated, batch, strict=True)
-        ]
+        asked, solutions = zip(*puzzles[first : first + config.batch_size], strict=True)
+        result = lj.infill(model, [*map(canvas, asked)], sampler, seed=config.seed + first)
+        answers = (cells_of(tokens).tolist() for tokens in result.generated)
+        right += map(operator.eq, answers, solutions)
         forwards += np.asarray(result.nfe).tolist()
     return right, forwards
 

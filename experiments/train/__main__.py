@@ -20,7 +20,6 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
-from experiments.harness.results import share_row
 from experiments.harness.run import Run, command_that_goes_on, entry_point
 from experiments.reliability import ReliabilityConfig, reliability_by_task
 from experiments.train.curriculum import MixtureConfig, example_source, mixture_texts
@@ -123,11 +122,8 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     settings["versions"] = config.data.versions
     training = Training.of(settings, command_that_goes_on("train")).resumed(run.folder)
     require_steps(run.folder, config.train)
-    parent = (
-        None
-        if config.parent is None
-        else parent_params(config.parent, config.model, config.train.seed)
-    )
+    seed = config.train.seed
+    parent = None if config.parent is None else parent_params(config.parent, config.model, seed)
     run.begin()
     run.write(TRAINING, training.as_json())
     folder = tokenizer_folder(config, run)
@@ -194,17 +190,10 @@ def finish(
         reliability=reliability,
         parent=parent,
     )
-    log_before = () if parent is None else parent.log
-    export_model(
-        run.folder / "model", model.config, model.params, tokenizer, card, metrics, log_before
-    )
-    run.fingerprint = fingerprint(run.folder / "model")
-    run.finish(
-        [
-            share_row(f"{each.task}/{each.name}/exact_match", each.right, each.items, "share")
-            for each in scores
-        ]
-    )
+    folder, log_before = run.folder / "model", parent.log if parent else ()
+    export_model(folder, model.config, model.params, tokenizer, card, metrics, log_before)
+    run.fingerprint = fingerprint(folder)
+    run.finish([row for _, row in scores])
 
 
 main = entry_point("train", train_and_export, RunConfig)

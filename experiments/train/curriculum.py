@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, count
 from random import Random
 
-from llada_jax.config import require
+from llada_jax.config import require, require_counts, require_numbers
 from llada_jax.evaluation.task import Item, Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.text import Tokenizer
@@ -34,16 +34,11 @@ class TaskShare:
     """Only items whose question has this text: of a kind that a model has not learnt, say."""
 
     def __post_init__(self) -> None:
-        task = self.task
         for difficulty in self.difficulties:
-            require(
-                difficulty in task.difficulties,
-                f"difficulty of {self.name} is {difficulty}; "
-                f"allowed: {', '.join(map(str, task.difficulties))}",
-            )
+            _ = self.task.item(0, 0, "train", difficulty=difficulty)  # which checks it
         require(self.weight > 0, f"weight of {self.name} is {self.weight}; allowed: above 0")
         questions = (
-            task.item(0, index, "train", difficulty=difficulty).question
+            self.task.item(0, index, "train", difficulty=difficulty).question
             for difficulty in self.drawn
             for index in range(LOOKED_THROUGH)
         )
@@ -64,9 +59,8 @@ class TaskShare:
 
     def item(self, seed: int, index: int, difficulty: int, *, drill: bool = False) -> Item:
         """Draws from the training split a place's first item that has what it must."""
-        task = load_task(self.name)
         items = (
-            task.item(seed, place, "train", difficulty=difficulty, drill=drill)
+            self.task.item(seed, place, "train", difficulty=difficulty, drill=drill)
             for place in count(index, FURTHER)
         )
         return next(item for item in items if (self.containing or "") in item.question)
@@ -88,10 +82,8 @@ class Stage:
     """Tasks that they are drawn from."""
 
     def __post_init__(self) -> None:
-        require(self.steps > 0, f"steps is {self.steps}; allowed: 1 or more")
-        for name in ("retell_share", "drill_share"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"{name} is {value}; allowed: 0 to 1")
+        require_counts(self, "steps")
+        require_numbers(self, "retell_share", "drill_share", least=0, most=1)
         total = self.retell_share + self.drill_share
         require(total <= 1, f"retell_share + drill_share is {total}; allowed: up to 1")
         require(
@@ -117,8 +109,7 @@ class MixtureConfig:
     def __post_init__(self) -> None:
         require(len(self.tasks) > 0, "tasks is empty; allowed: one or more")
         require(len(self.stages) > 0, "stages is empty; allowed: one or more")
-        share = self.full_length_share
-        require(0 <= share <= 1, f"full_length_share is {share}; allowed: 0 to 1")
+        require_numbers(self, "full_length_share", least=0, most=1)
 
     @property
     def versions(self) -> dict[str, int]:

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from experiments.train.curriculum import MixtureConfig, TaskShare
-from experiments.train.scores import ScoreConfig, TaskScore
+from experiments.train.curriculum import TaskShare
 from llada_jax.checkpoint import model_path
-from llada_jax.config import ModelConfig, TrainConfig
+from llada_jax.config import ModelConfig
 from llada_jax.evaluation.reliability_diagram import Reliability
 from llada_jax.model.params import param_count
-from llada_jax.training.model_folder import CARD_FILE, read_log, thinned
-from llada_jax.training.objectives import Objective
+from llada_jax.training.loop import read_metrics
+from llada_jax.training.model_folder import CARD_FILE, LOG_FILE, thinned
 
 CURVE_ROWS = 16
 EXACT_MATCH = "/exact_match"
@@ -22,10 +21,11 @@ TRAINING_HEADING = "## Training\n"
 
 
 class Parent(NamedTuple):
-    """The model whose parameters a training began with, the text of its card, and its log."""
+    """The model whose parameters a training began with."""
 
     name: str
-    card: str
+    training: str
+    """What its card says of its own training, and of those before."""
     log: Sequence[Mapping[str, Any]]
 
     @classmethod
@@ -34,60 +34,40 @@ class Parent(NamedTuple):
         folder = model_path(name)
         card = folder / CARD_FILE
         text = card.read_text(encoding="utf-8") if card.exists() else ""
-        return cls(name, text, read_log(folder))
-
-    @property
-    def training(self) -> str:
-        """Returns what its card says of its own training, and of those before."""
-        return self.card.partition(TRAINING_HEADING)[2]
+        return cls(name, text.partition(TRAINING_HEADING)[2], read_metrics(folder, LOG_FILE))
 
 
 def model_card(
     *,
-    name: str,
-    commands: Sequence[str],
     model: ModelConfig,
-    train: TrainConfig,
-    objective: Objective,
-    data: MixtureConfig,
-    environment: Mapping[str, Any],
     metrics: Sequence[Mapping[str, Any]],
-    score: ScoreConfig,
-    scores: Sequence[TaskScore],
     reliability: Mapping[str, Reliability],
-    parent: Parent | None = None,
+    **told: Any,
 ) -> str:
-    """Writes Markdown, by `model_card.jinja`, with front matter for the Hugging Face hub."""
+    """Writes Markdown, by `model_card.jinja`, with front matter for the Hugging Face hub. All else
+    that is told the template shows as it is, and it fails where something lacks."""
     folder = FileSystemLoader(Path(__file__).parent)
     templates = Environment(
         loader=folder, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     templates.filters |= {"weights": _weights, "containing": _containing}
     rows = _with_minutes(metrics)
+    names = dict.fromkeys(name for row in metrics for name in row if name.endswith(EXACT_MATCH))
     return templates.get_template("model_card.jinja").render(
-        name=name,
-        commands=commands,
+        told,
         model=model,
         parameters=param_count(model),
-        train=train,
-        objective=objective,
-        data=data,
-        environment=environment,
         metrics=rows,
         curve=thinned(rows, CURVE_ROWS),
-        probed=_probed(metrics),
-        score=score,
-        scores=scores,
-        reliability=[
-            (canvas, int(each.counts.sum()), _right(each), each.expected_calibration_error)
-            for canvas, each in reliability.items()
-        ],
-        parent=parent,
+        probed=[name.removesuffix(EXACT_MATCH) for name in names],  # while the model was trained
+        reliability=[(canvas, *_summary(each)) for canvas, each in reliability.items()],
     )
 
 
-def _right(diagram: Reliability) -> float:
-    return float(np.nansum(diagram.accuracy * diagram.counts)) / int(diagram.counts.sum())
+def _summary(diagram: Reliability) -> tuple[int, float, float]:
+    """Returns the number of predictions, the share of them that is right, and the error."""
+    n, right = int(diagram.counts.sum()), float(np.nansum(diagram.accuracy * diagram.counts))
+    return n, right / n, diagram.expected_calibration_error
 
 
 def _weights(shares: Sequence[TaskShare]) -> str:
@@ -109,9 +89,3 @@ def _with_minutes(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
         previous = row["step"]
         rows.append({**row, "minutes": total})
     return rows
-
-
-def _probed(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the tasks whose exact match was measured while the model was trained."""
-    names = dict.fromkeys(name for row in metrics for name in row if name.endswith(EXACT_MATCH))
-    return [name.removesuffix(EXACT_MATCH) for name in names]

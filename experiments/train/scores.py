@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
+from experiments.harness.results import ResultRow, share_row
 from llada_jax.build.loading import Model
 from llada_jax.config import ModelConfig, SamplerConfig, require_counts
 from llada_jax.evaluation.harness import evaluate
-from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Task
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
@@ -46,43 +45,25 @@ class ScoreConfig:
         return replace(self, items=self.probe_items, seed=self.seed + 1)
 
 
-class TaskScore(NamedTuple):
-    """Right answers among so many items of a task, under one sampler."""
-
-    task: str
-    name: str
-    sampler: SamplerConfig
-    right: int
-    items: int
-
-    @property
-    def share(self) -> float:
-        """Returns the share of right answers."""
-        return self.right / self.items
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Returns Wilson's 95 % interval of the share."""
-        return wilson_interval(self.right, self.items)
-
-
-def task_scores(model: Model, tasks: Sequence[Task], config: ScoreConfig) -> list[TaskScore]:
+def task_scores(
+    model: Model, tasks: Sequence[Task], config: ScoreConfig
+) -> list[tuple[SamplerConfig, ResultRow]]:
     """Scores each task under each sampler."""
     return [
-        exact_match(model, task, name, sampler, config)
+        (sampler, exact_match(f"{task.name}/{name}", model, task, sampler, config))
         for task in tasks
         for name, sampler in config.samplers(task).items()
     ]
 
 
 def exact_match(
-    model: Model, task: Task, name: str, sampler: SamplerConfig, config: ScoreConfig
-) -> TaskScore:
-    """Counts the test items whose generated answer passes the task's verifier."""
+    name: str, model: Model, task: Task, sampler: SamplerConfig, config: ScoreConfig
+) -> ResultRow:
+    """Returns the share of test items whose generated answer passes the task's verifier."""
     found = evaluate(
         model, task, sampler, items=config.items, seed=config.seed, batch_size=config.batch_size
     )
-    return TaskScore(task.name, name, sampler, sum(found.right.values()), config.items)
+    return share_row(f"{name}/exact_match", sum(found.right.values()), config.items, "share")
 
 
 def probe(
@@ -92,10 +73,10 @@ def probe(
 
     def answered(params: ModelParams) -> dict[str, float]:
         answering = Model(model, params, tokenizer)
-        found = [
-            exact_match(answering, task, "probe", config.probe_sampler(task), config.probe)
+        rows = [
+            exact_match(task.name, answering, task, config.probe_sampler(task), config.probe)
             for task in tasks
         ]
-        return {f"{each.task}/exact_match": each.share for each in found}
+        return {row.name: row.value for row in rows}
 
     return answered

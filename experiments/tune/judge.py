@@ -18,9 +18,9 @@ from experiments.tune.settings import HERE, TuneConfig
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import Trial, lengthened
-from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.metrics import Paired, paired
 from llada_jax.evaluation.tally import Tally, joined
+from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.phone.workload import Workload
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.harness import PLACES, lengthened
-from llada_jax.evaluation.items import TaskItems, ValidationItems
 from llada_jax.evaluation.sweep import Axes
-from llada_jax.evaluation.task import Task
+from llada_jax.evaluation.task import Task, TaskItems, ValidationItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.profile import load_profile

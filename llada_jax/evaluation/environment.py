@@ -22,27 +22,24 @@ PACKAGES = (
 def environment() -> dict[str, Any]:
     """Describes the process as plain JSON, as it finds itself first: what is committed while it
     goes on is not what it runs. The commit is None outside a checkout of this package."""
-    status = _git("status", "--porcelain")
-    return {
-        "python": platform.python_version(),
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        "processor": _processor(),
-        "packages": _versions(),
-        "git_sha": _git("rev-parse", "HEAD"),
-        "git_dirty": None if status is None else status != "",
-    }
-
-
-def _versions() -> dict[str, str]:
+    # A virtual environment may lie in somebody else's checkout.
+    is_own = _git("ls-files", "--error-unmatch", "__init__.py") is not None
+    status = _git("status", "--porcelain") if is_own else None
     versions = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
-    return versions
+    return {
+        "python": platform.python_version(),
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "processor": _processor(),
+        "packages": versions,
+        "git_sha": _git("rev-parse", "HEAD") if is_own else None,
+        "git_dirty": None if status is None else status != "",
+    }
 
 
 def _processor() -> str:
-    """Names the CPU, where the system tells it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -50,13 +47,7 @@ def _processor() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """Returns what git prints, or None where there is no git, or the package is not its own
-    checkout: a virtual environment may lie in somebody else's."""
-    tracked = _output_of("ls-files", "--error-unmatch", "__init__.py")
-    return None if tracked is None else _output_of(*arguments)
-
-
-def _output_of(*arguments: str) -> str | None:
+    """Returns what git prints in the package's folder; None where it fails or is not there."""
     command = ["git", "-C", str(PACKAGE), *arguments]
     try:
         finished = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -121,11 +121,10 @@ class GenerationStore:
         of batches, which nothing else depends on, is one of them here.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / SETTINGS
         content = self._content({"items": 0, "batch_size": batch_size})
-        atomic.write_text(path, content, only_first=True)
+        atomic.write_text(self.folder / SETTINGS, content, only_first=True)
         store = self.begin(self.folder, self.settings)
-        found = stored_object(path, {}).get("batch_size", batch_size)
+        found = self._told.get("batch_size", batch_size)
         require(
             found == batch_size,
             f"{self.folder} is filled in batches of {found}; allowed: batch_size={found}",
@@ -150,21 +149,20 @@ class GenerationStore:
 
     def reach(self, items: int) -> None:
         """Says how far the items go, unless they are known to go further."""
-        path = self.folder / SETTINGS
-        if self._items() < items:
-            told = stored_object(path, {}) | {"items": items}
-            atomic.write_text(path, self._content(told))
+        if (told := self._told)["items"] < items:
+            atomic.write_text(self.folder / SETTINGS, self._content(told | {"items": items}))
 
     def _content(self, told: Mapping[str, Any]) -> str:
         own = {"sha256": _sha256([_json(self.settings)]), "settings": self.settings}
         return _json({"format": FORMAT, **told, **own}, indent=2)
 
-    def _items(self) -> int:
-        """Returns one more than the last item that was ever stored; 0 in stores that did not say
-        so, and in new ones."""
+    @property
+    def _told(self) -> dict[str, Any]:
+        """Returns what the folder says, `items` among it: one more than the last one that was ever
+        stored; 0 in stores that did not say so, and in new ones."""
         path = self.folder / SETTINGS
-        stored = {"items": 0} | stored_object(path, {}) if path.exists() else {"items": 0}
-        return require_object(stored, path, {"items": int})["items"]
+        stored = stored_object(path, {}) if path.exists() else {}
+        return require_object({"items": 0} | stored, path, {"items": int})
 
     def batches(self) -> list[GenerationBatch]:
         """Reads all batches, in the order of their items. Raises ValueError that names a file
@@ -181,7 +179,7 @@ class GenerationStore:
                     other == path,
                     f"{other} and {path} both have item {index}; allowed: the one that was written",
                 )
-        count = max([self._items(), *(i + 1 for i in holder)])
+        count = max([self._told["items"], *(i + 1 for i in holder)])
         lacking = next((i for i in range(count) if i not in holder), None)
         require(
             self.goes_on or lacking is None,
@@ -240,13 +238,11 @@ def _read(path: Path) -> GenerationBatch:
         f"{path} is damaged: {len(lines)} of {header['count']} lines, or their hash is another; "
         "allowed: the file as it was written, or none (its items are then decoded again)",
     )
-    generations = [_generation(json.loads(line)) for line in lines]
+    generations = []
+    for line in map(json.loads, lines):
+        item = line["item"] | {"choices": tuple(line["item"]["choices"])}
+        generations.append(Generation(**line | {"item": Item(**item)}))
     return GenerationBatch(generations, *(header[key] for key in GenerationBatch._fields[1:]))
-
-
-def _generation(line: dict[str, Any]) -> Generation:
-    item = line.pop("item")
-    return Generation(item=Item(**{**item, "choices": tuple(item["choices"])}), **line)
 
 
 def _sha256(lines: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """Answers of a decoder, graded: scores, their intervals, and differences between two decoders."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -78,10 +78,9 @@ class Evaluation:
     @property
     def name(self) -> str:
         """Names task, sampler, and what else is not as usual: `choices/threshold/tiles/q4_0`."""
-        parts = [self.settings["task"]["name"], self.settings["sampler_name"]]
-        backend, tiles = self.settings["backend"], self.settings.get("tiles")
-        parts += [] if backend == "xla" else [backend]
-        return "/".join([*parts, tiles] if tiles else parts)
+        told = self.settings
+        names = told["task"]["name"], told["sampler_name"], told["backend"], told.get("tiles")
+        return "/".join(name for name in names if name not in (None, "xla"))
 
     @cached_property
     def tally(self) -> Tally:
@@ -138,16 +137,18 @@ class Evaluation:
             lengths = np.array([max(each.length, 1) for each in batch.generations])
             yield Trajectory(trace, lengths)
 
+    def require_items(self, task: Mapping[str, Any], indices: Iterable[int], whose: str) -> None:
+        """Raises ValueError unless this baseline has items of the same sequence at these places."""
+        theirs = self.settings["task"]
+        require(theirs == task, f"the baseline's task is {theirs}; allowed: the same items, {task}")
+        lacking = sorted({*indices} - self.right.keys())[:3]
+        told = f"the baseline, {self.store}, lacks items {lacking} that {whose} has"
+        require(not lacking, f"{told}; allowed: a baseline with all of them")
+
     def compared_with(self, baseline: "Evaluation") -> "Evaluation":
         """Returns this evaluation with its difference to a baseline, question by question. Raises
         ValueError where the baseline's items are others, or fewer."""
-        require_same_items(baseline, self.settings["task"], 0)
-        lacking = sorted(self.right.keys() - baseline.right.keys())
-        require(
-            not lacking,
-            f"the baseline, {baseline.store}, lacks items {lacking[:3]} that {self.store} has; "
-            "allowed: a baseline with all of them",
-        )
+        baseline.require_items(self.settings["task"], self.right, str(self.store))
         counted = self.counted
         before = [baseline.right[index] for index in counted]
         return replace(self, against=paired(before, list(counted.values())))
@@ -166,11 +167,3 @@ def graded(
             timed.append(whole)
     right = {g.index: task.verify(g.item, g.text) for batch in batches for g in batch.generations}
     return Evaluation(store, tuple(batches), right, tuple(timed))
-
-
-def require_same_items(baseline: Evaluation, task: Mapping[str, Any], items: int) -> None:
-    """Raises ValueError unless a baseline has the first `items` of the same sequence."""
-    theirs = baseline.settings["task"]
-    require(theirs == task, f"the baseline's task is {theirs}; allowed: the same items, {task}")
-    lacking = [index for index in range(items) if index not in baseline.right]
-    require(not lacking, f"the baseline lacks item {lacking[:1]} of {items}; allowed: all of them")

@@ -7,9 +7,9 @@ found.score, found.interval, found.nfe, found.tpf
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,8 @@ from llada_jax.evaluation.generations import (
     GenerationMemory,
     GenerationStore,
 )
-from llada_jax.evaluation.graded import GENERATIONS, Evaluation, graded, require_same_items
-from llada_jax.evaluation.items import TaskItems
-from llada_jax.evaluation.task import Task
+from llada_jax.evaluation.graded import GENERATIONS, Evaluation, graded
+from llada_jax.evaluation.task import Task, TaskItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.evaluation.worker import ALONE, Worker
 from llada_jax.model.mesh import mesh_of
@@ -99,7 +98,7 @@ def evaluate(
     if not isinstance(baseline, Evaluation | None):
         baseline = Evaluation.load(Path(baseline))
     if baseline is not None:
-        require_same_items(baseline, trial.items.settings, items)
+        baseline.require_items(trial.items.settings, range(items), "this evaluation")
     found = trial.run(
         GenerationMemory(trial.settings) if folder is None else trial.store(Path(folder)), progress
     )
@@ -134,35 +133,26 @@ class Trial:
         require_counts(self, "batch_size", "places")
         require(
             self.model.tokenizer is not None,
-            f"model {self.model_name!r} has no tokenizer.json; allowed: one that has",
+            f"model {self.model.source or 'model'!r} has no tokenizer.json; allowed: one that has",
         )
-
-    @property
-    def model_name(self) -> str:
-        """Returns what the model was loaded from."""
-        return self.model.source or "model"
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Names the model by its content."""
-        return fingerprint(self.model)
 
     @property
     def settings(self) -> dict[str, Any]:
         """Says what the answers depend on, as plain JSON: not how many are decoded at a time."""
         mesh = mesh_of(self.model.params)
         on_mesh = {} if mesh is None else {"mesh": dict(mesh.shape)}
+        leaves = jax.tree.leaves([each and each.params for each in (self.model, self.refresh_on)])
         return on_mesh | {
-            "model": self.model_name,
+            "model": self.model.source or "model",
             "model_config": asdict(self.model.config),
             "dtype": self.dtype or self.model.stored_as,
-            "fingerprint": self.fingerprint,
+            "fingerprint": fingerprint(self.model),
             "task": self.items.settings,
             "sampler_name": self.sampler_name,
             "sampler": self.sampler.as_dict(),
             "backend": self.backend,
-            "tiles": _tiles_of([self.model, self.refresh_on]),
-            "refresh_on": None if self.refresh_on is None else fingerprint(self.refresh_on),
+            "tiles": next((leaf.kind for leaf in leaves if isinstance(leaf, Tiles)), None),
+            "refresh_on": self.refresh_on and fingerprint(self.refresh_on),
             "seed": self.seed,
         }
 
@@ -255,9 +245,3 @@ def fingerprint(model: Model) -> str:
         digest.update(f"{parameter_name(path)} {array.dtype} {array.shape}".encode())
         digest.update(array.reshape(-1).view(np.uint8))
     return digest.hexdigest()[:32]
-
-
-def _tiles_of(models: Iterable[Model | None]) -> str | None:
-    """Returns the kind of the tiles that the first model with tiles has; None where none has."""
-    leaves = (leaf for each in models if each for leaf in jax.tree.leaves(each.params))
-    return next((leaf.kind for leaf in leaves if isinstance(leaf, Tiles)), None)

@@ -8,10 +8,14 @@ come from the sampler. No torch is needed or imported.
 """
 
 import hashlib
+import json
+import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice, takewhile
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
@@ -19,8 +23,11 @@ from tqdm import tqdm
 from llada_jax.build.decoding import generate_stream
 from llada_jax.build.loading import Model
 from llada_jax.config import SamplerConfig, require
+from llada_jax.evaluation.environment import environment
+from llada_jax.evaluation.generations import Generation, GenerationBatch, GenerationStore
 from llada_jax.evaluation.likelihood import Pair, log_likelihoods
-from llada_jax.evaluation.lm_eval_answers import StoredAnswers
+from llada_jax.evaluation.task import Item
+from llada_jax.evaluation.worker import ALONE, Worker
 
 try:
     from lm_eval.api.instance import Instance
@@ -32,6 +39,65 @@ except ImportError as error:
     ) from error
 
 _REQUEST_SETTINGS = ("until", "max_gen_toks", "do_sample", "temperature")
+
+
+@dataclass
+class StoredAnswers:
+    """A folder with a store for texts and one for likelihoods, which outlives a run.
+
+    The harness keeps prompts, filters and metrics, in one process: each worker has it ask
+    everything, answers its own batches of that, and leaves the rest; the last one answers what
+    lacks and reads the others' answers.
+    """
+
+    folder: Path
+    settings: Mapping[str, Any]
+    """Everything that the answers depend on beside the requests, as plain JSON."""
+    batch_size: int
+    """Requests whose answers are stored together."""
+    worker: Worker = ALONE
+    answered: int = 0
+    """Requests that were answered here, and not read."""
+
+    def to(
+        self,
+        kind: str,
+        requests: Sequence[Any],
+        answer: Callable[[Sequence[int]], Sequence[Any]],
+        lacking: Any,
+    ) -> list[Any]:
+        """Has this worker's batches that the store lacks answered, by the places of their requests.
+
+        Returns all answers that are there by now; `lacking` stands in for others', of which no
+        metric means anything. Raises ValueError for a store of other settings or other requests.
+        """
+        texts = [[str(part) for part in request.args] for request in requests]
+        digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+        settings = {**self.settings, "requests": digest}
+        store = GenerationStore.begin(self.folder / kind, settings)
+        if not self.worker.is_alone:
+            store = store.shared(self.batch_size)
+        found = {each.index: json.loads(each.text) for each in store.generations()}
+        # The longest first: prompts of like length share a batch.
+        order = sorted(range(len(texts)), key=lambda place: -len("".join(texts[place])))
+        for first in range(0, len(order), self.batch_size):
+            batch = order[first : first + self.batch_size]
+            places = sorted(place for place in batch if place not in found)
+            if not places or not self.worker.takes(first // self.batch_size):
+                continue
+            began = time.perf_counter()
+            answers = dict(zip(places, answer(places), strict=True))
+            stored = []
+            for place in places:
+                context, *others = texts[place]
+                whose = f"{requests[place].task_name} {requests[place].doc_id}"
+                item = Item(context, "".join(others), whose)
+                stored.append(Generation(place, item, json.dumps(answers[place]), [], 0, 0))
+            seconds = time.perf_counter() - began
+            store.add(GenerationBatch(stored, seconds, False, environment()))
+            found |= answers
+            self.answered += len(places)
+        return [found.get(place, lacking) for place in range(len(texts))]
 
 
 class _Request(NamedTuple):
@@ -177,12 +243,10 @@ class LmEvalModel(LM):
         return prompt, whole[len(prompt) :] if joined else self._tokenizer.encode(continuation)
 
     def _request(self, context: str, settings: dict[str, Any]) -> _Request:
-        for name in settings:
-            require(
-                name in _REQUEST_SETTINGS,
-                f"a task's generation_kwargs have {name!r}; allowed: "
-                f"{', '.join(_REQUEST_SETTINGS)} (the sampler has the others)",
-            )
+        unknown = next((name for name in settings if name not in _REQUEST_SETTINGS), None)
+        allowed = f"{', '.join(_REQUEST_SETTINGS)} (the sampler has the others)"
+        told = f"a task's generation_kwargs have {unknown!r}; allowed: {allowed}"
+        require(unknown is None, told)
         temperature = settings.get("temperature", 1.0) if settings.get("do_sample") else None
         require(
             temperature in (None, self._sampler.temperature),

@@ -8,7 +8,6 @@ different ones, even if they come to the same.
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from llada_jax.evaluation.generations import Generation
@@ -71,7 +70,7 @@ def tally(
     generations: Sequence[Generation],
     right: Mapping[int, bool],
     block_length: int | None = None,
-    rows: Mapping[int, int] = MappingProxyType({}),
+    rows: Mapping[int, int] | None = None,
 ) -> Tally:
     """Counts the items of one task, of whose places it is known which are right, and how many rows
     their forwards had. Without `block_length` or `rows` where that is not known of all."""

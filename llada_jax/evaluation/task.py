@@ -1,20 +1,21 @@
 """What a task is: an endless, seeded sequence of questions, and a verifier of answers.
 
 A task's file draws items; which of them belong to the test split, and that every item is a pure
-function of `(seed, index, split, difficulty)`, is decided here, once for all tasks.
+function of `(seed, index, split, difficulty)`, is decided here, once for all tasks. So is which
+items are asked: to score a decoder, or to choose its settings on others.
 """
 
-import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import count, islice
 from random import Random
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from llada_jax.config import require
+from llada_jax.config import require, require_choice
 
 Split = Literal["train", "test"]
-SPLITS: tuple[Split, ...] = ("train", "test")
 TEST_SHARE = 16  # one key in so many is for test only
 ANSWER_MARK = "####"
 
@@ -68,7 +69,7 @@ class Task:
     draw: Draw
     difficulties: Mapping[int, str]
     """What each difficulty means."""
-    default_difficulty: int
+    default_difficulty: int = 0
     gen_length: int
     """Answer region, in tokens of the bundled tokenizer, that holds any answer."""
     verify: Verify = ends_in_target
@@ -96,7 +97,7 @@ class Task:
         if draw is None:
             raise ValueError(f"{self.name} has no drill; allowed: a task that has one")
         difficulty = self.default_difficulty if difficulty is None else difficulty
-        require(split in SPLITS, f"split is {split!r}; allowed: {', '.join(SPLITS)}")
+        require_choice("split", split, Split)
         require(
             difficulty in self.difficulties,
             f"difficulty of {self.name} is {difficulty!r}; "
@@ -108,11 +109,83 @@ class Task:
         def owns(key: str) -> bool:
             return split_of(key) == split
 
-        while True:
+        item = None
+        while item is None:
             item = draw(rng, difficulty, owns)
-            if item is not None:
-                return item
+        return item
 
     def items(self, seed: int, split: Split, *, difficulty: int | None = None) -> Iterator[Item]:
         """Yields `item(seed, 0, split)`, `item(seed, 1, split)` and so on, without end."""
-        return (self.item(seed, i, split, difficulty=difficulty) for i in itertools.count())
+        return (self.item(seed, i, split, difficulty=difficulty) for i in count())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskItems:
+    """The first `count` items of a seed's test split. Raises ValueError where `count` is below 1 or
+    the task has no such difficulty."""
+
+    task: Task
+    count: int
+    seed: int = 0
+    difficulty: int | None = None
+    """None: the task's default."""
+
+    def __post_init__(self) -> None:
+        require(self.count > 0, f"items is {self.count}; allowed: 1 or more")
+        _ = self.item(0)  # which checks the difficulty
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Says which sequence of items it is, as plain JSON; not how many."""
+        default = self.task.default_difficulty
+        return {
+            "name": self.task.name,
+            "version": self.task.version,
+            "seed": self.seed,
+            "difficulty": default if self.difficulty is None else self.difficulty,
+            "split": "test",
+        }
+
+    def item(self, index: int) -> Item:
+        """Returns the item at a place."""
+        return self.task.item(self.seed, index, "test", difficulty=self.difficulty)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationItems(TaskItems):
+    """Test items of a seed without those whose question is among the first `scored_items` of the
+    seed that is scored. Raises ValueError where that seed is the same, and as `TaskItems`."""
+
+    scored_seed: int
+    scored_items: int
+
+    def __post_init__(self) -> None:
+        require(
+            self.seed != self.scored_seed,
+            f"seed is {self.seed}; allowed: another one than scored_seed",
+        )
+        require(self.scored_items > 0, f"scored_items is {self.scored_items}; allowed: 1 or more")
+        super().__post_init__()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Says which sequence it is, and what was left out of it."""
+        without = {"seed": self.scored_seed, "items": self.scored_items}
+        return {**super().settings, "without": without}
+
+    def item(self, index: int) -> Item:
+        """Returns the item at a place among those that are left."""
+        require(index >= 0, f"index is {index}; allowed: 0 or more")
+        self._drawn.extend(islice(self._left, max(0, index + 1 - len(self._drawn))))
+        return self._drawn[index]
+
+    @cached_property
+    def _drawn(self) -> list[Item]:
+        return []
+
+    @cached_property
+    def _left(self) -> Iterator[Item]:
+        kept = self.task.items(self.scored_seed, "test", difficulty=self.difficulty)
+        scored = {item.question for item in islice(kept, self.scored_items)}
+        drawn = self.task.items(self.seed, "test", difficulty=self.difficulty)
+        return (item for item in drawn if item.question not in scored)

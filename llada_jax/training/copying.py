@@ -66,10 +66,9 @@ def with_copying_heads(params: ModelParams, config: ModelConfig, seed: int) -> M
     matrices = [[np.array(each) for each in layer.attention[:4]] for layer in layers[:3]]
     _write_heads(config, stream, rng, [_heads(each, config.head_dim) for each in matrices])
     for index, four in enumerate(matrices):
-        names = Attention._fields[:4]
-        written = {n: jnp.asarray(each, jnp.float32) for n, each in zip(names, four, strict=True)}
-        attention = layers[index].attention._replace(**written)
-        layers[index] = layers[index]._replace(attention=attention)
+        written = (jnp.asarray(each, jnp.float32) for each in four)
+        named = dict(zip(Attention._fields, written, strict=False))
+        layers[index] = layers[index]._replace(attention=layers[index].attention._replace(**named))
     return params._replace(embedding=embedding, head=head, layers=tuple(layers))
 
 
@@ -219,5 +218,4 @@ def _match(
 
 
 def _orthonormal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    """Draws orthonormal columns."""
     return np.linalg.qr(rng.normal(size=(rows, columns)))[0]

@@ -40,10 +40,8 @@ class TrainingBatch(NamedTuple):
     hidden: Bool[np.ndarray, "B L"]  # always masked, never predicted
 
 
-class _TrainingCanvas(NamedTuple):
-    tokens: np.ndarray
-    target: slice
-    hidden: slice
+_Canvas = tuple[Int[np.ndarray, " L"], slice, slice]
+"""Tokens, and where those are that may be masked and those that always are."""
 
 
 def batches(
@@ -71,7 +69,7 @@ def _group(
         _canvas(source(index), config, eos_id, rng)
         for index in range(group * size, (group + 1) * size)
     ]
-    canvases.sort(key=lambda canvas: len(canvas.tokens))
+    canvases.sort(key=lambda canvas: len(canvas[0]))
     parts = [canvases[i : i + config.batch_size] for i in range(0, size, config.batch_size)]
     rng.shuffle(parts)
     for part in parts:
@@ -81,7 +79,7 @@ def _group(
 
 def _canvas(
     example: Example, config: TrainConfig, eos_id: int, rng: np.random.Generator
-) -> _TrainingCanvas:
+) -> _Canvas:
     start, answer = len(example.prompt), len(example.answer)
     longest = min(example.gen_length or config.max_gen_length, config.max_gen_length)
     if answer > longest:
@@ -99,21 +97,18 @@ def _canvas(
     shown = min(answer, gen_length)
     tokens[start : start + shown] = example.answer[:shown]
     if config.objective == "pretrain":
-        return _TrainingCanvas(tokens, slice(0, start + gen_length), slice(0, 0))
-    return _TrainingCanvas(
-        tokens, slice(start + first, start + last), slice(start + last, start + gen_length)
-    )
+        return tokens, slice(0, start + gen_length), slice(0, 0)
+    return tokens, slice(start + first, start + last), slice(start + last, start + gen_length)
 
 
-def _stack(canvases: Sequence[_TrainingCanvas], length_multiple: int) -> TrainingBatch:
-    longest = max(len(canvas.tokens) for canvas in canvases)
+def _stack(canvases: Sequence[_Canvas], length_multiple: int) -> TrainingBatch:
+    longest = max(len(tokens) for tokens, _, _ in canvases)
     shape = len(canvases), -(-longest // length_multiple) * length_multiple
     tokens = np.zeros(shape, np.int32)
     live, target, hidden = (np.zeros(shape, bool) for _ in range(3))
-    for row, canvas in enumerate(canvases):
-        length = len(canvas.tokens)
-        tokens[row, :length] = canvas.tokens
-        live[row, :length] = True
-        target[row, canvas.target] = True
-        hidden[row, canvas.hidden] = True
+    for row, (canvas, targets, hides) in enumerate(canvases):
+        tokens[row, : len(canvas)] = canvas
+        live[row, : len(canvas)] = True
+        target[row, targets] = True
+        hidden[row, hides] = True
     return TrainingBatch(tokens, live, target, hidden)

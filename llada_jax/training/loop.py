@@ -81,7 +81,8 @@ def train(
             state = state.replace(**checkpointer.load(abstract_state=arrays_of(state)))
         start = np.asarray(state.step).item()
         is_first = jax.process_index() == 0
-        metrics = MetricsFile(folder / METRICS_FILE, start) if is_first else None
+        if is_first:
+            keep_metrics(folder, start)
         train_step = make_train_step(model, config, objective, parent, places)
         schedule = learning_rate(config)
         assert model.eos_id is not None
@@ -100,14 +101,15 @@ def train(
                 _require_finite(recent, step)
             if logged:
                 row = {"step": step, "learning_rate": np.asarray(schedule(step)).item()}
-                seconds = time.perf_counter() - began
-                row |= _mean(recent) | {"seconds_per_step": seconds / len(recent)}
+                seconds, rows = time.perf_counter() - began, jax.device_get(recent)
+                row |= {name: float(np.mean([each[name] for each in rows])) for name in rows[0]}
+                row["seconds_per_step"] = seconds / len(rows)
                 began += seconds
                 if evaluate is not None and _due(step, config.evaluate_every, config.steps):
                     row |= evaluate(trained(state.params, config, parent))
                     began = time.perf_counter()
-                if metrics is not None:
-                    metrics.append(row)
+                if is_first:
+                    atomic.append_text(folder / METRICS_FILE, json.dumps(row) + "\n")
                 recent.clear()
             if saved:
                 require_finite_tree(f"after step {step}", state.params)
@@ -136,22 +138,15 @@ def require_steps(folder: str | Path, config: TrainConfig) -> None:
     )
 
 
-class MetricsFile:
-    """Rows of JSON, each with its `step`; starts with the rows up to a step and drops the rest."""
-
-    def __init__(self, path: Path, last_step: int) -> None:
-        self.path = path
-        kept = [row for row in read_metrics(path.parent) if row["step"] <= last_step]
-        atomic.write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Writes a row in one piece, and hands it to the system before it returns."""
-        atomic.append_text(self.path, json.dumps(row) + "\n")
+def keep_metrics(folder: Path, last_step: int) -> None:
+    """Keeps the whole rows of a run's metrics up to a step, and drops the rest."""
+    kept = [row for row in read_metrics(folder) if row["step"] <= last_step]
+    atomic.write_text(folder / METRICS_FILE, "".join(json.dumps(row) + "\n" for row in kept))
 
 
-def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """Reads the whole rows of a run's metrics; none where it has no metrics yet."""
-    path = Path(folder) / METRICS_FILE
+def read_metrics(folder: str | Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
+    """Reads the whole rows of a run's metrics, or of a model's log; none where it has none yet."""
+    path = Path(folder) / name
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
@@ -171,8 +166,3 @@ def _require_finite(recent: list[dict[str, jax.Array]], last: int) -> None:
                 f"training stops at step {step}: {', '.join(bad)}; allowed: finite numbers (the "
                 "last checkpoint before it is kept)"
             )
-
-
-def _mean(rows: list[dict[str, jax.Array]]) -> dict[str, float]:
-    fetched = jax.device_get(rows)
-    return {name: float(np.mean([row[name] for row in fetched])) for name in fetched[0]}

@@ -43,13 +43,6 @@ def export_model(
         (part / LOG_FILE).write_text(lines, encoding="utf-8")
 
 
-def read_log(folder: str | Path) -> list[dict[str, Any]]:
-    """Reads the rows of a model's log, those of its parents first; none where it has no log."""
-    path = Path(folder) / LOG_FILE
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def thinned(rows: list[Mapping[str, Any]], most: int = LOG_ROWS) -> list[Mapping[str, Any]]:
     """Keeps at most so many rows, evenly spread, the last one among them."""
     stride = -(-len(rows) // most) or 1

@@ -58,5 +58,4 @@ def router_loss(
 
 
 def _mean(values: Float[Array, "T ..."], live: Bool[Array, " T"]) -> Float[Array, "..."]:
-    """Averages over the live rows."""
     return live.astype(values.dtype) @ values / live.sum()

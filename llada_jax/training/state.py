@@ -1,13 +1,11 @@
 """Training state and the step that advances it."""
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax.training.train_state import TrainState
-from jaxtyping import DTypeLike
 
 from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.model.forward import LayerHooks, LayerOut, forward, run_layer
@@ -50,11 +48,8 @@ def create_state(
         params = init_params(model, jax.random.key(config.seed))
         if config.start == "copying":
             params = with_copying_heads(params, model, config.seed)
-    return TrainState.create(
-        apply_fn=forward,
-        params=params,
-        tx=make_optimizer(config),
-    ).replace(step=jnp.zeros((), jnp.int32))
+    state = TrainState.create(apply_fn=forward, params=params, tx=make_optimizer(config))
+    return state.replace(step=jnp.zeros((), jnp.int32))
 
 
 def trained(params: Any, config: TrainConfig, parent: ModelParams | None) -> ModelParams:
@@ -126,16 +121,14 @@ def _narrowed(params: ModelParams, config: TrainConfig) -> ModelParams:
     """Casts the layers' matrices to the products' dtype and all else to the activations', integers
     to the floats that they stand for."""
 
-    def cast(leaf: Any, matrices: DTypeLike) -> Any:
+    def cast(path: tuple[Any, ...], leaf: Any) -> Any:
+        in_layer = path[0].name == "layers"
+        matrices = config.matmul_dtype if in_layer else config.activation_dtype
         if is_quantized(leaf):
             return dequantize(leaf, matrices)
         return leaf.astype(matrices if leaf.ndim > 1 else config.activation_dtype)
 
-    def narrowed(tree: Any, matrices: DTypeLike) -> Any:
-        return jax.tree.map(partial(cast, matrices=matrices), tree, is_leaf=is_quantized)
-
-    others = narrowed(params._replace(layers=()), config.activation_dtype)
-    return others._replace(layers=narrowed(params.layers, config.matmul_dtype))
+    return jax.tree.map_with_path(cast, params, is_leaf=is_quantized)
 
 
 def _run_twice(layer: Layer, config: ModelConfig, hidden: jax.Array, *others: Any) -> LayerOut:

@@ -28,7 +28,7 @@ def test_the_environment_names_versions_and_the_commit():
 
 def test_what_is_committed_while_a_process_runs_is_not_what_it_runs(monkeypatch):
     before = environment()
-    monkeypatch.setattr(module, "_output_of", lambda *_: "a later commit")
+    monkeypatch.setattr(module, "_git", lambda *_: "a later commit")
     assert environment() == before
 
 

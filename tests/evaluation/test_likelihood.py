@@ -18,10 +18,10 @@ from llada_jax.evaluation import likelihood
 from llada_jax.evaluation.likelihood import (
     Masked,
     log_likelihoods,
+    mask_counts,
     padded,
     score_masked,
 )
-from llada_jax.evaluation.mask_patterns import mask_counts
 from llada_jax.model.params import ModelParams
 
 GOLDENS = Path(__file__).parents[1] / "goldens"

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from llada_jax.evaluation.lm_eval_answers import StoredAnswers
+pytest.importorskip("lm_eval", reason="needs the extra eval")
+
+from llada_jax.evaluation.lm_eval_model import StoredAnswers
 from llada_jax.evaluation.worker import ALONE, Worker
 
 TEXTS = [

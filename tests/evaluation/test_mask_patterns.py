@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llada_jax.evaluation.mask_patterns import (
+from llada_jax.evaluation.likelihood import (
     drawn_patterns,
     every_pattern,
     mask_counts,

@@ -7,10 +7,9 @@ from omegaconf import OmegaConf
 
 from experiments.harness.run import read_config
 from llada_jax.config import SamplerConfig
-from llada_jax.evaluation.items import ValidationItems
 from llada_jax.evaluation.sweep import Axes
 from llada_jax.evaluation.tally import Tally
-from llada_jax.evaluation.task import Item, Task
+from llada_jax.evaluation.task import Item, Task, ValidationItems
 from llada_jax.evaluation.tasks import load_task
 
 

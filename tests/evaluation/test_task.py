@@ -72,7 +72,7 @@ def test_drills_are_many_decisions_of_the_training_split(task):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"split": "dev"}, "split is 'dev'; allowed: train, test"),
+        ({"split": "dev"}, "split is 'dev'; allowed: 'train', 'test'"),
         ({"difficulty": 9}, "is 9; allowed: 0, 1"),
         ({"index": -1}, "index is -1; allowed: 0 or more"),
     ],

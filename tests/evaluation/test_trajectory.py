@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llada_jax.config import SamplerConfig
-from llada_jax.evaluation.regime import PUBLISHED, UNITS, regime
-from llada_jax.evaluation.trajectory import Trajectory
+from llada_jax.evaluation.trajectory import PUBLISHED, UNITS, Trajectory, regime
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Trace

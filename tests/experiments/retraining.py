@@ -12,7 +12,7 @@ from experiments.train.__main__ import RunConfig, parent_params, with_special_to
 from experiments.train.curriculum import example_source
 from llada_jax.text import Tokenizer
 from llada_jax.training.loop import read_metrics, train
-from llada_jax.training.model_folder import read_log
+from llada_jax.training.model_folder import LOG_FILE
 
 
 class Compared(NamedTuple):
@@ -35,7 +35,7 @@ def recipe(arguments: Sequence[str]) -> RunConfig:
 
 def stated_logs(model: Path) -> list[list[dict[str, float]]]:
     """The log of a model's own training, then its parent's."""
-    rows = read_log(model)
+    rows = read_metrics(model, LOG_FILE)
     begins = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(rows)) if b["step"] <= a["step"])]
     return [rows[first:last] for first, last in pairwise([*begins, len(rows)])][::-1]
 

@@ -75,17 +75,17 @@ def die_in_save(folder: Path, step: int) -> None:
 
 def die_in_metrics(folder: Path, step: int) -> None:
     """Killed when half a row of metrics has been written."""
-    append = loop.MetricsFile.append
+    append = loop.atomic.append_text
 
-    def deadly(self, row):
-        if row["step"] < step:
-            return append(self, row)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row)[:20])
+    def deadly(path, row):
+        if json.loads(row)["step"] < step:
+            return append(path, row)
+        with path.open("a") as file:
+            file.write(row[:20])
             file.flush()
             die()
 
-    with mock.patch.object(loop.MetricsFile, "append", deadly):
+    with mock.patch.object(loop.atomic, "append_text", deadly):
         run(folder)
 
 

@@ -27,11 +27,8 @@ def load_task(name: str) -> Task:
     names = task_names()
     require(name in names, f"task is {name!r}; allowed: {', '.join(names)}")
     for added in entry_points(group=GROUP, name=name):
-        return _task_of(added.load(), added.value)
+        found, where = added.load(), added.value
+        kind = type(found).__name__
+        require(isinstance(found, Task), f"{where} is a {kind}; allowed in {GROUP}: a Task")
+        return found
     return importlib.import_module(f"{__name__}.{name}").TASK
-
-
-def _task_of(found: object, where: str) -> Task:
-    if not isinstance(found, Task):
-        raise ValueError(f"{where} is a {type(found).__name__}; allowed in {GROUP}: a Task")
-    return found

@@ -8,7 +8,7 @@ The key of an item is all that is told, asked and offered, in whatever order of 
 choices: no such question of the test split occurs in training.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -52,33 +52,21 @@ def material(rng: Random, difficulty: int) -> Puzzle:
 def within(rng: Random, difficulty: int) -> Puzzle:
     """Asks which of four numbers lies within a range: any of them, by their order."""
     rule, ask, unit = rng.choice(WORDS["ranges"])
-    numbers, ranges = _numbers_with_ranges(rng, LARGEST_VALUE[difficulty])
+    numbers: list[int] = []
+    ranges: list[list[tuple[int, int]]] = [[]]  # for each number those that hold it and no other
+    while not all(ranges):
+        numbers = sorted(rng.sample(range(2, LARGEST_VALUE[difficulty] + 1), 4))
+        edges = [0, *numbers, LARGEST_VALUE[difficulty] + 1]
+        ranges = [
+            [(low, high) for low, high in product(range(a + 1, b + 1), range(b, c)) if low < high]
+            for a, b, c in zip(edges, numbers, edges[2:], strict=False)
+        ]
     place = rng.randrange(4)
     low, high = rng.choice(ranges[place])
     right, *wrong = numbers[place], *numbers[:place], *numbers[place + 1 :]
     choices = [f"{number} {unit}" for number in (right, *wrong)]
     reason = f"{right} is from {low} to {high}"
     return Puzzle([rule.format(low=low, high=high)], ask, choices, reason)
-
-
-def _numbers_with_ranges(
-    rng: Random, largest: int
-) -> tuple[list[int], list[list[tuple[int, int]]]]:
-    """Returns four numbers in order, and for each the ranges that hold it and no other."""
-    while True:
-        numbers = sorted(rng.sample(range(2, largest + 1), 4))
-        edges = [0, *numbers, largest + 1]
-        ranges = [
-            [
-                (low, high)
-                for low in range(below + 1, number + 1)
-                for high in range(number, above)
-                if low < high
-            ]
-            for below, number, above in zip(edges, numbers, edges[2:], strict=False)
-        ]
-        if all(ranges):
-            return numbers, ranges
 
 
 def sequence(rng: Random, difficulty: int) -> Puzzle:
@@ -130,11 +118,8 @@ def day(rng: Random, difficulty: int) -> Puzzle:
 
 def signal(rng: Random, difficulty: int) -> Puzzle:
     """Tells a code of four signals."""
-    who, colors, actions = (
-        rng.choice(PEOPLE),
-        rng.sample(WORDS["signals"], 4),
-        rng.sample(WORDS["actions"], 4),
-    )
+    who = rng.choice(PEOPLE)
+    colors, actions = rng.sample(WORDS["signals"], 4), rng.sample(WORDS["actions"], 4)
     code = [f"{color} means {action}" for color, action in zip(colors, actions, strict=True)]
     facts = [f"in a game {', '.join(rng.sample(code, 4))}", f"{who} sees {colors[0]}"]
     return Puzzle(facts, f"What must {who} do?", actions, code[0])
@@ -164,12 +149,11 @@ def price(rng: Random, difficulty: int) -> Puzzle:
     return Puzzle(facts, f"What does {who} buy?", choices, f"{told[0]} and is {relation}")
 
 
-Kind = Callable[[Random, int], Puzzle]
-KINDS: tuple[Kind, ...] = material, within, sequence, turning, day, signal, definition, price
+KINDS = material, within, sequence, turning, day, signal, definition, price
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Draws a puzzle with its choices in random order; None where the split is another's."""
+    """Draws a puzzle and lists its choices in random order; None where the split is another's."""
     puzzle = rng.choice(KINDS)(rng, difficulty)
     if not owns(" ".join(sorted([*puzzle.facts, puzzle.ask, *puzzle.choices]))):
         return None
@@ -179,9 +163,12 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
         f"{rng.choice(PEOPLE)} is at home",
     )
     facts = [*rng.sample(idle, DISTRACTIONS[difficulty]), *puzzle.facts]
-    choices = rng.sample(puzzle.choices, 4)
-    told = f"{sentences(facts)} {puzzle.ask}"
-    return _lettered(told, choices, puzzle.choices[0], sentence(puzzle.reason))
+    right, choices = puzzle.choices[0], rng.sample(puzzle.choices, 4)
+    letter = LETTERS[choices.index(right)]
+    listed = [f"{name}) {text}" for name, text in zip(LETTERS, choices, strict=True)]
+    question = "\n".join([f"{sentences(facts)} {puzzle.ask}", *listed])
+    answer = f"{sentence(puzzle.reason)}\n{letter}) {right}\n#### {letter}"
+    return Item(question, answer, letter, tuple(choices))
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
@@ -199,14 +186,6 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     return Item(question, f"{reason}{named}\n#### {target}", target, item.choices)
 
 
-def _lettered(told: str, choices: Sequence[str], right: str, reasons: str) -> Item:
-    """Asks for the letter of the right one of four choices, which are listed below what is told."""
-    listed = "".join(f"\n{name}) {text}" for name, text in zip(LETTERS, choices, strict=True))
-    letter = LETTERS[choices.index(right)]
-    answer = f"{reasons}\n{letter}) {right}\n#### {letter}"
-    return Item(f"{told}{listed}", answer, letter, tuple(choices))
-
-
 TASK = Task(
     name="choices",
     about="four choices, one of which follows from a rule",
@@ -215,7 +194,6 @@ TASK = Task(
         level: f"numbers up to {largest}, {DISTRACTIONS[level]} idle sentences"
         for level, largest in LARGEST_VALUE.items()
     },
-    default_difficulty=0,
     gen_length=64,
     drill=drill,
     version=3,

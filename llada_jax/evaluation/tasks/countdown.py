@@ -8,6 +8,7 @@ The key of an item is the set of its numbers with the number to reach.
 
 import ast
 import operator
+import re
 from collections import Counter
 from fractions import Fraction
 from random import Random
@@ -49,8 +50,8 @@ def verify(item: Item, text: str) -> bool:
         value, numbers = _evaluate(ast.parse(expression, mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError):
         return False
-    given, _, wanted = item.question.partition(GOAL)
-    return Counter(numbers) == Counter(_numbers(given)) and value == _numbers(wanted)[0]
+    *given, wanted = map(int, re.findall("[0-9]+", item.question))
+    return Counter(numbers) == Counter(given) and value == wanted
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
@@ -70,13 +71,10 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
         return None
     listed = ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}"
     return Item(
-        f"Use {listed} once each{GOAL}{result.value}.",
+        f"Use {listed} once each to make {result.value}.",
         f"{' '.join(working)}\n#### {result.text}",
         result.text,
     )
-
-
-GOAL = " to make "
 
 
 def _joined(left: Term, symbol: str, right: Term) -> Term | None:
@@ -107,11 +105,6 @@ def _evaluate(node: ast.expr) -> tuple[Fraction, list[int]]:
     raise ValueError("only + - * / on whole numbers is allowed")
 
 
-def _numbers(text: str) -> list[int]:
-    words = text.replace(",", " ").replace(".", " ").split()
-    return [int(word) for word in words if word.isdecimal()]
-
-
 TASK = Task(
     name="countdown",
     about="an expression of given numbers that has a given value",
@@ -120,7 +113,6 @@ TASK = Task(
         difficulty: f"{level.count} numbers up to {level.largest}, {' '.join(level.symbols)}"
         for difficulty, level in LEVELS.items()
     },
-    default_difficulty=0,
     gen_length=64,
     verify=verify,
 )

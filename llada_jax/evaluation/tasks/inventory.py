@@ -13,9 +13,8 @@ from random import Random
 from typing import NamedTuple
 
 from llada_jax.config_files import read_yaml
-from llada_jax.evaluation.stories import THINGS
 from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task
-from llada_jax.evaluation.wording import sentences
+from llada_jax.evaluation.wording import THINGS, sentences
 
 SHELVES = {0: 5, 1: 6, 2: 6}  # by difficulty
 LARGEST_VALUE = {0: 10, 1: 20, 2: 99}
@@ -64,51 +63,35 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
     del owns  # its chains are longer than any item's
     shelves = _shelves(rng, difficulty, len(FORMS["places"]))
     asked = [f"{shelf.place}={shelf.other or shelf.a}{shelf.change:+d}" for shelf in shelves]
-    told = [
-        f"{f'{shelf.other}={shelf.a}, ' * bool(shelf.other)}{shelf.equation}, "
-        f"{shelf.place}={shelf.count}"
-        for shelf in shelves
-    ]
-    answer = ". ".join(told)
+    known = [f"{shelf.other}={shelf.a}, " if shelf.other else "" for shelf in shelves]
+    told = [f"{shelf.equation}, {shelf.place}={shelf.count}" for shelf in shelves]
+    answer = ". ".join(map("".join, zip(known, told, strict=True)))
     return Item(f"What follows? {' '.join(asked)}", answer, answer)
 
 
 def _shelves(rng: Random, difficulty: int, count: int) -> list[Shelf]:
+    """Draws shelves whose counts stay from `SMALLEST_VALUE` to the difficulty's largest."""
     largest = LARGEST_VALUE[difficulty]
     drawn: list[Shelf] = []
     for place in rng.sample(FORMS["places"], count):
         other = rng.choice(drawn) if len(drawn) > 1 and rng.random() < OF_ANOTHER else None
         a = other.count if other else rng.randint(SMALLEST_VALUE, largest)
-        drawn.append(Shelf(place, other.place if other else "", a, _change(rng, a, largest)))
+        least, most = max(SMALLEST_VALUE - a, -LARGEST_CHANGE), min(largest - a, LARGEST_CHANGE)
+        change = rng.choice([change for change in range(least, most + 1) if change])
+        drawn.append(Shelf(place, other.place if other else "", a, change))
     return drawn
-
-
-def _change(rng: Random, count: int, largest: int) -> int:
-    """Draws what a count may change by, so that it stays from `SMALLEST_VALUE` to `largest`."""
-    least, most = max(SMALLEST_VALUE - count, -LARGEST_CHANGE), min(largest - count, LARGEST_CHANGE)
-    return rng.choice([change for change in range(least, most + 1) if change])
 
 
 def _told(rng: Random, forms: dict[str, str], shelf: Shelf, things: str) -> str:
     ways = ("more", "less") if shelf.other else ("given", "lost")
-    return _said(
-        rng,
-        forms[ways[shelf.change < 0]],
-        place=shelf.place,
-        other=shelf.other,
-        a=shelf.a,
-        b=abs(shelf.change),
-        c=shelf.count,
-        sum=shelf.equation,
-        things=things,
-    )
+    words = {**shelf._asdict(), "b": abs(shelf.change), "c": shelf.count, "sum": shelf.equation}
+    return _said(rng, forms[ways[shelf.change < 0]], things=things, **words)
 
 
 def _said(rng: Random, form: str, **words: object) -> str:
     """Fills in a sentence, and draws how it opens."""
-    openings: dict[str, int] = FORMS["openings"]
-    opening = rng.choices(list(openings), list(openings.values()))[0]
-    return form.format(opening=opening, **words)
+    openings, weights = zip(*FORMS["openings"].items(), strict=True)
+    return form.format(opening=rng.choices(openings, weights)[0], **words)
 
 
 TASK = Task(
@@ -119,7 +102,6 @@ TASK = Task(
         level: f"{count} shelves, numbers up to {LARGEST_VALUE[level]}"
         for level, count in SHELVES.items()
     },
-    default_difficulty=0,
     gen_length=256,
     drill=drill,
     version=6,

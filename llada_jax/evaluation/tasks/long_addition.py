@@ -60,7 +60,6 @@ TASK = Task(
     about="a sum of two long numbers, with what is carried",
     draw=draw,
     difficulties={level: f"{digits} digits" for level, digits in DIGITS.items()},
-    default_difficulty=0,
     gen_length=64,
     drill=drill,
 )

@@ -6,7 +6,6 @@ The key of an item does not depend on which digit is which: of a 4x4 puzzle it i
 (there are only twelve grids, apart from the names of digits), of a 9x9 puzzle the solved grid.
 """
 
-from itertools import chain
 from random import Random
 from typing import NamedTuple
 
@@ -46,11 +45,10 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     box, empty = LEVELS[difficulty]
     size = box * box
     solution = _random_grid(rng, box)
-    by_solution = size > 4
-    if by_solution and not owns(_without_names(solution)):
+    if size > 4 and not owns(_without_names(solution)):
         return None
     puzzle = emptied(solution, size, empty, rng)
-    if not by_solution and not owns(_without_names(puzzle)):
+    if size == 4 and not owns(_without_names(puzzle)):
         return None
     target = _written(solution, size)
     return Item(INTRODUCTION + _written(puzzle, size), f"{ANSWER_MARK}\n{target}", target)
@@ -84,7 +82,7 @@ def _units(box: int) -> list[list[int]]:
 
 UNITS = {4: _units(2), 9: _units(3)}
 PEERS = {
-    size: [set(chain(*(unit for unit in units if place in unit))) for place in range(size * size)]
+    size: [set().union(*(u for u in units if place in u)) for place in range(size * size)]
     for size, units in UNITS.items()
 }
 """For each place those that share a unit with it, itself among them."""
@@ -100,11 +98,8 @@ def _random_grid(rng: Random, box: int) -> Grid:
 
     digits = rng.sample(range(1, size + 1), size)
     rows, columns = mixed(), mixed()
-    return [digits[_pattern(row, column, box)] for row in rows for column in columns]
-
-
-def _pattern(row: int, column: int, box: int) -> int:
-    return (box * (row % box) + row // box + column) % (box * box)
+    starts = [box * (row % box) + row // box for row in rows]
+    return [digits[(start + column) % size] for start in starts for column in columns]
 
 
 def count_solutions(grid: Grid, size: int, limit: int) -> int:
@@ -132,7 +127,7 @@ def count_solutions(grid: Grid, size: int, limit: int) -> int:
 
 
 def _without_names(grid: Grid) -> str:
-    """Returns the grid with its digits renamed in the order of their first appearance."""
+    """Renames the digits in the order of their first appearance."""
     names: dict[int, int] = {0: 0}
     return "".join(str(names.setdefault(digit, len(names))) for digit in grid)
 
@@ -150,7 +145,6 @@ TASK = Task(
         difficulty: f"{level.box**2}x{level.box**2}, up to {level.empty} empty cells"
         for difficulty, level in LEVELS.items()
     },
-    default_difficulty=0,
     gen_length=128,
     verify=verify,
 )

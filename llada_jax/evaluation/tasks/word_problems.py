@@ -11,15 +11,22 @@ chains occur in both: single equations, and short chains within longer ones.
 import itertools
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from llada_jax.evaluation.stories import STORIES, THINGS, CountStory, Happening
 from llada_jax.evaluation.task import Item, OwnsKey, Task, final_answer
-from llada_jax.evaluation.wording import BOYS, GIRLS, sentences
+from llada_jax.evaluation.wording import (
+    BOYS,
+    GIRLS,
+    STORIES,
+    THINGS,
+    CountStory,
+    Happening,
+    sentences,
+)
 
 LARGEST_VALUE = {0: 10, 1: 20, 2: 50, 3: 99}  # by difficulty; of every number and every result
 SMALLEST_VALUE = 2  # nouns are plural only
@@ -101,7 +108,7 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
 
 
 def _write(rng: Random, draft: Draft) -> Item:
-    """Draws the names and the phrasing, which do not matter for the split."""
+    """Draws the names, which do not matter for the split."""
     girls, boys = rng.sample(GIRLS, 2), rng.sample(BOYS, 2)
     is_he = rng.random() < 0.5
     # Name and friend differ in pronoun, so that "he" and "she" can only mean the first.
@@ -219,9 +226,8 @@ def _add_up(draft: Draft, people: Sequence[str], numbers: Sequence[int]) -> None
     draft.work(numbers[0], "+", numbers[1], shown)
     draft.ask = f"How many {{things}} do {first} and {second} have together?"
     for other, number in zip(others, numbers[2:], strict=True):
-        draft.work(
-            draft.value, "+", number, f"with {other} they have {{equation}} {{things}} together"
-        )
+        shown = f"with {other} they have {{equation}} {{things}} together"
+        draft.work(draft.value, "+", number, shown)
         draft.ask = "How many {things} do all three have together?"
 
 
@@ -251,11 +257,7 @@ def _shopping(rng: Random, steps: int, limit: int) -> Draft | None:
     return draft
 
 
-PLANS: tuple[Callable[[Random, int, int], Draft | None], ...] = (
-    *(partial(_running_count, story) for story in STORIES),
-    _comparison,
-    _shopping,
-)
+PLANS = (*(partial(_running_count, story) for story in STORIES), _comparison, _shopping)
 
 TASK = Task(
     name="word_problems",
@@ -264,7 +266,6 @@ TASK = Task(
     difficulties={
         difficulty: f"no number above {largest}" for difficulty, largest in LARGEST_VALUE.items()
     },
-    default_difficulty=0,
     gen_length=128,
     verify=verify,
     drill=drill,

@@ -8,7 +8,6 @@ The key of an item is its question with the facts that decide: no such pair of t
 occurs in training, whatever facts stand around it.
 """
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -91,10 +90,8 @@ def colors_of_kinds(told: Random, rng: Random, difficulty: int, truth: bool) -> 
     """Tells what holds for all animals of a kind, and asks about one of them."""
     count = (FACTS[difficulty] + 1) // 2
     animals, colors = told.sample(WORDS["animals"], count), told.sample(WORDS["colors"], count)
-    rules = [
-        f"all {animal}s are {color}" if animal != "sheep" else f"all sheep are {color}"
-        for animal, color in zip(animals, colors, strict=True)
-    ]
+    kinds = [animal if animal == "sheep" else f"{animal}s" for animal in animals]
+    rules = [f"all {kind} are {color}" for kind, color in zip(kinds, colors, strict=True)]
     people = told.sample(PEOPLE, count)
     pets = [f"{who} is a {animal}" for who, animal in zip(people, animals, strict=True)]
     facts = told.sample(rules + pets, 2 * count)
@@ -153,10 +150,7 @@ def timetable(told: Random, rng: Random, difficulty: int, truth: bool) -> Passag
     return Passage(facts, question, [facts[asked]], _compared(games[asked], game))
 
 
-KINDS: tuple[Callable[[Random, Random, int, bool], Passage], ...] = (
-    *(whereabouts, owners, order, colors_of_kinds),
-    *(amounts, opening_hours, timetable),
-)
+KINDS = whereabouts, owners, order, colors_of_kinds, amounts, opening_hours, timetable
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
@@ -191,7 +185,6 @@ def _key(passage: Passage) -> str:
 
 
 def _worked(passage: Passage, truth: bool) -> tuple[str, str]:
-    """Yes or no, and how one comes to it."""
     return "yes" if truth else "no", f"{sentences(passage.reasons)} So {passage.conclusion}."
 
 
@@ -204,7 +197,6 @@ TASK = Task(
     about="yes/no questions about a passage, decided by one or a few of its facts",
     draw=draw,
     difficulties={level: f"about {count} facts" for level, count in FACTS.items()},
-    default_difficulty=0,
     gen_length=64,
     drill=drill,
     version=2,

@@ -4,7 +4,6 @@
 show tokens that may be wrong, and count every token: so the model learns what it should revise.
 """
 
-from llada_jax.training.objectives.masked import Masked
-from llada_jax.training.objectives.noise import Edit, Uniform
-from llada_jax.training.objectives.objective import OBJECTIVES, Objective, Reader
+from llada_jax.training.objectives.objective import OBJECTIVES, Masked, Objective, Reader
+from llada_jax.training.objectives.revision import Edit, Uniform
 from llada_jax.training.objectives.self_fill import SelfFill

@@ -1,15 +1,16 @@
-"""What an objective is, and how it reads the model that is trained."""
+"""What an objective is, how it reads the model that is trained, and LLaDA's own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.config import ModelConfig, require
+from llada_jax.training.loss import corrupt, masked_diffusion_loss
 
-Metrics = dict[str, Float[Array, ""]]
+Found = tuple[Float[Array, ""], dict[str, Float[Array, ""]]]
+"""A loss, and scalars to log."""
 
 
 class Reader(NamedTuple):
@@ -45,9 +46,7 @@ class Objective:
         require(name in OBJECTIVES, f"objective is {name!r}; allowed: {', '.join(OBJECTIVES)}")
         return OBJECTIVES[name]()
 
-    def __call__(
-        self, reader: Reader, batch: Any, key: Key[Array, ""]
-    ) -> tuple[jax.Array, Metrics]:
+    def __call__(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Found:
         """Returns the loss of a `TrainingBatch` in nats per target token, and scalars to log, the
         loss among them."""
         raise NotImplementedError
@@ -60,3 +59,21 @@ class Objective:
 
 OBJECTIVES: dict[str, type[Objective]] = {}
 """By name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(Objective):
+    """Masked tokens alone are predicted, and alone count: their cross-entropy, weighted 1/t
+    (`llada_jax.training.loss`)."""
+
+    name: ClassVar[str] = "masked"
+
+    def __call__(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Found:
+        corruption = corrupt(key, batch, reader.mask_id, reader.smallest)
+        logits = reader.predict(corruption.tokens)
+        result = masked_diffusion_loss(logits, batch.tokens, batch.target, corruption)
+        return result.loss, result._asdict()
+
+    @property
+    def summary(self) -> str:
+        return "no other term"

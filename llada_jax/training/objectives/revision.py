@@ -1,16 +1,19 @@
-"""Objectives that teach to revise: half a batch is masked, half shows tokens that may be wrong."""
+"""Objectives that teach to revise: half a batch is masked, half shows tokens that may be wrong.
+
+Here these are random ones: LLaDA2.1's stream of edits, and a control.
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from llada_jax.config import require
+from llada_jax.config import require, require_numbers
 from llada_jax.training.data import TrainingBatch
 from llada_jax.training.loss import corrupt, cross_entropy, masked_diffusion_loss, ranked_first
-from llada_jax.training.objectives.objective import Metrics, Objective, Reader
+from llada_jax.training.objectives.objective import Found, Objective, Reader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +29,7 @@ class Revision(Objective):
         """Returns what the model reads of the second half's canvases."""
         raise NotImplementedError
 
-    def __call__(
-        self, reader: Reader, batch: Any, key: Key[Array, ""]
-    ) -> tuple[jax.Array, Metrics]:
+    def __call__(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Found:
         size = len(batch.tokens)
         require(size > 1, f"batch_size is {size}; allowed with {self.name}: 2 or more")
         half = size // 2
@@ -46,7 +47,7 @@ class Revision(Objective):
 
 def revision_loss(
     logits: Float[Array, "B L V"], batch: Any, seen: Int[Array, "B L"], mask_id: int
-) -> tuple[Float[Array, ""], Metrics]:
+) -> Found:
     """Averages the cross-entropy of all targets of each canvas, then over canvases, in nats.
 
     The metrics are shares: of seen targets those that are wrong (`own_errors`), of these those that
@@ -75,10 +76,65 @@ def some_masked(
     to judge one token by others that may be wrong, as a shadow does."""
     row_key, rate_key, token_key = jax.random.split(key, 3)
     rows = len(tokens)
-    rate = (
-        0.5
-        * jax.random.uniform(rate_key, (rows, 1))
-        * jax.random.bernoulli(row_key, 0.5, (rows, 1))
-    )
+    rate = 0.5 * jax.random.uniform(rate_key, (rows, 1))
+    rate = rate * jax.random.bernoulli(row_key, 0.5, (rows, 1))
     drawn = jax.random.uniform(token_key, tokens.shape) < rate
     return jnp.where(where & drawn, mask_id, tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Noise(Revision):
+    rate: float
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "rate", above=0, most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit(_Noise):
+    """LLaDA2.1's two streams, of masks and of edits (its report, §3). The report prints no rates:
+    here a canvas of edits draws its own, uniform up to `rate`."""
+
+    name: ClassVar[str] = "edit"
+
+    rate: float = 0.3
+
+    def corrupted(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Int[Array, "B L"]:
+        rate_key, noise_key = jax.random.split(key)
+        rate = self.rate * jax.random.uniform(rate_key, (len(batch.tokens), 1))
+        return _noisy(reader, batch, noise_key, rate)
+
+    @property
+    def summary(self) -> str:
+        return f"half of each batch with up to {self.rate:.0%} random tokens, all of which count"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(_Noise):
+    """A control for `self_fill`: as many wrong tokens, and as many masks, but drawn at random."""
+
+    name: ClassVar[str] = "uniform"
+
+    rate: float = 0.03
+
+    def corrupted(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Int[Array, "B L"]:
+        noise_key, mask_key = jax.random.split(key)
+        tokens = _noisy(reader, batch, noise_key, jnp.float32(self.rate))
+        return some_masked(mask_key, tokens, batch.target, reader.mask_id)
+
+    @property
+    def summary(self) -> str:
+        return f"half of each batch with {self.rate:.0%} random tokens, all of which count"
+
+
+def _noisy(
+    reader: Reader, batch: Any, key: Key[Array, ""], rate: Float[Array, "..."]
+) -> Int[Array, "B L"]:
+    """Replaces targets, with the probability `rate`, by any token but [MASK], and masks what is
+    hidden."""
+    where_key, token_key = jax.random.split(key)
+    shape = batch.tokens.shape
+    drawn = jax.random.randint(token_key, shape, 0, reader.model.vocab_size - 1)
+    drawn += drawn >= reader.mask_id
+    noisy = batch.target & (jax.random.uniform(where_key, shape) < rate)
+    return jnp.where(batch.hidden, reader.mask_id, jnp.where(noisy, drawn, batch.tokens))

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from llada_jax.config import require, require_numbers
 from llada_jax.training.objectives.objective import Reader
@@ -41,37 +41,32 @@ class SelfFill(Revision):
 
     def __post_init__(self) -> None:
         require_numbers(self, "least", "most", "all_filled", "swapped", least=0, most=1)
-        require(
-            self.least <= self.most,
-            f"least is {self.least}; allowed: up to most ({self.most})",
-        )
+        most = f"up to most ({self.most})"
+        require(self.least <= self.most, f"least is {self.least}; allowed: {most}")
 
     def corrupted(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Int[Array, "B L"]:
         keys = iter(jax.random.split(key, 7))
         rows = len(batch.tokens)
-        masked = batch.target & self._drawn_masks(next(keys), batch.target)
+        whole_key, share_key, token_key = jax.random.split(next(keys), 3)
+        share = jax.random.uniform(share_key, (rows, 1), None, SMALLEST_MASKED, LARGEST_MASKED)
+        share = jnp.where(jax.random.bernoulli(whole_key, 0.5, (rows, 1)), 1, share)
+        masked = batch.target & (jax.random.uniform(token_key, batch.target.shape) < share)
         seen = jnp.where(masked | batch.hidden, reader.mask_id, batch.tokens)
         bound = jax.random.uniform(next(keys), (rows, 1), minval=self.least, maxval=self.most)
-        bound = jnp.where(
-            jax.random.bernoulli(next(keys), float(self.all_filled), (rows, 1)), 0, bound
-        )
-        guess = guesses(reader.look(seen, batch.live), batch.tokens, reader.mask_id)
-        seen = _filled(seen, guess, bound, batch.target, reader.mask_id)
+        everything = jax.random.bernoulli(next(keys), float(self.all_filled), (rows, 1))
+        bound = jnp.where(everything, 0, bound)
+
+        def filled(seen: Int[Array, "B L"]) -> tuple[Int[Array, "B L"], Guesses]:
+            guess = guesses(reader.look(seen, batch.live), batch.tokens, reader.mask_id)
+            sure = batch.target & (seen == reader.mask_id) & (guess.confidence >= bound)
+            return jnp.where(sure, guess.token, seen), guess
+
+        seen, guess = filled(seen)
         swaps = jax.random.bernoulli(next(keys), float(self.swapped), (rows, 1))
         seen = jnp.where(swaps, swapped(next(keys), seen, guess, batch, reader.mask_id), seen)
-        guess = guesses(reader.look(seen, batch.live), batch.tokens, reader.mask_id)
-        again = _filled(seen, guess, bound, batch.target, reader.mask_id)
+        again, _ = filled(seen)
         seen = jnp.where(jax.random.bernoulli(next(keys), 0.5, (rows, 1)), again, seen)
         return some_masked(next(keys), seen, batch.target, reader.mask_id)
-
-    def _drawn_masks(self, key: Key[Array, ""], target: Bool[Array, "B L"]) -> Bool[Array, "B L"]:
-        whole_key, share_key, token_key = jax.random.split(key, 3)
-        one_a_row = (len(target), 1)
-        share = jax.random.uniform(
-            share_key, one_a_row, minval=SMALLEST_MASKED, maxval=LARGEST_MASKED
-        )
-        share = jnp.where(jax.random.bernoulli(whole_key, 0.5, one_a_row), 1, share)
-        return jax.random.uniform(token_key, target.shape) < share
 
     @property
     def summary(self) -> str:
@@ -97,32 +92,14 @@ def guesses(logits: Float[Array, "B L V"], tokens: Int[Array, "B L"], mask_id: i
     places = jnp.arange(logits.shape[-1])
     logits = jnp.where(places == mask_id, -jnp.inf, logits)
     total = jax.nn.logsumexp(logits, axis=-1)
-    best = logits.max(axis=-1)
     others = jnp.where(places == tokens[..., None], -jnp.inf, logits)
-    next_best = others.max(axis=-1)
-    return Guesses(
-        _place_of(logits, best),
-        jnp.exp(best - total),
-        _place_of(others, next_best),
-        next_best - total,
+    best, next_best = logits.max(axis=-1), others.max(axis=-1)
+    # The place of a maximum, which on CPUs is faster so than by XLA's argmax.
+    token, wrong = (
+        jnp.where(each >= most[..., None], places, -1).max(axis=-1)
+        for each, most in ((logits, best), (others, next_best))
     )
-
-
-def _place_of(logits: Float[Array, "B L V"], best: Float[Array, "B L"]) -> Int[Array, "B L"]:
-    """Finds a maximum, which on CPUs is faster than XLA's argmax."""
-    places = jnp.arange(logits.shape[-1])
-    return jnp.where(logits >= best[..., None], places, -1).max(axis=-1)
-
-
-def _filled(
-    seen: Int[Array, "B L"],
-    guess: Guesses,
-    bound: Float[Array, "B 1"],
-    target: Bool[Array, "B L"],
-    mask_id: int,
-) -> Int[Array, "B L"]:
-    sure = target & (seen == mask_id) & (guess.confidence >= bound)
-    return jnp.where(sure, guess.token, seen)
+    return Guesses(token, jnp.exp(best - total), wrong, next_best - total)
 
 
 def swapped(

@@ -51,12 +51,11 @@ def trajectory_canvases(trace: Trace, model: ModelConfig) -> Canvases:
     commits = trace.event_kind == Event.COMMIT
     steps_and_rows = np.stack([trace.event_step[commits], trace.event_row[commits]])
     step, row = np.unique(steps_and_rows, axis=1)
-    place, generated = np.arange(trace.tokens.shape[1]), _generated(trace)
+    live, generated = _regions(trace, model)
     later = generated[row] & ((commit_step[row] >= step[:, None]) | (commit_step[row] < 0))
-    ends = canvas_end(trace.prompt_lengths, sampler, model, infill=False)
     return Canvases(
         np.where(later, model.mask_id, trace.tokens[row]).astype(np.int32),
-        place < ends[row][:, None],
+        live[row],
         trace.tokens[row],
         (generated[row] & (commit_step[row] == step[:, None])).astype(np.float32),
         row,
@@ -69,18 +68,19 @@ def masked_answers(
     """Returns one canvas for each row, as d1 scores an answer: all of it masked, and each token of
     the prompt with a probability. Tokens that no forward committed do not count."""
     require(0 <= prompt_share < 1, f"prompt_share is {prompt_share}; allowed: 0 to below 1")
-    sampler = SamplerConfig.from_dict(trace.settings["sampler"])
-    ends = canvas_end(trace.prompt_lengths, sampler, model, infill=False)
-    live = np.arange(trace.tokens.shape[1]) < ends[:, None]
-    generated = _generated(trace)
+    live, generated = _regions(trace, model)
     masked = live & (generated | (rng.random(live.shape) < prompt_share))
     tokens = np.where(masked, model.mask_id, trace.tokens).astype(np.int32)
     counts = (trace.commit_steps() >= 0) & generated
     return Canvases(tokens, live, trace.tokens, counts.astype(np.float32), np.arange(len(tokens)))
 
 
-def _generated(trace: Trace) -> Bool[np.ndarray, "B L"]:
-    return np.arange(trace.tokens.shape[1]) >= trace.prompt_lengths[:, None]
+def _regions(trace: Trace, model: ModelConfig) -> tuple[Bool[np.ndarray, "B L"], ...]:
+    """Returns where each row's canvas is, and where what was generated."""
+    place = np.arange(trace.tokens.shape[1])
+    sampler = SamplerConfig.from_dict(trace.settings["sampler"])
+    ends = canvas_end(trace.prompt_lengths, sampler, model, infill=False)
+    return place < ends[:, None], place >= trace.prompt_lengths[:, None]
 
 
 def token_batch(canvases: Canvases) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 There is no term that holds the policy near its beginning.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -88,7 +87,9 @@ def grpo_step(
     whole = jax.tree.map(lambda leaf: leaf[kept], whole)
     if not kept.any():
         return params, moments
-    parts = list(_parts(whole, config))
+    filled = padded(whole, config.canvases, config.length_multiple)
+    starts = range(0, len(filled.tokens), config.canvases)
+    parts = [jax.tree.map(lambda leaf, i=i: leaf[i : i + config.canvases], filled) for i in starts]
     before = [_score(params, model, part) if config.updates > 1 else None for part in parts]
     for _ in range(config.updates):
         total: Any = None
@@ -102,10 +103,3 @@ def grpo_step(
 
 _score = jax.jit(log_probabilities, static_argnums=1)
 _gradient = partial(jax.jit, static_argnums=1)(jax.grad(surrogate))
-
-
-def _parts(canvases: Canvases, config: GRPO) -> Iterator[Canvases]:
-    filled = padded(canvases, config.canvases, config.length_multiple)
-    for start in range(0, len(filled.tokens), config.canvases):
-        part = slice(start, start + config.canvases)
-        yield jax.tree.map(lambda leaf, part=part: leaf[part], filled)

@@ -10,8 +10,8 @@ from experiments.evaluate import __main__ as entry
 from experiments.report import __main__ as report
 from llada_jax.evaluation import harness
 from llada_jax.evaluation.generations import GenerationStore
-from llada_jax.evaluation.regime import PUBLISHED
 from llada_jax.evaluation.tasks import load_task
+from llada_jax.evaluation.trajectory import PUBLISHED
 from tests.experiments.in_process import run_experiment
 
 TASKS = {"countdown": 1, "yes_no": 1}

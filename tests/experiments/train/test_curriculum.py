@@ -129,7 +129,10 @@ def test_a_tokenizer_is_learnt_from_training_items():
     ("make", "message"),
     [
         (lambda: Stage(steps=0), "steps is 0; allowed: 1 or more"),
-        (lambda: Stage(steps=1, drill_share=1.5), "drill_share is 1.5; allowed: 0 to 1"),
+        (
+            lambda: Stage(steps=1, drill_share=1.5),
+            "drill_share is 1.5; allowed: 0 or more, up to 1",
+        ),
         (
             lambda: Stage(steps=1, drill_share=0.75, retell_share=0.5, drills=(WORDS,)),
             r"retell_share \+ drill_share is 1.25; allowed: up to 1",
@@ -150,7 +153,7 @@ def test_a_tokenizer_is_learnt_from_training_items():
         ),
         (
             lambda: MixtureConfig(tasks=(SUMS,), stages=(PLAIN,), full_length_share=2.0),
-            "full_length_share is 2.0; allowed: 0 to 1",
+            "full_length_share is 2.0; allowed: 0 or more, up to 1",
         ),
         (lambda: MixtureConfig(tasks=(SUMS,), stages=()), "stages is empty; allowed: one or more"),
     ],
