@@ -15,10 +15,8 @@ from llada_jax.sampling_engine.instructions import (
     PREFETCH_ROWS,
     Column,
     Instruction,
-    Loop,
-    Node,
     Unit,
-    nested,
+    loops,
 )
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
@@ -85,7 +83,7 @@ def time_program(
     require_choice("column", column, Column)
     vlen, ran, traffic = program.engine.vlen, Counter[str](), 0
     spent = dict.fromkeys(get_args(Unit), 0.0)
-    for instruction, times in _repeated(nested(program.instructions)):
+    for instruction, times in _repeated(program.instructions):
         spec = INSTRUCTION_SET[instruction.name]
         built = column != "pipelined" or spec.pipelined is not None
         require(built, f"{instruction.name} is not in hardware")
@@ -98,15 +96,14 @@ def time_program(
     return Timing(Cycles(**spent), traffic, ran)
 
 
-def _repeated(nodes: Sequence[Node], times: int = 1) -> Iterator[tuple[Instruction, int]]:
-    """Yields instructions, each with how often it runs."""
-    for node in nodes:
-        if isinstance(node, Loop):
-            yield Instruction("C_LOOP_START", (node.counter, node.count)), times
-            yield from _repeated(node.body, times * node.count)
-            yield Instruction("C_LOOP_END", (node.counter,)), times
-        else:
-            yield node, times
+def _repeated(instructions: Sequence[Instruction]) -> Iterator[tuple[Instruction, int]]:
+    """Yields instructions, each with how often it runs; the ends of a loop count once."""
+    starts, times = loops(instructions), 1
+    for place, instruction in enumerate(instructions):
+        if place in starts:
+            times //= instructions[starts[place]].operand("count")
+        yield instruction, times
+        times *= instruction.operand("count") or 1
 
 
 # The two constants of HBM, and what they were fitted to.
