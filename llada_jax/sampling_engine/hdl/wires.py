@@ -115,7 +115,7 @@ def rom(address: Wire, words: Sequence[int], width: int) -> Wire:
     return Wire("rom", [address], width, tuple(words))
 
 
-def choose(address: Wire, words: Sequence[Wire]) -> Wire:
+def choose(address: Any, words: Sequence[Any], mux: Callable[..., Any] = mux) -> Any:
     """Returns one of 2**len(address) words."""
     for bit in range(len(address)):
         pairs = zip(words[::2], words[1::2], strict=True)
@@ -201,6 +201,7 @@ class Circuit:
     Attributes:
       wires: with registers and memories' words among the first.
       memories: those that are read.
+      ends: words that leave a cycle: outputs, and what goes into registers and memories.
     """
 
     def __init__(self, outputs: Mapping[str, Wire]) -> None:
@@ -217,14 +218,14 @@ class Circuit:
                 if wire.kind == "read" and wire.data not in self.memories:
                     self.memories.append(wire.data)
                     open_ends += wire.data.port
+        ends = [wire for memory in self.memories for wire in memory.port]
+        ends += [each for wire in self.of_kind(*STATE) for each in wire.inputs]
+        self.ends = [*ends, *self.outputs.values()]
+        self.inputs = {wire.data: wire for wire in self.of_kind("input")}
         self.wires.sort(key=lambda wire: wire.kind not in (*STATE, "input", "const"))
 
     def of_kind(self, *kinds: str) -> list[Wire]:
         return [wire for wire in self.wires if wire.kind in kinds]
-
-    @property
-    def inputs(self) -> dict[str, Wire]:
-        return {wire.data: wire for wire in self.of_kind("input")}
 
 
 def _before(ends: list[Wire], seen: set[Wire]) -> Iterator[Wire]:

@@ -146,6 +146,6 @@ def test_a_changed_gate_is_seen(name):
         return np.asarray([simulation.step(**inputs)["out"] for _ in range(4)][-1])
 
     wanted = results()
-    gates = [i for i, gate in enumerate(netlist.lines) if gate.inputs]
+    gates = [i for i, gate in netlist.lines.items() if gate.inputs]
     drawn = np.random.default_rng(1).choice(gates, 20, replace=False).tolist()
     assert sum((results(gate) != wanted).any() for gate in drawn) >= 15
