@@ -20,9 +20,8 @@ from llada_jax.sampling_engine.hdl.floats import (
     order,
     widened,
 )
-from llada_jax.sampling_engine.hdl.functions import exponential, reciprocal
-from llada_jax.sampling_engine.hdl.reductions import max_index, sum_tree, top_k
 from llada_jax.sampling_engine.hdl.sequencer import Sequencer
+from llada_jax.sampling_engine.hdl.units import exponential, max_index, reciprocal, sum_tree, top_k
 from llada_jax.sampling_engine.hdl.wires import (
     Circuit,
     Memory,

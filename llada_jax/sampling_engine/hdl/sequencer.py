@@ -41,10 +41,7 @@ class Sequencer:
             self._program = Memory("program", words, WORD_BITS)
             self._word, self._next = self._program.read(), self._program.read()
             self._running, self._begins = Register(1), Register(1, 1)
-            self._place, self.count = (
-                Register(len(self._program.at(self._word))),
-                Register(COUNT_BITS),
-            )
+            self._place, self.count = Register(self._program.places), Register(COUNT_BITS)
             self.fields = [_field(self._word, i) for i in range(_FIELDS)]
             self._is = {
                 name: self._running & self._word[:OPCODE_BITS].equals(spec.opcode)
@@ -82,8 +79,8 @@ class Sequencer:
             following = mux(self._goes_round, target, self._place + 1)
             place = mux(self._running, mux(retires, following, self._place), 0)
             self._place.set(place)
-            self._word.set(place)
-            self._next.set(place + 1)
+            self._word.inputs = (place,)
+            self._next.inputs = (place + 1,)
             self._running.set(const(1, 1))
             self._begins.set(mux(self._running, retires, 1))
             self.count.set(mux(self._running & ~retires, self.count + 1, 0))

@@ -162,34 +162,20 @@ class Memory:
     """
 
     def __init__(self, name: str, words: int, width: int, lanes: int = 1) -> None:
-        self._places = max((words - 1).bit_length(), 1)
-        self.name, self.words, self.width, self.lanes = name, 1 << self._places, width, lanes
+        self.places = max((words - 1).bit_length(), 1)
+        self.name, self.words, self.width, self.lanes = name, 1 << self.places, width, lanes
         self.port: tuple[Wire, ...] = (const(0, lanes), const(0, 1), const(0, width))
 
-    def read(self, address: Wire | None = None) -> "ReadWord":
-        """Returns a port that reads what is at the address, which may be set later."""
-        word = ReadWord("read", [], self.width, self)
-        if address is not None:
-            word.set(address)
-        return word
+    def read(self, *address: Wire) -> Wire:
+        """Returns a port that reads what is at the address; without one, `inputs` are set later."""
+        return Wire("read", [*map(self.at, address)], self.width, self)
 
     def write(self, lanes: Wire, address: Wire, word: Wire) -> None:
         require((len(lanes), len(word)) == (self.lanes, self.width), f"ports of {self.name}")
         self.port = (lanes, self.at(address), word)
 
     def at(self, address: Wire) -> Wire:
-        return (
-            address[: self._places] if len(address) > self._places else address.wide(self._places)
-        )
-
-
-class ReadWord(Wire):
-    """The word that a memory's port has read."""
-
-    __slots__ = ()
-
-    def set(self, address: Wire) -> None:
-        self.inputs = (self.data.at(address),)
+        return address[: self.places] if len(address) > self.places else address.wide(self.places)
 
 
 STATE = ("register", "read")
