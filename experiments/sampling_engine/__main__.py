@@ -26,8 +26,8 @@ from experiments.sampling_engine.modelled import (
     modelled_rows,
 )
 from llada_jax.sampling_engine.instructions import render
-from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.sampling import EngineConfig
 
 
 def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:

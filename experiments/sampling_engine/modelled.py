@@ -15,9 +15,8 @@ from llada_jax.model.architecture import architecture
 from llada_jax.model.architecture.parameters import body_matrices, head_weights
 from llada_jax.sampling_engine import paper_results as paper
 from llada_jax.sampling_engine.cycles import FITTED_TO, fitted_hbm, time_program
-from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
-from llada_jax.sampling_engine.sampling import Mode, Sampling
+from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 TABLE = f"{paper.PAPER}, table of results"

@@ -18,9 +18,8 @@ from llada_jax.sampling_engine.instructions import (
     Unit,
     loops,
 )
-from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
-from llada_jax.sampling_engine.sampling import Mode, Sampling
+from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
 SCALES_BYTES = 64
 """One request for the scales of a row of MX logits, as the published simulator counts them: too few

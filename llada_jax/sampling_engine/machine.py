@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llada_jax.config import require
 from llada_jax.sampling_engine.formats import Floats, StoredLogits, rounded, sanitized
 from llada_jax.sampling_engine.instructions import REGISTERS, Instruction, loops
-from llada_jax.sampling_engine.memories import Domain, EngineConfig
+from llada_jax.sampling_engine.sampling import Domain, EngineConfig
 
 _OF_ROWS: Mapping[str, Callable[..., Floats]] = {
     "V_EXP_V": partial(np.exp, dtype=np.float64),
@@ -45,9 +45,9 @@ class Machine:
     def __init__(self, engine: EngineConfig, hbm: StoredLogits) -> None:
         self.engine = engine
         self.hbm = hbm
-        self.vector = np.zeros((engine.memory("vector").words, engine.vlen), np.float32)
-        self.fp = [0.0] * engine.memory("fp").words
-        self.int = [0] * engine.memory("int").words
+        self.vector = np.zeros((engine.words("vector"), engine.vlen), np.float32)
+        self.fp = [0.0] * engine.words("fp")
+        self.int = [0] * engine.words("int")
         self._gp = [0] * REGISTERS["gp"]
         self._f = [0.0] * REGISTERS["fp"]
         self._lanes = engine.vlen

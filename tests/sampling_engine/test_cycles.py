@@ -15,9 +15,8 @@ from llada_jax.sampling_engine.cycles import (
     time_program,
 )
 from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction, loops
-from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.sampling import Sampling
+from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
 from tests.sampling_engine.cases import MODES
 
 LOGITS = paper_results.BATCH * paper_results.ROWS * paper_results.VOCAB

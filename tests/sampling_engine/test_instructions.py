@@ -11,9 +11,8 @@ from llada_jax.sampling_engine.instructions import (
     loops,
     render,
 )
-from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.sampling import Sampling
+from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
 from tests.sampling_engine.cases import MODES, program
 
 PROGRAM = """\

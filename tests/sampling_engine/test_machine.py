@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llada_jax.sampling_engine.formats import store
 from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction
 from llada_jax.sampling_engine.machine import Machine, top_k_mask, tree_sum
-from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.sampling import EngineConfig
 from tests.sampling_engine.cases import program
 
 LANES = 16
