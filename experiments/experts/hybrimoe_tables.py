@@ -26,8 +26,7 @@ from llada_jax.config import require_counts
 from llada_jax.config_files import read_yaml
 from llada_jax.experts.cache import MRS_ALPHA, CacheName, hit_rate, make_cache
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.policy_run import POLICIES, ExpertPolicy
-from llada_jax.experts.replay import Outcome, replay
+from llada_jax.experts.policy_run import POLICIES, ExpertPolicy, Outcome, replay
 from llada_jax.experts.routing import RoutingTrace
 from llada_jax.experts.shapes import DEEPSEEK, MIXTRAL, QWEN2, MoEShape
 from llada_jax.experts.synthetic import STATISTICS, decoding_trace, prefill_trace

@@ -13,8 +13,7 @@ from experiments.experts.routing_statistics import statistics_of
 from experiments.harness.results import ResultRow
 from llada_jax.config import require_counts
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.policy_run import POLICIES
-from llada_jax.experts.replay import bound, replay
+from llada_jax.experts.policy_run import POLICIES, bound, replay
 from llada_jax.experts.routing import RoutingTrace
 from llada_jax.experts.schedule import all_on_accelerator, fastest
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from llada_jax.experts.cache import (
     CacheName,
-    ExpertCache,
     IntervalRefresh,
     LeastRecentlyUsed,
     MinusRecentScore,
@@ -26,8 +25,8 @@ CACHES = get_args(CacheName)
 
 
 def nothing(n_layers: int, n_experts: int) -> np.ndarray:
-    """A profile without a use."""
-    return np.zeros((1, n_layers, n_experts), int)
+    """What caches that learn know at first."""
+    return np.zeros((n_layers, n_experts))
 
 
 def visit(step, loads, scores=None, layer=0, **changes):
@@ -60,7 +59,7 @@ def test_recency():
 
 
 def test_a_profiled_frequency_learns_nothing_more():
-    policy = ExpertCache(np.array([[[1, 0, 2]], [[0, 0, 1]]]))
+    policy = make_cache("static", np.array([[[1, 0, 2]], [[0, 0, 1]]]))
     policy.observe(visit(0, [0, 9, 0]))
     np.testing.assert_array_equal(policy.worth(0), [1, 0, 2])
 

@@ -17,8 +17,7 @@ from llada_jax.experts.decoding.generation import (
     record_routing,
     write_experts_of,
 )
-from llada_jax.experts.policy_run import POLICIES
-from llada_jax.experts.replay import replay
+from llada_jax.experts.policy_run import POLICIES, replay
 from llada_jax.experts.routing import RoutingTrace
 from tests.checkpoint.folders import GOLDENS
 from tests.drawn_params import cast_params, drawn_params

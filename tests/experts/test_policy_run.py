@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from llada_jax.experts.cache import visits
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.policy_run import POLICIES, ExpertPolicy, PolicyRun
-from llada_jax.experts.replay import bound, replay
+from llada_jax.experts.policy_run import POLICIES, ExpertPolicy, PolicyRun, bound, replay
 from tests.experts.traces import small_trace, trace_of_loads
 
 COSTS = ExpertCosts(
