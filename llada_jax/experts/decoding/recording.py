@@ -1,6 +1,7 @@
 """Which experts every row of a forward took, and the routing trace of a run of such forwards."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +29,8 @@ class RoutingRecord(NamedTuple):
     """What the gates of the A layers that follow choose on this layer's input."""
 
 
-def forward_rows_recorded(
+@partial(jax.jit, static_argnums=1)
+def recorded(
     params: ModelParams, config: ModelConfig, rows: Rows, cache: KVCache
 ) -> tuple[RowsOut, RoutingRecord]:
     """Runs `forward_rows` and gives the routing, too. Rows that are not live are routed as well."""
@@ -44,9 +46,6 @@ def forward_rows_recorded(
     hooks = LayerHooks(feed_forward_of=feed_forward_of)
     out = forward_rows(params, config, rows, cache, hooks)
     return out, jax.tree.map(lambda *layers: jnp.stack(layers), *taken)
-
-
-recorded = jax.jit(forward_rows_recorded, static_argnums=1)
 
 
 def routed(
