@@ -1,4 +1,4 @@
-"""Runs every policy at every cache size on phones, with mixture-of-experts dLLMs."""
+"""Runs every policy at every cache size on phones, with mixture-of-experts dLLMs, and says how they route."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,12 +9,18 @@ import numpy as np
 from tqdm import tqdm
 
 from experiments.experts.expert_prices import phone_costs
-from experiments.experts.routing_statistics import statistics_of
 from experiments.harness.results import ResultRow
 from llada_jax.config import require_counts
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.policy_run import POLICIES, bound, replay
-from llada_jax.experts.routing import RoutingTrace
+from llada_jax.experts.routing import (
+    RoutingTrace,
+    experts_per_step,
+    gate_accuracy,
+    imbalance,
+    row_reuse,
+    step_similarity,
+)
 from llada_jax.experts.schedule import all_on_accelerator, fastest
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE
 from llada_jax.experts.synthetic import STATISTICS, denoising_trace
@@ -25,6 +31,12 @@ TOKENS_PER_STEP = 2.55
 """LLaDA2.0-mini on twelve benchmarks (card of LLaDA2.0-mini-CAP); LLaDA-MoE is taken alike."""
 WITHOUT_CPU = ("adapmoe", "tide", "lru", "mrs", "hybrimoe")
 """Policies that are also run with all experts on the NPU, as when the CPU has other work."""
+PUBLISHED = {
+    "similarity_1": (0.985, "TIDE, arXiv 2605.20179: LLaDA2"),
+    "similarity_5": (0.95, "TIDE, arXiv 2605.20179: LLaDA2, above"),
+    "gate/1": (0.78, "FATE on DeepSeek-V2-Lite, as arXiv 2511.10676 has it"),
+}
+
 _modelled = partial(ResultRow, kind="modelled")
 
 
@@ -81,3 +93,25 @@ def compare(
             speed = outcome.tokens_per_second
             yield _modelled(f"{part}/{name}/tokens_per_second", speed, "tokens/s")
             yield _modelled(f"{part}/{name}/hit_rate", outcome.hit_rate, "of activated experts")
+
+
+def statistics_of(trace: RoutingTrace, name: str) -> Iterator[ResultRow]:
+    """Yields reuse, gates' accuracy by layers ahead, and skew, beside what is published."""
+    reuse, keeps = row_reuse(trace), ~trace.changed[1:]
+    mean = partial(np.nanmean, dtype=float)
+    values = {
+        "experts_per_step": (experts_per_step(trace), f"of {trace.n_experts} experts"),
+        "similarity_1": (step_similarity(trace), "cosine"),
+        "similarity_5": (step_similarity(trace, lag=5), "cosine"),
+        "imbalance": (imbalance(trace).mean(), "x the mean load"),
+        "reuse/token_stays": (mean(reuse[keeps]), "of a row's experts"),
+        "reuse/token_changes": (mean(reuse[~keeps]), "of a row's experts"),
+    }
+    for ahead, share in enumerate(gate_accuracy(trace), 1):
+        values[f"gate/{ahead}"] = (share, "of a row's experts")
+    drawn = trace.settings.get("source", "").startswith("synthetic")
+    kind = "modelled" if drawn else "measured"
+    row = partial(ResultRow, kind=kind, fingerprint=trace.settings.get("fingerprint"))
+    for what, (value, unit) in values.items():
+        reference, source = PUBLISHED.get(what, (None, None))
+        yield row(f"{name}/{what}", value, unit, reference=reference, source=source)

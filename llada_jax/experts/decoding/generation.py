@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from llada_jax.experts.decoding.recording import (
     trace_of_steps,
 )
 from llada_jax.experts.policy_run import ExpertPolicy, LayerDecision, PolicyRun
-from llada_jax.experts.routing import RoutingTrace, loads_of
+from llada_jax.experts.routing import ABSENT, RoutingTrace, loads_of
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import Prompts, with_ids
 from llada_jax.sampler.trace import Event
@@ -144,34 +143,26 @@ class _Budgeted:
         now, before = jax.tree.map(np.asarray, rows), self._before
         # A block has begun where the window stands elsewhere than in the forward before.
         new_block = before is None or not np.array_equal(now.positions, before.positions)
-        plan = partial(self._plan, now.live.reshape(-1), new_block)
-        self._before = now
+        self._before, live = now, now.live.reshape(-1)
         self.loads.append(np.zeros(self._policy_run.resident.shape, np.int32))
-        return forward_rows_budgeted(params, self._model.config, rows, cache, self._slots, plan)
 
-    def _plan(
-        self,
-        live: np.ndarray,
-        new_block: bool,
-        layer: int,
-        routing: RoutingRecord,
-    ) -> LayerDecision:
-        bad = np.count_nonzero(~np.isfinite(routing.scores[live]))
-        require(
-            bad == 0,
-            f"layer {layer} has {bad} router scores that are NaN or infinite; allowed: none",
-        )
-        experts = np.where(live[:, None], routing.experts, -1)
-        visit = Visit(
-            step=self._step,
-            layer=layer,
-            loads=loads_of(experts, routing.scores.shape[1]),
-            scores=np.asarray(routing.scores)[live].mean(axis=0),
-            foreseen=np.where(live[:, None], routing.foreseen, -1),
-            new_block=new_block,
-        )
-        self.loads[-1][layer] = visit.loads
-        return self._policy_run.run_layer(visit)
+        def plan(layer: int, routing: RoutingRecord) -> LayerDecision:
+            bad = np.count_nonzero(~np.isfinite(routing.scores[live]))
+            require(
+                bad == 0,
+                f"layer {layer} has {bad} router scores that are NaN or infinite; allowed: none",
+            )
+            experts, foreseen = (
+                np.where(live[:, None], each, ABSENT)
+                for each in (routing.experts, routing.foreseen)
+            )
+            loads = loads_of(experts, routing.scores.shape[1])
+            scores = np.asarray(routing.scores)[live].mean(axis=0)
+            self.loads[-1][layer] = loads
+            visit = Visit(self._step, layer, loads, scores, foreseen, new_block)
+            return self._policy_run.run_layer(visit)
+
+        return forward_rows_budgeted(params, self._model.config, rows, cache, self._slots, plan)
 
 
 def _decode(
