@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from experiments.sampling_engine.flips import random_inputs
+from experiments.sampling_engine.format_costs import random_inputs
 from llada_jax.config import require
 from llada_jax.sampling_engine.cycles import time_program
 from llada_jax.sampling_engine.hdl.bench import exported

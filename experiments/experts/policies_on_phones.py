@@ -1,4 +1,4 @@
-"""Runs every policy at every cache size on phones, with mixture-of-experts dLLMs, and says how they route."""
+"""Runs every policy at every cache size on phones: mixtures as dLLMs, and how they route."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -7,8 +7,7 @@ from itertools import product
 from typing import Any, NamedTuple, get_args
 
 from experiments.harness.results import ResultRow
-from experiments.sampling_engine.flips import FlipsConfig
-from experiments.sampling_engine.format_costs import AnswersConfig
+from experiments.sampling_engine.format_costs import AnswersConfig, FlipsConfig
 from llada_jax.config import require
 from llada_jax.experts.shapes import LLADA_MOE
 from llada_jax.model.architecture import architecture

@@ -48,10 +48,6 @@ class RoutingStatistics:
         shared = self.popular + self.topic + self.jitter
         require(shared <= 1, f"popular + topic + jitter is {shared}; allowed: up to 1")
 
-    @property
-    def own(self) -> float:
-        return 1 - self.popular - self.topic - self.jitter
-
 
 STATISTICS = {
     # 69.5 of 256 experts a step (dMoE, arXiv 2605.30876) fix the topic, the cosine 0.985 of
@@ -100,8 +96,9 @@ class _Preferences:
     def logits(self) -> Float[np.ndarray, "N R E"]:
         """Returns the router's logits of a step."""
         variances = self._statistics
+        own = 1 - variances.popular - variances.topic - variances.jitter
         shared = np.sqrt(variances.popular) * self._popular + np.sqrt(variances.topic) * self._topic
-        logits = shared[:, None] + np.sqrt(variances.own) * self._own
+        logits = shared[:, None] + np.sqrt(own) * self._own
         if variances.jitter:
             logits = logits + np.sqrt(variances.jitter) * self._normal(*logits.shape)
         return logits.astype(np.float32)

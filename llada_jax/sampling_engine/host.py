@@ -91,8 +91,8 @@ def loaded(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Ma
     masks = slice(memory_map.mask, memory_map.mask + sampling.batch)
     machine.vector[masks, : sampling.rows] = inputs.open
     positions = sampling.batch * sampling.rows
-    machine.int[memory_map.tokens : memory_map.tokens + positions] = inputs.tokens.ravel().tolist()
-    machine.int[memory_map.k : memory_map.k + inputs.k.size] = inputs.k.tolist()
+    machine.int[memory_map.tokens : memory_map.tokens + positions] = inputs.tokens.ravel()
+    machine.int[memory_map.k : memory_map.k + inputs.k.size] = inputs.k
     machine.fp[memory_map.lowest] = -largest(program.engine.vector_format)
     return machine
 
@@ -103,7 +103,7 @@ def decided(program: SamplerProgram, machine: Machine) -> Decisions:
     block, positions = (sampling.batch, sampling.rows), sampling.batch * sampling.rows
 
     def integers(start: int) -> Ints:
-        return np.array(machine.int[start : start + positions], np.int32).reshape(block)
+        return machine.int[start : start + positions].astype(np.int32).reshape(block)
 
     def lanes(row: int) -> Floats:
         return machine.vector[row : row + sampling.batch, : sampling.rows]

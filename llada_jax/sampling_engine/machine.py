@@ -46,8 +46,8 @@ class Machine:
         self.engine = engine
         self.hbm = hbm
         self.vector = np.zeros((engine.words("vector"), engine.vlen), np.float32)
-        self.fp = [0.0] * engine.words("fp")
-        self.int = [0] * engine.words("int")
+        self.fp = np.zeros(engine.words("fp"), np.float32)
+        self.int = np.zeros(engine.words("int"), np.int64)
         self._gp = [0] * REGISTERS["gp"]
         self._f = [0.0] * REGISTERS["fp"]
         self._lanes = engine.vlen
@@ -84,17 +84,17 @@ class Machine:
             )
         return slice(address, address + length)
 
-    def _words(self, domain: Domain, register: int, offset: int = 0, length: int = 1) -> slice:
-        """Returns words of a memory from where a register points."""
-        words = len(getattr(self, domain))
-        return self._inside(domain, self._gp[register] + offset, length, words)
+    def _words(self, domain: Domain, register: int, offset: int = 0, length: int = 1) -> np.ndarray:
+        """Returns words of a memory from where a register points; they may be written to."""
+        memory = getattr(self, domain)
+        return memory[self._inside(domain, self._gp[register] + offset, length, len(memory))]
 
     def _first_lanes(self, length: int) -> slice:
         return self._inside("vector lanes", 0, length, self._lanes)
 
     def _row(self, register: int) -> Floats:
         """Returns the lanes in use of the vector row that a register points to."""
-        return self.vector[self._words("vector", register)][0, : self._lanes]
+        return self._words("vector", register)[0, : self._lanes]
 
     def _store(self, to: int, numbers: Floats) -> None:
         self._row(to)[:] = rounded(numbers, self.engine.vector_format)
@@ -142,10 +142,8 @@ class Machine:
 
     def _s_select_int(self, to: int, a: int, b: int, mask: int, length: int) -> None:
         chosen = self._row(mask)[self._first_lanes(length)] != 0
-        first, second = (self.int[self._words("int", source, 0, length)] for source in (a, b))
-        self.int[self._words("int", to, 0, length)] = [
-            x if yes else y for yes, x, y in zip(chosen, first, second, strict=True)
-        ]
+        first, second, target = (self._words("int", each, 0, length) for each in (a, b, to))
+        target[:] = np.where(chosen, first, second)
 
     # Scalar unit.
 
@@ -153,23 +151,20 @@ class Machine:
         self._write_float(to, compute(*(self._f[register] for register in registers)))
 
     def _s_ld_fp(self, to: int, address: int, offset: int) -> None:
-        (value,) = self.fp[self._words("fp", address, offset)]
-        self._write_float(to, value)
+        self._write_float(to, self._words("fp", address, offset)[0])
 
     def _s_st_fp(self, value: int, address: int, offset: int) -> None:
-        self.fp[self._words("fp", address, offset)] = [self._f[value]]
+        self._words("fp", address, offset)[:] = self._f[value]
 
     def _s_ld_int(self, to: int, address: int, offset: int) -> None:
-        (value,) = self.int[self._words("int", address, offset)]
-        self._write_int(to, value)
+        self._write_int(to, int(self._words("int", address, offset)[0]))
 
     def _s_st_int(self, value: int, address: int, offset: int) -> None:
-        self.int[self._words("int", address, offset)] = [self._gp[value]]
+        self._words("int", address, offset)[:] = self._gp[value]
 
     def _s_map_v_fp(self, to: int, address: int, length: int) -> None:
         numbers = np.zeros(self._lanes, np.float32)
-        words = self.fp[self._words("fp", address, 0, length)]
-        numbers[self._first_lanes(length)] = words
+        numbers[self._first_lanes(length)] = self._words("fp", address, 0, length)
         self._store(to, numbers)
 
     def _s_addi_int(self, to: int, a: int, value: int) -> None:
@@ -179,9 +174,9 @@ class Machine:
 
     def _h_prefetch_v(self, to: int, address: int, rows: int) -> None:
         read = self._inside("HBM", self._gp[address], rows, len(self.hbm.elements))
-        target = self._words("vector", to, 0, rows)
         loaded = rounded(self.hbm.read(read.start, read.stop), self.engine.vector_format)
-        self.vector[target] = sanitized(loaded, self.engine.vector_format)
+        target = self._words("vector", to, 0, rows)
+        target[:] = sanitized(loaded, self.engine.vector_format)
 
     # Control.
 

@@ -152,10 +152,8 @@ class _Budgeted:
                 bad == 0,
                 f"layer {layer} has {bad} router scores that are NaN or infinite; allowed: none",
             )
-            experts, foreseen = (
-                np.where(live[:, None], each, ABSENT)
-                for each in (routing.experts, routing.foreseen)
-            )
+            asked = routing.experts, routing.foreseen
+            experts, foreseen = (np.where(live[:, None], each, ABSENT) for each in asked)
             loads = loads_of(experts, routing.scores.shape[1])
             scores = np.asarray(routing.scores)[live].mean(axis=0)
             self.loads[-1][layer] = loads

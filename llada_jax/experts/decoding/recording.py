@@ -101,8 +101,8 @@ def trace_of_steps(
 
     Raises ValueError for router scores that are NaN.
     """
-    most = max(step.rows.tokens.size for step in steps)
-    live = [np.asarray(step.rows.live).reshape(-1) for step in steps]
+    rows, live = [step.rows for step in steps], [step.rows.live.reshape(-1) for step in steps]
+    most = max(map(len, live))
 
     def padded(values: np.ndarray, otherwise: int, axis: int = -1) -> np.ndarray:
         widths = [(0, 0)] * values.ndim
@@ -111,20 +111,16 @@ def trace_of_steps(
 
     def taken(name: str) -> np.ndarray:
         """Stacks experts [..., T, k] of `most` rows; those that are not live are absent."""
-        every = [np.asarray(getattr(step.routing, name)) for step in steps]
+        every = [getattr(step.routing, name) for step in steps]
         chosen = [np.where(on[:, None], each, ABSENT) for each, on in zip(every, live, strict=True)]
         return np.stack([padded(each, ABSENT, axis=-2) for each in chosen]).astype(np.int16)
 
     blocks = [
-        _blocks(step.rows, now, origin, block_length)
-        for step, now in zip(steps, current_block, strict=True)
+        _blocks(each, now, origin, block_length)
+        for each, now in zip(rows, current_block, strict=True)
     ]
-    rows = [step.rows for step in steps]
     changed = map(changed_rows, rows, [None, *rows[:-1]])
-    scores = [
-        np.asarray(step.routing.scores)[:, on].mean(axis=1)
-        for step, on in zip(steps, live, strict=True)
-    ]
+    scores = [step.routing.scores[:, on].mean(axis=1) for step, on in zip(steps, live, strict=True)]
     return RoutingTrace(
         experts=taken("experts"),
         scores=np.stack(scores),

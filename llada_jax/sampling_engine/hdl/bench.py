@@ -104,8 +104,8 @@ def images(program: SamplerProgram, machine: Machine) -> dict[str, list[int]]:
     require(program.engine.vector_format == "bfloat16", "vectors in float32; in hardware: bfloat16")
     found = {
         "vector": _rows(machine.vector),
-        "fp": np.array(machine.fp, np.float32).view(np.uint32).tolist(),
-        "int": [number & 0xFFFFFFFF for number in machine.int],
+        "fp": machine.fp.view(np.uint32).tolist(),
+        "int": (machine.int & 0xFFFFFFFF).tolist(),
         "program": encode(program.instructions),
     }
     sizes = sizes_of(program).words

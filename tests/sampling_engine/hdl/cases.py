@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.sampling_engine.flips import random_inputs
+from experiments.sampling_engine.format_costs import random_inputs
 from llada_jax.sampling_engine.hdl.gates import Netlist
 from llada_jax.sampling_engine.hdl.wires import Circuit, Wire, source
 from llada_jax.sampling_engine.host import loaded, store_logits
