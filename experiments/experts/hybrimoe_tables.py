@@ -1,15 +1,8 @@
 """Predicts HybriMoE's own tables (arXiv 2504.05897): its desktop, its three models, every cell.
 
-The baseline is what kTransformers did (the paper's table I, and the authors' code): experts lie
-where their index says, without a profile; for a decoded token the CPU runs what the GPU lacks, and
-for a prompt the GPU loads it. One number of the machine is fitted, to the baseline of the decode
-ablation; one of each model's routing, to LRU's hit rate at a quarter of the experts; and
-minus-recent-score's alpha, to its hit rate there for Qwen2. No gain goes into a fit.
-
-The desktop has an RTX A6000 and ten cores of a Xeon Gold 5220R, over PCIe 3.0. Times of one 4-bit
-expert of DeepSeek-V2-Lite are those that the authors' scheduler is given (their repository,
-`calc_prefill` of 3bf7ea3); the axes of the paper's figures 3e and 3f agree. Experts of other models
-take them by their weights, which is inferred.
+What goes in, and where it is from, stands in docs/experts.md. The desktop has an RTX A6000 and ten
+cores of a Xeon Gold 5220R, over PCIe 3.0; times are of one 4-bit expert of DeepSeek-V2-Lite, which
+the axes of the paper's figures 3e and 3f confirm.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,9 +17,9 @@ import numpy as np
 from experiments.harness.results import ResultRow
 from llada_jax.config import require_counts
 from llada_jax.config_files import read_yaml
-from llada_jax.experts.cache import MRS_ALPHA, CacheName, hit_rate, make_cache
+from llada_jax.experts.cache import MRS_ALPHA, CacheName
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.policy_run import POLICIES, ExpertPolicy, Outcome, replay
+from llada_jax.experts.policy_run import POLICIES, ExpertPolicy, Outcome, hit_rate, replay
 from llada_jax.experts.routing import RoutingTrace
 from llada_jax.experts.shapes import DEEPSEEK, MIXTRAL, QWEN2, MoEShape
 from llada_jax.experts.synthetic import STATISTICS, decoding_trace, prefill_trace
@@ -127,12 +120,11 @@ class Cell(NamedTuple):
 
 def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
     """Predicts every cell, then the ablation, the averages and what else they could have been."""
-    steps = config.profile_tokens + config.tokens
-    decoding = {
-        shape: decoding_trace(shape, STATISTICS[shape.name], seed=seed, tokens=steps)
-        for shape in MODELS
-    }
-    texts = [("decode", "", *each, config.profile_tokens) for each in decoding.items()]
+    texts = []
+    for shape in MODELS:
+        tokens = config.profile_tokens + config.tokens
+        trace = decoding_trace(shape, STATISTICS[shape.name], seed=seed, tokens=tokens)
+        texts.append(("decode", "", shape, trace, config.profile_tokens))
     for shape, length in product(MODELS, PREFILL_LENGTHS):
         trace = prefill_trace(  # as many prompts before those that are timed
             shape, STATISTICS[shape.name], seed=seed, prompts=2 * config.prompts, tokens=length
@@ -147,8 +139,7 @@ def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
         yield from gains_of(phase, of_phase)
         yield from _ablation(phase, [c for c in of_phase if (c.shape, c.ratio) == (QWEN2, 0.25)])
     yield from _if_misses_ran_on_the_cpu([cell for cell in cells if cell.phase == "prefill"])
-    for shape, trace in decoding.items():
-        yield from hit_rates(trace, shape, config.profile_tokens)
+    yield from hit_rates([cell for cell in cells if cell.phase == "decode"])
 
 
 def gains_of(phase: Phase, cells: list[Cell]) -> Iterator[ResultRow]:
@@ -211,17 +202,17 @@ def _if_misses_ran_on_the_cpu(cells: list[Cell]) -> Iterator[ResultRow]:
         yield _modelled(name, np.mean(gains), "x faster", n=len(gains))
 
 
-def hit_rates(trace: RoutingTrace, shape: MoEShape, profile: int) -> Iterator[ResultRow]:
-    """Simulates caches that take in what they missed, without prefetching."""
+def hit_rates(cells: list[Cell]) -> Iterator[ResultRow]:
+    """Runs caches that take in what they missed, without prefetching."""
     caches: dict[str, tuple[CacheName, float]] = {
         **{name: (name, ALPHA) for name in ("lru", "mrs", "static")},
         "mrs_released": ("mrs", MRS_ALPHA),
     }
-    for ratio in RATIOS:
-        for name, (cache, alpha) in caches.items():
-            policy = make_cache(cache, trace.loads[:profile], alpha=alpha)
-            cell = f"{shape.name}/{round(100 * ratio)}/{name}"
-            known = _beside(PUBLISHED["hit_rate"].get(cell), "figure 9")
-            kind = "fitted" if cell in PUBLISHED["fitted"] else "modelled"
-            hits = hit_rate(trace, policy, shape.slots_at(ratio), warmup=profile)
-            yield ResultRow(f"hit_rate/{cell}", hits, "of activated experts", kind=kind, **known)
+    for cell, (name, (cache, alpha)) in product(cells, caches.items()):
+        policy = ExpertPolicy(scheduler="all_on_accelerator", cache=cache, alpha=alpha)
+        costs, slots = desktop_costs(cell.shape, cell.phase), cell.shape.slots_at(cell.ratio)
+        hits = hit_rate(cell.trace, policy, costs, slots, profile_steps=cell.profile)
+        place = f"{cell.name}/{name}"
+        known = _beside(PUBLISHED["hit_rate"].get(place), "figure 9")
+        kind = "fitted" if place in PUBLISHED["fitted"] else "modelled"
+        yield ResultRow(f"hit_rate/{place}", hits, "of activated experts", kind=kind, **known)

@@ -127,28 +127,6 @@ def best(worth: Float[np.ndarray, " E"], count: int) -> Bool[np.ndarray, " E"]:
     return marked
 
 
-def hit_rate(trace: RoutingTrace, policy: ExpertCache, slots: int, *, warmup: int) -> float:
-    """Returns the share of the activated experts that are resident when their layer begins.
-
-    A layer that was run may take in what it missed, while all that stays is worth more than what
-    goes. The first `warmup` steps fill the cache and do not count.
-    """
-    require(0 <= warmup < trace.n_steps, f"warmup is {warmup}; allowed: 0 to {trace.n_steps - 1}")
-    resident = np.zeros((trace.n_layers, trace.n_experts), bool)
-    hits = uses = 0
-    for step in range(trace.n_steps):
-        for visit in visits(trace, step):
-            used = visit.loads > 0
-            if step >= warmup:
-                hits += np.count_nonzero(used & resident[visit.layer])
-                uses += np.count_nonzero(used)
-            policy.observe(visit)
-            present = used | resident[visit.layer]
-            worth = np.where(present, policy.worth(visit.layer), -np.inf)
-            resident[visit.layer] = best(worth, slots) & present
-    return hits / uses
-
-
 class Swap(NamedTuple):
     """One transfer: `expert` takes the slot of `victim`."""
 

@@ -90,10 +90,10 @@ class PolicyRun:
         profile = profile if policy.profiled else np.zeros_like(profile)
         self.cache = make_cache(policy.cache, profile, alpha=policy.alpha)
         self.seconds = 0.0
-        self.hits = self.uses = self.transfers = 0
+        self.hits = self.uses = 0
         most_used = make_cache("static", profile)
         self.resident = np.stack([best(most_used.worth(n), slots) for n in range(n_layers)])
-        self._policy, self._costs = policy, costs
+        self._policy, self._costs, self._slots = policy, costs, slots
         self._schedule = SCHEDULERS[policy.scheduler]
         self._link_end = 0.0
         self._in_flight: Swap | None = None
@@ -117,11 +117,10 @@ class PolicyRun:
         self.cache.observe(visit)
         if schedule.transferred:
             self._link_end = self.seconds + schedule.transfer_seconds
-            self.transfers += len(schedule.transferred)
             present = before.copy()
             present[schedule.transferred] = True
             worth = np.where(present, self.cache.worth(layer), -np.inf)
-            self.resident[layer] = best(worth, int(np.count_nonzero(before)))
+            self.resident[layer] = best(worth, self._slots) & present
         after = self.resident[layer].copy()
         ahead = self._use_idle_link(visit, self.seconds + schedule.seconds + self._costs.dense)
         self.seconds += schedule.seconds
@@ -155,7 +154,6 @@ class PolicyRun:
         self.resident[swap.layer, [swap.expert, swap.victim]] = True, False
         self._link_end += self._costs.transfer
         self._in_flight = swap
-        self.transfers += 1
         return swap
 
 
@@ -167,8 +165,6 @@ class Outcome(NamedTuple):
     committed: Int[np.ndarray, " S"]
     hit_rate: float
     """Share of the activated experts that were resident when their layer began."""
-    transfers: int
-    """Experts moved, for schedules and ahead of time."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -192,12 +188,26 @@ def replay(
         for visit in visits(trace, step):
             run.run_layer(visit)
         ends.append(run.seconds)
-    return Outcome(
-        np.diff(ends, prepend=0.0),
-        trace.committed[profile_steps:],
-        run.hits / max(run.uses, 1),
-        run.transfers,
-    )
+    seconds, committed = np.diff(ends, prepend=0.0), trace.committed[profile_steps:]
+    return Outcome(seconds, committed, run.hits / max(run.uses, 1))
+
+
+def hit_rate(
+    trace: RoutingTrace, policy: ExpertPolicy, costs: ExpertCosts, slots: int, *, profile_steps: int
+) -> float:
+    """Returns the share of the activated experts that are resident when their layer begins.
+
+    Slots are empty at first; the first `profile_steps` steps fill them, and do not count.
+    """
+    _require_profile(trace, profile_steps)
+    run = PolicyRun(policy, costs, slots, trace.loads[:profile_steps])
+    run.resident[:] = False
+    for step in range(trace.n_steps):
+        if step == profile_steps:
+            run.hits = run.uses = 0
+        for visit in visits(trace, step):
+            run.run_layer(visit)
+    return run.hits / run.uses
 
 
 def bound(
@@ -224,7 +234,7 @@ def bound(
             hits += int(np.count_nonzero((loads > 0) & resident))
             uses += int(np.count_nonzero(loads))
         seconds.append(total)
-    return Outcome(np.array(seconds), trace.committed[profile_steps:], hits / max(uses, 1), 0)
+    return Outcome(np.array(seconds), trace.committed[profile_steps:], hits / max(uses, 1))
 
 
 def _require_slots(slots: int, n_experts: int) -> None:
