@@ -5,6 +5,7 @@ Constants are folded, and gates with the same inputs are one. Memories stay whol
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partialmethod
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -101,17 +102,13 @@ class Netlist:
     def _opposite(self, a: int, b: int) -> bool:
         return self.lines[b].kind == "not" and self.lines[b].inputs[0] == a
 
-    def _and(self, a: int, b: int) -> int:
+    def _pair(self, kind: str, absorbing: int, a: int, b: int) -> int:
         a, b = sorted((a, b))
-        if a == NO or self._opposite(a, b):
-            return NO
-        return b if a in (YES, b) else self._gate("and", a, b)
+        if absorbing in (a, b) or self._opposite(a, b):
+            return absorbing
+        return b if a in (1 - absorbing, b) else self._gate(kind, a, b)
 
-    def _or(self, a: int, b: int) -> int:
-        a, b = sorted((a, b))
-        if a == YES or self._opposite(a, b):
-            return YES
-        return b if a in (NO, b) else self._gate("or", a, b)
+    _and, _or = partialmethod(_pair, "and", NO), partialmethod(_pair, "or", YES)
 
     def _xor(self, a: int, b: int) -> int:
         a, b = sorted((a, b))
