@@ -18,9 +18,9 @@ from experiments.harness.results import ResultRow
 from llada_jax.config import require_counts
 from llada_jax.config_files import read_yaml
 from llada_jax.experts.cache import MRS_ALPHA, CacheName
-from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.policy_run import POLICIES, ExpertPolicy, Outcome, hit_rate, replay
 from llada_jax.experts.routing import RoutingTrace
+from llada_jax.experts.schedule import ExpertCosts
 from llada_jax.experts.shapes import DEEPSEEK, MIXTRAL, QWEN2, MoEShape
 from llada_jax.experts.synthetic import STATISTICS, decoding_trace, prefill_trace
 

@@ -23,9 +23,16 @@ from llada_jax.experts.cache import (
     swaps,
     visits,
 )
-from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.routing import RoutingTrace
-from llada_jax.experts.schedule import IDLE, SCHEDULERS, Link, Schedule, Scheduler, fastest
+from llada_jax.experts.schedule import (
+    IDLE,
+    SCHEDULERS,
+    ExpertCosts,
+    Link,
+    Schedule,
+    Scheduler,
+    fastest,
+)
 
 SchedulerName = Literal["earliest_finish", "resident_or_cpu", "all_on_accelerator"]
 

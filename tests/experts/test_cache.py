@@ -18,8 +18,8 @@ from llada_jax.experts.cache import (
     make_cache,
     visits,
 )
-from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.policy_run import ExpertPolicy, hit_rate
+from llada_jax.experts.schedule import ExpertCosts
 from tests.experts.traces import small_trace, trace_of_loads
 
 CACHES = get_args(CacheName)

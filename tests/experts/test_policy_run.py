@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llada_jax.experts.cache import visits
-from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.policy_run import POLICIES, ExpertPolicy, PolicyRun, bound, replay
+from llada_jax.experts.schedule import ExpertCosts
 from tests.experts.traces import small_trace, trace_of_loads
 
 COSTS = ExpertCosts(

@@ -3,8 +3,7 @@
 import numpy as np
 
 from llada_jax.experts.cache import Swap, make_cache, refills, swaps
-from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.schedule import resident_or_cpu
+from llada_jax.experts.schedule import ExpertCosts, resident_or_cpu
 from tests.experts.test_cache import visit
 
 COSTS = ExpertCosts(

@@ -14,7 +14,6 @@ from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.build.loading import Model
 from llada_jax.config import SamplerConfig, require
 from llada_jax.experts.cache import Visit
-from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
 from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
@@ -26,6 +25,7 @@ from llada_jax.experts.decoding.recording import (
 )
 from llada_jax.experts.policy_run import ExpertPolicy, LayerDecision, PolicyRun
 from llada_jax.experts.routing import ABSENT, RoutingTrace, loads_of
+from llada_jax.experts.schedule import ExpertCosts
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import Prompts, with_ids
 from llada_jax.sampler.trace import Event

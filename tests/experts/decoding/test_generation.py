@@ -10,7 +10,6 @@ import pytest
 
 import llada_jax as lj
 from llada_jax.backend.weights import InMemory
-from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.decoding.expert_file import ExpertFile, write_experts
 from llada_jax.experts.decoding.generation import (
     generate_within_budget,
@@ -19,6 +18,7 @@ from llada_jax.experts.decoding.generation import (
 )
 from llada_jax.experts.policy_run import POLICIES, replay
 from llada_jax.experts.routing import RoutingTrace
+from llada_jax.experts.schedule import ExpertCosts
 from tests.checkpoint.folders import GOLDENS
 from tests.drawn_params import cast_params, drawn_params
 
