@@ -62,11 +62,8 @@ class MinusRecentScore(ExpertCache):
         width = MRS_WIDTH * np.count_nonzero(visit.loads)
         score = self._worth[visit.layer]
         score *= 1 - self._alpha
-        if width < score.size:
-            top = np.argpartition(-visit.scores, width)[:width]
-            score[top] += self._alpha * visit.scores[top]
-        else:
-            score += self._alpha * visit.scores
+        top = np.argpartition(-visit.scores, min(width, score.size - 1))[:width]
+        score[top] += self._alpha * visit.scores[top]
 
 
 class LeastRecentlyUsed(ExpertCache):

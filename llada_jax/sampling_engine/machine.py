@@ -212,7 +212,6 @@ def tree_sum(numbers: Floats, vlen: int) -> float:
 
 def top_k_mask(keys: Floats, k: int) -> NDArray[np.bool_]:
     """Marks the k largest positive keys; the first wins ties. No NaN enters."""
-    keys = np.where(keys > 0, keys, np.float32(0))
     chosen = np.zeros(len(keys), bool)
-    chosen[np.argsort(-keys, kind="stable")[: max(k, 0)]] = True
+    chosen[np.argsort(-keys, kind="stable")[:k]] = True
     return chosen & (keys > 0)

@@ -132,11 +132,9 @@ class Netlist:
     # Words.
 
     def _lowered(self, wire: Wire, words: list[Bits]) -> Bits:
-        bitwise: Mapping[str, Callable] = {
-            "not": self._not, "and": self._and, "or": self._or, "xor": self._xor
-        }  # fmt: skip
-        if wire.kind in bitwise:
-            return [bitwise[wire.kind](*each) for each in zip(*words, strict=True)]
+        if wire.kind in ("not", "and", "or", "xor"):
+            gate = getattr(self, f"_{wire.kind}")
+            return [gate(*each) for each in zip(*words, strict=True)]
         if wire.kind == "mux":
             return [self._mux(words[0][0], *each) for each in zip(*words[1:], strict=True)]
         if wire.kind == "const":
@@ -146,16 +144,13 @@ class Netlist:
         if wire.kind == "cat":
             return [bit for word in words for bit in word]
         if wire.kind == "rom":
-            return [
-                choose(words[0], [word >> i & 1 for word in wire.data], self._mux)
-                for i in range(len(wire))
-            ]
+            tables = ([word >> i & 1 for word in wire.data] for i in range(len(wire)))
+            return [choose(words[0], table, self._mux) for table in tables]
         a, b = words
         inverted = [self._not(bit) for bit in b]
         if wire.kind == "equal":
-            return [
-                self._tree(self._and, [self._xor(x, y) for x, y in zip(a, inverted, strict=True)])
-            ]
+            alike = [self._xor(x, y) for x, y in zip(a, inverted, strict=True)]
+            return [self._tree(self._and, alike)]
         if wire.kind == "less":
             return [self._not(self._tree(self._joined, [(YES, NO), *self._spans(a, inverted)])[0])]
         if wire.kind == "mul":
