@@ -106,16 +106,18 @@ def write_experts(
       fingerprint: names the model that they belong to.
     """
     shape = ExpertShape.of(config, dtype)
-    sums: list[int] = []
+    record, sums = np.zeros((), shape.record()), []
     with atomic.new_file(path) as part, part.open("wb") as file:
         for layer in filter(partial(is_routed, config), range(config.n_layers)):
             names = [f"layers.{layer}.ffn.{name}" for name in FeedForward._fields]
             for pieces in zip(*map(weights.rows, names), strict=True):
                 for expert in range(len(jax.tree.leaves(pieces)[0])):
                     one = [jax.tree.map(lambda a, e=expert: np.asarray(a[e]), p) for p in pieces]
-                    record = _record(shape, [_stored(each, dtype) for each in one])
-                    sums.append(zlib.crc32(record))
-                    file.write(record)
+                    arrays = chain.from_iterable(_stored(each, dtype) for each in one)
+                    for i, array in enumerate(arrays):
+                        record[str(i)] = array
+                    sums.append(zlib.crc32(record.tobytes()))
+                    file.write(record.tobytes())
         require(
             len(sums) == shape.n_layers * shape.n_experts,
             f"the weights have {len(sums)} experts; allowed: {shape.n_layers * shape.n_experts}",
@@ -126,15 +128,15 @@ def write_experts(
 
 
 def _stored(piece: Any, dtype: str) -> list[np.ndarray]:
-    """Returns one matrix as the file has it."""
+    """Returns the arrays of one matrix, floats as they are."""
     bits = _BITS.get(dtype)
     if isinstance(piece, QuantArray):
         groups = 1 if bits == 8 else piece.values.shape[-1] // INT4_GROUP
         if piece.values.dtype.name == dtype and piece.scale.shape[-1] == groups:
-            return [_packed(np.asarray(piece.values)), np.asarray(piece.scale, np.float32)]
+            return [_packed(np.asarray(piece.values)), np.asarray(piece.scale)]
         piece = np.asarray(dequantize(piece, np.float32))
     if bits is None:
-        return [piece.astype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)]
+        return [piece]
     values, scale = map(np.asarray, quantize(piece, bits))
     return [_packed(values), scale]
 
@@ -145,13 +147,6 @@ def _packed(values: np.ndarray) -> np.ndarray:
     biased = (values.astype(np.int8) + 8).view(np.uint8)
     first, second = np.split(biased, 2, axis=1)
     return first | second << 4
-
-
-def _record(shape: ExpertShape, matrices: list[list[np.ndarray]]) -> bytes:
-    record = np.zeros((), shape.record())
-    for i, array in enumerate(chain.from_iterable(matrices)):
-        record[str(i)] = array
-    return record.tobytes()
 
 
 class ExpertFile:
