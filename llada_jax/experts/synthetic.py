@@ -103,6 +103,11 @@ class _Preferences:
             logits = logits + np.sqrt(variances.jitter) * self._normal(*logits.shape)
         return logits.astype(np.float32)
 
+    def next_token(self) -> Float[np.ndarray, "N R E"]:
+        """Goes on by a token, of which these are the logits."""
+        self.change_topic()
+        return self.logits()
+
 
 def denoising_trace(
     shape: MoEShape,
@@ -145,7 +150,7 @@ def decoding_trace(
     """Decodes as an autoregressive model: one row a step, a new token each time."""
     require(tokens > 0, f"tokens is {tokens}; allowed: 1 or more")
     text = _Preferences(shape, statistics, seed, 1)
-    steps = [(row, 0, np.ones(1, bool), 1) for row in _successive_rows(text, tokens)]
+    steps = [(text.next_token(), 0, np.ones(1, bool), 1) for _ in range(tokens)]
     return _trace(text.rng, shape, steps, "decoding", seed)
 
 
@@ -155,21 +160,11 @@ def prefill_trace(
     """Prefills a prompt a step: each row draws its topic's correlate of the row before."""
     require(prompts > 0 and tokens > 0, f"prompts, tokens are {prompts}, {tokens}; allowed: 1 up")
     text = _Preferences(shape, statistics, seed, 1)
-    rows = _successive_rows(text, prompts * tokens)
-    steps = [
-        (np.concatenate(rows[i * tokens :][:tokens], axis=1), i, np.ones(tokens, bool), 0)
-        for i in range(prompts)
-    ]
+    steps = []
+    for prompt in range(prompts):
+        rows = [text.next_token() for _ in range(tokens)]
+        steps.append((np.concatenate(rows, axis=1), prompt, np.ones(tokens, bool), 0))
     return _trace(text.rng, shape, steps, "prefill", seed)
-
-
-def _successive_rows(text: _Preferences, count: int) -> list[Float[np.ndarray, "N 1 E"]]:
-    """Returns the logits of tokens of one text, one after another."""
-    rows = []
-    for _ in range(count):
-        text.change_topic()
-        rows.append(text.logits())
-    return rows
 
 
 def _trace(

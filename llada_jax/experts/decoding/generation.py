@@ -17,12 +17,7 @@ from llada_jax.experts.cache import Visit
 from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
 from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
-from llada_jax.experts.decoding.recording import (
-    RecordedStep,
-    RoutingRecord,
-    recorded,
-    trace_of_steps,
-)
+from llada_jax.experts.decoding.recording import RoutingRecord, recorded, trace_of_steps
 from llada_jax.experts.policy_run import ExpertPolicy, LayerDecision, PolicyRun
 from llada_jax.experts.routing import ABSENT, RoutingTrace, loads_of
 from llada_jax.experts.schedule import ExpertCosts
@@ -41,11 +36,11 @@ def record_routing(
     """
     _require_experts(model)
     config = with_ids(config or SamplerConfig(), model.config)
-    steps: list[RecordedStep] = []
+    steps: list[tuple[RoutingRecord, Rows]] = []
 
     def forward_rows(params: Any, rows: Rows, cache: KVCache) -> RowsOut:
         out, routing = recorded(params, model.config, rows, cache)
-        steps.append(RecordedStep(*jax.tree.map(np.asarray, (routing, rows))))
+        steps.append(jax.tree.map(np.asarray, (routing, rows)))
         return out
 
     result = _decode(model, forward_rows, prompts, config, seed)

@@ -66,13 +66,6 @@ def routed(
     return routing, RoutingRecord(routing.experts, router_scores(flat, ffn, moe), foreseen)
 
 
-class RecordedStep(NamedTuple):
-    """One forward, in NumPy."""
-
-    routing: RoutingRecord
-    rows: Rows
-
-
 def changed_rows(rows: Rows, before: Rows | None) -> Bool[np.ndarray, " T"]:
     """Marks rows that do not repeat a row of the forward before: same position, same token."""
     if before is None or before.tokens.shape != rows.tokens.shape:
@@ -82,7 +75,7 @@ def changed_rows(rows: Rows, before: Rows | None) -> Bool[np.ndarray, " T"]:
 
 
 def trace_of_steps(
-    steps: Sequence[RecordedStep],
+    steps: Sequence[tuple[RoutingRecord, Rows]],
     *,
     current_block: Int[np.ndarray, "S B"],
     committed: Int[np.ndarray, " S"],
@@ -95,13 +88,15 @@ def trace_of_steps(
     Rows before a canvas row's current block count as part of it, those after it are drafts.
 
     Args:
+      steps: of each forward its routing and its rows, in NumPy.
       current_block: the block that each canvas row decoded in each step.
       committed: tokens that became final in each step.
       origin: where each canvas row's blocks begin.
 
     Raises ValueError for router scores that are NaN.
     """
-    rows, live = [step.rows for step in steps], [step.rows.live.reshape(-1) for step in steps]
+    records, rows = zip(*steps, strict=True)
+    live = [each.live.reshape(-1) for each in rows]
     most = max(map(len, live))
 
     def padded(values: np.ndarray, otherwise: int, axis: int = -1) -> np.ndarray:
@@ -111,7 +106,7 @@ def trace_of_steps(
 
     def taken(name: str) -> np.ndarray:
         """Stacks experts [..., T, k] of `most` rows; those that are not live are absent."""
-        every = [getattr(step.routing, name) for step in steps]
+        every = [getattr(record, name) for record in records]
         chosen = [np.where(on[:, None], each, ABSENT) for each, on in zip(every, live, strict=True)]
         return np.stack([padded(each, ABSENT, axis=-2) for each in chosen]).astype(np.int16)
 
@@ -120,7 +115,7 @@ def trace_of_steps(
         for each, now in zip(rows, current_block, strict=True)
     ]
     changed = map(changed_rows, rows, [None, *rows[:-1]])
-    scores = [step.routing.scores[:, on].mean(axis=1) for step, on in zip(steps, live, strict=True)]
+    scores = [each.scores[:, on].mean(axis=1) for each, on in zip(records, live, strict=True)]
     return RoutingTrace(
         experts=taken("experts"),
         scores=np.stack(scores),

@@ -5,21 +5,20 @@ A unit is a function from wires to wires. Simulation, gates and Verilog are read
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import reduce
 from typing import Any
 
 from llada_jax.config import require
 
-_UNIT: ContextVar[str] = ContextVar("unit", default="")
+_UNITS = [""]
 
 
 @contextmanager
 def unit(name: str) -> Iterator[None]:
     """Says to which unit the wires belong that are made inside."""
-    before = _UNIT.set(name)
+    _UNITS.append(name)
     yield
-    _UNIT.reset(before)
+    _UNITS.pop()
 
 
 def _operation(kind: str, width: int | None = None) -> "Callable[[Wire, Wire | int], Wire]":
@@ -44,7 +43,7 @@ class Wire:
 
     def __init__(self, kind: str, inputs: Sequence["Wire"], width: int, data: Any = None) -> None:
         self.kind, self.inputs, self.width, self.data = kind, tuple(inputs), width, data
-        self.unit = _UNIT.get()
+        self.unit = _UNITS[-1]
 
     def __len__(self) -> int:
         return self.width
