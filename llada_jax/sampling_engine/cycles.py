@@ -4,7 +4,6 @@ Modelled, not measured.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, get_args
 
@@ -14,7 +13,6 @@ from llada_jax.sampling_engine.instructions import (
     INSTRUCTION_SET,
     PREFETCH_ROWS,
     Column,
-    Instruction,
     Unit,
     loops,
 )
@@ -82,7 +80,10 @@ def time_program(
     require_choice("column", column, Column)
     vlen, ran, traffic = program.engine.vlen, Counter[str](), 0
     spent = dict.fromkeys(get_args(Unit), 0.0)
-    for instruction, times in _repeated(program.instructions):
+    starts, times = loops(program.instructions), 1
+    for place, instruction in enumerate(program.instructions):
+        if place in starts:  # a loop begins and ends once
+            times //= program.instructions[starts[place]].operand("count")
         spec = INSTRUCTION_SET[instruction.name]
         built = column != "pipelined" or spec.pipelined is not None
         require(built, f"{instruction.name} is not in hardware")
@@ -92,17 +93,8 @@ def time_program(
             size = rows * row_bytes(vlen)
             spent["memory"] += times * hbm.load(size)
             traffic += times * size
-    return Timing(Cycles(**spent), traffic, ran)
-
-
-def _repeated(instructions: Sequence[Instruction]) -> Iterator[tuple[Instruction, int]]:
-    """Yields instructions, each with how often it runs; the ends of a loop count once."""
-    starts, times = loops(instructions), 1
-    for place, instruction in enumerate(instructions):
-        if place in starts:
-            times //= instructions[starts[place]].operand("count")
-        yield instruction, times
         times *= instruction.operand("count") or 1
+    return Timing(Cycles(**spent), traffic, ran)
 
 
 # The two constants of HBM, and what they were fitted to.

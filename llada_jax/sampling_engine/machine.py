@@ -17,11 +17,6 @@ from llada_jax.sampling_engine.formats import Floats, StoredLogits, rounded, san
 from llada_jax.sampling_engine.instructions import REGISTERS, Instruction, loops
 from llada_jax.sampling_engine.sampling import Domain, EngineConfig
 
-_OF_ROWS: Mapping[str, Callable[..., Floats]] = {
-    "V_EXP_V": partial(np.exp, dtype=np.float64),
-    "V_ADD_VV": np.add,
-}
-"""What an instruction writes of the rows that its other operands point to."""
 _OF_SCALARS: Mapping[str, Callable[..., float]] = {
     "S_RECI_FP": lambda a: 1 / a if a else 0.0,
     "S_EXP_FP": lambda a: float(np.exp(a)),
@@ -29,13 +24,13 @@ _OF_SCALARS: Mapping[str, Callable[..., float]] = {
     "S_SUB_FP": operator.sub,
     "S_MUL_FP": operator.mul,
 }
-"""The same of floating-point registers."""
+"""What an instruction makes of the floating-point registers that are its other operands."""
 
 
 class Machine:
     """Registers, memories and HBM of one engine.
 
-    An instruction that is in neither table above is a method, named in small letters after an
+    An instruction that is not in the table above is a method, named in small letters after an
     underscore: its arguments are the operands, register numbers and immediates.
 
     Attributes:
@@ -68,8 +63,6 @@ class Machine:
 
     def _action(self, instruction: Instruction) -> Callable[[], None]:
         name, operands = instruction
-        if name in _OF_ROWS:
-            return partial(self._compute_row, _OF_ROWS[name], *operands)
         if name in _OF_SCALARS:
             return partial(self._compute_scalar, _OF_SCALARS[name], *operands)
         return partial(getattr(self, f"_{name.lower()}"), *operands)
@@ -109,9 +102,6 @@ class Machine:
 
     # Vector unit.
 
-    def _compute_row(self, compute: Callable[..., Floats], to: int, *rows: int) -> None:
-        self._store(to, compute(*map(self._row, rows)))
-
     def _v_red_max_idx(self, index: int, row: int, base: int, best: int) -> None:
         lane, top = first_maximum(self._row(row))
         if top > self._f[best]:
@@ -131,6 +121,12 @@ class Machine:
 
     def _v_sub_vf(self, to: int, row: int, scalar: int) -> None:
         self._store(to, self._row(row) - np.float32(self._f[scalar]))
+
+    def _v_add_vv(self, to: int, a: int, b: int) -> None:
+        self._store(to, self._row(a) + self._row(b))
+
+    def _v_exp_v(self, to: int, row: int) -> None:
+        self._store(to, np.exp(self._row(row), dtype=np.float64))
 
     def _v_topk_mask(self, to: int, row: int, mask: int, k: int, length: int) -> None:
         lanes, count = self._first_lanes(length), self._gp[k]
