@@ -88,8 +88,8 @@ class ExpertShape(NamedTuple):
             offsets.append(_up(end, _ALIGNMENT))
             end = offsets[-1] + formats[-1].itemsize
         names = [str(i) for i in range(len(formats))]
-        layout = {"names": names, "formats": formats, "offsets": offsets}
-        return np.dtype({**layout, "itemsize": _up(end, PAGE)})
+        size = _up(end, PAGE)
+        return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
 
 
 def write_experts(

@@ -43,7 +43,7 @@ class Netlist:
 
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit
-        self.lines = dict.fromkeys((NO, YES), Gate("const", (), ""))
+        self.lines: dict[int, Gate] = {line: Gate("const", (), "") for line in (NO, YES)}
         self.bits: dict[Wire, Bits] = {}
         self._known: dict[tuple, int] = {}
         for wire in circuit.wires:
