@@ -14,14 +14,13 @@ from dataclasses import dataclass
 
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from experiments.sampling_engine.flips import random_inputs
+from experiments.sampling_engine.format_costs import random_inputs
 from llada_jax.config import require
 from llada_jax.sampling_engine.cycles import time_program
-from llada_jax.sampling_engine.hdl.bench import exported
+from llada_jax.sampling_engine.hdl.verilog import exported
 from llada_jax.sampling_engine.host import loaded, store_logits
-from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
-from llada_jax.sampling_engine.sampling import Mode, Sampling
+from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,8 @@
 """Predicts HybriMoE's own tables (arXiv 2504.05897): its desktop, its three models, every cell.
 
-The baseline is what kTransformers did (the paper's table I, and the authors' code): experts lie
-where their index says, without a profile; for a decoded token the CPU runs what the GPU lacks, and
-for a prompt the GPU loads it. One number of the machine is fitted, to the baseline of the decode
-ablation; one of each model's routing, to LRU's hit rate at a quarter of the experts; and
-minus-recent-score's alpha, to its hit rate there for Qwen2. No gain goes into a fit.
-
-The desktop has an RTX A6000 and ten cores of a Xeon Gold 5220R, over PCIe 3.0. Times of one 4-bit
-expert of DeepSeek-V2-Lite are those that the authors' scheduler is given (their repository,
-`calc_prefill` of 3bf7ea3); the axes of the paper's figures 3e and 3f agree. Experts of other models
-take them by their weights, which is inferred.
+What goes in, and where it is from, stands in docs/experts.md. The desktop has an RTX A6000 and ten
+cores of a Xeon Gold 5220R, over PCIe 3.0; times are of one 4-bit expert of DeepSeek-V2-Lite, which
+the axes of the paper's figures 3e and 3f confirm.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,11 +17,10 @@ import numpy as np
 from experiments.harness.results import ResultRow
 from llada_jax.config import require_counts
 from llada_jax.config_files import read_yaml
-from llada_jax.experts.cache import MRS_ALPHA, CacheName, hit_rate, make_cache
-from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.policy_run import POLICIES, ExpertPolicy
-from llada_jax.experts.replay import Outcome, replay
+from llada_jax.experts.cache import MRS_ALPHA, CacheName
+from llada_jax.experts.policy_run import POLICIES, ExpertPolicy, Outcome, hit_rate, replay
 from llada_jax.experts.routing import RoutingTrace
+from llada_jax.experts.schedule import ExpertCosts
 from llada_jax.experts.shapes import DEEPSEEK, MIXTRAL, QWEN2, MoEShape
 from llada_jax.experts.synthetic import STATISTICS, decoding_trace, prefill_trace
 
@@ -63,13 +55,17 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
 }
 """What each part of HybriMoE changes of the baseline."""
 HYBRIMOE = replace(POLICIES["hybrimoe"], alpha=ALPHA, profiled=False)
-LOADS_NOTHING = BASELINE["decode"]
 CPUS = (1, 8, 16, 32)
 """Times as fast as the authors', where prefills would run their misses on it."""
 COSTS_OF_CPU = ("cpu_expert", "cpu_row", "cpu_first")
 PUBLISHED = read_yaml(Path(__file__).with_name("hybrimoe.yaml"))
 
 _modelled = partial(ResultRow, kind="modelled")
+
+
+def _beside(published: float | None, where: str) -> dict[str, Any]:
+    """Returns what a row says of a published value, where there is one."""
+    return {"reference": published, "source": f"{SOURCE}, {where}"} if published else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,34 +120,26 @@ class Cell(NamedTuple):
 
 def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
     """Predicts every cell, then the ablation, the averages and what else they could have been."""
-    decoding = {
-        shape: decoding_trace(
-            shape, STATISTICS[shape.name], seed=seed, tokens=config.profile_tokens + config.tokens
-        )
-        for shape in MODELS
-    }
-    cells = [
-        Cell(
-            f"{shape.name}/{100 * ratio:.0f}", "decode", shape, ratio, trace, config.profile_tokens
-        )
-        for (shape, trace), ratio in product(decoding.items(), RATIOS)
-    ]
+    texts = []
+    for shape in MODELS:
+        tokens = config.profile_tokens + config.tokens
+        trace = decoding_trace(shape, STATISTICS[shape.name], seed=seed, tokens=tokens)
+        texts.append(("decode", "", shape, trace, config.profile_tokens))
     for shape, length in product(MODELS, PREFILL_LENGTHS):
         trace = prefill_trace(  # as many prompts before those that are timed
             shape, STATISTICS[shape.name], seed=seed, prompts=2 * config.prompts, tokens=length
         )
-        cells += [
-            Cell(f"{shape.name}/{100 * ratio:.0f}/{length}", "prefill", shape, ratio, trace,
-                 config.prompts)
-            for ratio in RATIOS
-        ]  # fmt: skip
+        texts.append(("prefill", f"/{length}", shape, trace, config.prompts))
+    cells = [
+        Cell(f"{shape.name}/{100 * ratio:.0f}{length}", phase, shape, ratio, trace, profile)
+        for (phase, length, shape, trace, profile), ratio in product(texts, RATIOS)
+    ]
     for phase in BASELINE:
         of_phase = [cell for cell in cells if cell.phase == phase]
         yield from gains_of(phase, of_phase)
         yield from _ablation(phase, [c for c in of_phase if (c.shape, c.ratio) == (QWEN2, 0.25)])
     yield from _if_misses_ran_on_the_cpu([cell for cell in cells if cell.phase == "prefill"])
-    for shape, trace in decoding.items():
-        yield from hit_rates(trace, shape, config.profile_tokens)
+    yield from hit_rates([cell for cell in cells if cell.phase == "decode"])
 
 
 def gains_of(phase: Phase, cells: list[Cell]) -> Iterator[ResultRow]:
@@ -163,16 +151,13 @@ def gains_of(phase: Phase, cells: list[Cell]) -> Iterator[ResultRow]:
         name = f"{phase}/{cell.name}"
         for system, outcome in (("ktransformers", before), ("hybrimoe", after)):
             shown = PUBLISHED["digitised_tokens_per_second"].get(f"{name}/{system}")
-            source = f"{SOURCE}, figure 8, digitised by a third party"
-            known: Any = {"reference": 1 / shown, "source": source} if shown else {}
+            known = _beside(shown and 1 / shown, "figure 8, digitised by a third party")
             seconds = outcome.seconds
             yield _modelled(f"{name}/{system}", seconds.mean(), "s", n=len(seconds), **known)
             yield _modelled(f"{name}/{system}/hits", outcome.hit_rate, "of activated experts")
         yield _modelled(f"{name}/gain", gains[-1], "x faster")
-    yield _modelled(
-        f"average/{phase}", np.mean(gains), "x faster", n=len(gains),
-        reference=PUBLISHED["average"][phase], source=f"{SOURCE}, abstract",
-    )  # fmt: skip
+    known = _beside(PUBLISHED["average"][phase], "abstract")
+    yield _modelled(f"average/{phase}", np.mean(gains), "x faster", n=len(gains), **known)
 
 
 def _ablation(phase: Phase, cells: list[Cell]) -> Iterator[ResultRow]:
@@ -187,21 +172,19 @@ def _ablation(phase: Phase, cells: list[Cell]) -> Iterator[ResultRow]:
         name: np.array([cell.run(policy).seconds.mean() for cell in cells])
         for name, policy in policies.items()
     }
-    source, fitted = f"{SOURCE}, table III", "fitted" if phase == "decode" else "modelled"
-    yield ResultRow(
-        f"qwen2_25/{phase}/baseline", seconds["baseline"].mean(), "s", kind=fitted,
-        reference=PUBLISHED["seconds"][phase], source=source,
-    )  # fmt: skip
-    for name in [*PARTS, "all"]:
-        reference = PUBLISHED["speedup"][phase].get(name)
-        known: Any = {"reference": reference, "source": source} if reference else {}
-        gain = seconds["baseline"].mean() / seconds[name].mean()
+    kind, before = "fitted" if phase == "decode" else "modelled", seconds.pop("baseline")
+    known = _beside(PUBLISHED["seconds"][phase], "table III")
+    yield ResultRow(f"qwen2_25/{phase}/baseline", before.mean(), "s", kind=kind, **known)
+    for name, after in seconds.items():
+        known = _beside(PUBLISHED["speedup"][phase].get(name), "table III")
+        gain = before.mean() / after.mean()
         yield _modelled(f"qwen2_25/{phase}/{name}", gain, "x faster", **known)
     if len(cells) > 1:
-        for length, *row in zip(PREFILL_LENGTHS, *seconds.values(), strict=True):
-            yield _modelled(f"qwen2_25/{phase}_{length}/baseline", row[0], "s")
-            for name, value in zip([*PARTS, "all"], row[1:], strict=True):
-                yield _modelled(f"qwen2_25/{phase}_{length}/{name}", row[0] / value, "x faster")
+        for i, length in enumerate(PREFILL_LENGTHS):
+            yield _modelled(f"qwen2_25/{phase}_{length}/baseline", before[i], "s")
+            for name, after in seconds.items():
+                gain = before[i] / after[i]
+                yield _modelled(f"qwen2_25/{phase}_{length}/{name}", gain, "x faster")
 
 
 def _if_misses_ran_on_the_cpu(cells: list[Cell]) -> Iterator[ResultRow]:
@@ -211,29 +194,25 @@ def _if_misses_ran_on_the_cpu(cells: list[Cell]) -> Iterator[ResultRow]:
         gains = []
         for cell in cells:
             costs = desktop_costs(cell.shape, "prefill")
-            of_cpu = {name: getattr(costs, name) / faster for name in COSTS_OF_CPU}
-            costs = replace(costs, **of_cpu)
-            before, after = (cell.run(p, costs).seconds.mean() for p in (LOADS_NOTHING, HYBRIMOE))
+            costs = replace(costs, **{name: getattr(costs, name) / faster for name in COSTS_OF_CPU})
+            policies = BASELINE["decode"], HYBRIMOE
+            before, after = (cell.run(policy, costs).seconds.mean() for policy in policies)
             gains.append(before / after)
         name = f"misses_on_the_cpu/cpu_x{faster}/average/prefill"
         yield _modelled(name, np.mean(gains), "x faster", n=len(gains))
 
 
-def hit_rates(trace: RoutingTrace, shape: MoEShape, profile: int) -> Iterator[ResultRow]:
-    """Simulates caches that take in what they missed, without prefetching."""
+def hit_rates(cells: list[Cell]) -> Iterator[ResultRow]:
+    """Runs caches that take in what they missed, without prefetching."""
     caches: dict[str, tuple[CacheName, float]] = {
         **{name: (name, ALPHA) for name in ("lru", "mrs", "static")},
         "mrs_released": ("mrs", MRS_ALPHA),
     }
-    for ratio in RATIOS:
-        for name, (cache, alpha) in caches.items():
-            policy = make_cache(cache, trace.loads[:profile], alpha=alpha)
-            cell = f"{shape.name}/{round(100 * ratio)}/{name}"
-            reference = PUBLISHED["hit_rate"].get(cell)
-            kind = "fitted" if cell in PUBLISHED["fitted"] else "modelled"
-            hits = hit_rate(trace, policy, shape.slots_at(ratio), warmup=profile)
-            source = f"{SOURCE}, figure 9" if reference else None
-            yield ResultRow(
-                f"hit_rate/{cell}", hits, "of activated experts", kind=kind, reference=reference,
-                source=source,
-            )  # fmt: skip
+    for cell, (name, (cache, alpha)) in product(cells, caches.items()):
+        policy = ExpertPolicy(scheduler="all_on_accelerator", cache=cache, alpha=alpha)
+        costs, slots = desktop_costs(cell.shape, cell.phase), cell.shape.slots_at(cell.ratio)
+        hits = hit_rate(cell.trace, policy, costs, slots, profile_steps=cell.profile)
+        place = f"{cell.name}/{name}"
+        known = _beside(PUBLISHED["hit_rate"].get(place), "figure 9")
+        kind = "fitted" if place in PUBLISHED["fitted"] else "modelled"
+        yield ResultRow(f"hit_rate/{place}", hits, "of activated experts", kind=kind, **known)

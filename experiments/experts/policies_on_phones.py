@@ -1,5 +1,6 @@
-"""Runs every policy at every cache size on phones, with mixture-of-experts dLLMs."""
+"""Prices the experts of mixtures on phones, and runs every policy there at every cache size."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,17 +9,22 @@ from itertools import product
 import numpy as np
 from tqdm import tqdm
 
-from experiments.experts.expert_prices import phone_costs
-from experiments.experts.routing_statistics import statistics_of
 from experiments.harness.results import ResultRow
 from llada_jax.config import require_counts
-from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.policy_run import POLICIES
-from llada_jax.experts.replay import bound, replay
-from llada_jax.experts.routing import RoutingTrace
-from llada_jax.experts.schedule import all_on_accelerator, fastest
-from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE
+from llada_jax.experts.policy_run import POLICIES, bound, replay
+from llada_jax.experts.routing import (
+    RoutingTrace,
+    experts_per_step,
+    gate_accuracy,
+    imbalance,
+    row_reuse,
+    step_similarity,
+)
+from llada_jax.experts.schedule import ExpertCosts, all_on_accelerator, fastest
+from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
 from llada_jax.experts.synthetic import STATISTICS, denoising_trace
+from llada_jax.lowered import Lowered, LoweredWeight, product_with
+from llada_jax.phone.cost import price_on_npu, stored_bits
 from llada_jax.phone.profile import load_profile
 
 MODELS = (LLADA2_MINI, LLADA_MOE)
@@ -26,6 +32,20 @@ TOKENS_PER_STEP = 2.55
 """LLaDA2.0-mini on twelve benchmarks (card of LLaDA2.0-mini-CAP); LLaDA-MoE is taken alike."""
 WITHOUT_CPU = ("adapmoe", "tide", "lru", "mrs", "hybrimoe")
 """Policies that are also run with all experts on the NPU, as when the CPU has other work."""
+PUBLISHED = {
+    "similarity_1": (0.985, "TIDE, arXiv 2605.20179: LLaDA2"),
+    "similarity_5": (0.95, "TIDE, arXiv 2605.20179: LLaDA2, above"),
+    "gate/1": (0.78, "FATE on DeepSeek-V2-Lite, as arXiv 2511.10676 has it"),
+}
+
+WEIGHT_BITS, GROUP = 4, 32
+"""Q4_0."""
+BLOCK_ROWS = 32
+CALL = 10e-6
+"""Seconds of an expert beyond its products: three operations within one call. Inferred."""
+FIRST_ON_CPU = 90e-6
+"""Seconds until the CPU's threads wake: as a polled call to the NPU (SM8750). Inferred."""
+
 _modelled = partial(ResultRow, kind="modelled")
 
 
@@ -47,6 +67,49 @@ class PhonesConfig:
         for shape, ratio in product(MODELS, self.ratios):
             _ = shape.slots_at(ratio)  # which checks the ratio
         require_counts(self, "profile_blocks", "blocks")
+
+
+def phone_costs(
+    soc: str, shape: MoEShape, npu: str = "llada_cpp", cpu: str = "plain"
+) -> ExpertCosts:
+    """Returns what the experts of a model cost on a phone, with the kernels named.
+
+    The NPU's time for an expert is that of a block's 32 rows, whatever its load: they share one
+    tile. The rest of a layer has the price of square matrices, and its share of the step's call.
+    Attention's scores and what staging costs once a step are left out, for all policies alike.
+    """
+    phone = load_profile(soc)
+    npu_kernels, cpu_kernels = phone.kernels(npu), phone.cpu_kernels(cpu)
+
+    def on_npu(*matrices: tuple[int, int, str]) -> float:
+        """Prices products with weights: inputs, outputs and the name of each."""
+        weights = {name: LoweredWeight((o, i), WEIGHT_BITS, GROUP) for i, o, name in matrices}
+        operations = tuple(product_with(name, BLOCK_ROWS, i, o) for i, o, name in matrices)
+        step = Lowered("experts", b"", weights, {}, {}, operations)
+        return price_on_npu(step, npu_kernels, phone.memory, cpu_kernels).seconds
+
+    width, inner, weights = shape.width, shape.expert_width, shape.expert_weights
+    read = expert_bytes(shape) * 1e-9 / phone.memory.dram_gbps
+    unpack = weights * 1e-9 / (cpu_kernels.unpack_gweights or math.inf)
+    layer = npu_kernels.layer_overhead_us + npu_kernels.step_overhead_us / shape.n_layers
+    return ExpertCosts(
+        cpu_few_row=weights * 1e-9 / cpu_kernels.gemv_gweights,
+        cpu_expert=max(read, unpack),
+        cpu_row=2 * weights * 1e-12 / cpu_kernels.gemm_tops,
+        cpu_first=FIRST_ON_CPU,
+        accelerator=on_npu(
+            (width, inner, "ffn.gate"), (width, inner, "ffn.up"), (inner, width, "ffn.down")
+        )
+        + CALL,
+        transfer=expert_bytes(shape) * 1e-9 / phone.mapping.copy_gbps,
+        dense=on_npu((width, width, "dense")) * shape.dense_weights / width**2 + layer * 1e-6,
+    )
+
+
+def expert_bytes(shape: MoEShape) -> int:
+    """Returns the bytes of one expert, with its scales."""
+    bits = stored_bits(LoweredWeight((1,), WEIGHT_BITS, GROUP))
+    return math.ceil(shape.expert_weights * bits / 8)
 
 
 def simulate_phones(config: PhonesConfig, seed: int) -> Iterator[ResultRow]:
@@ -82,3 +145,25 @@ def compare(
             speed = outcome.tokens_per_second
             yield _modelled(f"{part}/{name}/tokens_per_second", speed, "tokens/s")
             yield _modelled(f"{part}/{name}/hit_rate", outcome.hit_rate, "of activated experts")
+
+
+def statistics_of(trace: RoutingTrace, name: str) -> Iterator[ResultRow]:
+    """Yields reuse, gates' accuracy by layers ahead, and skew, beside what is published."""
+    reuse, keeps = row_reuse(trace), ~trace.changed[1:]
+    mean = partial(np.nanmean, dtype=float)
+    values = {
+        "experts_per_step": (experts_per_step(trace), f"of {trace.n_experts} experts"),
+        "similarity_1": (step_similarity(trace), "cosine"),
+        "similarity_5": (step_similarity(trace, lag=5), "cosine"),
+        "imbalance": (imbalance(trace).mean(), "x the mean load"),
+        "reuse/token_stays": (mean(reuse[keeps]), "of a row's experts"),
+        "reuse/token_changes": (mean(reuse[~keeps]), "of a row's experts"),
+    }
+    for ahead, share in enumerate(gate_accuracy(trace), 1):
+        values[f"gate/{ahead}"] = (share, "of a row's experts")
+    drawn = trace.settings.get("source", "").startswith("synthetic")
+    kind = "modelled" if drawn else "measured"
+    row = partial(ResultRow, kind=kind, fingerprint=trace.settings.get("fingerprint"))
+    for what, (value, unit) in values.items():
+        reference, source = PUBLISHED.get(what, (None, None))
+        yield row(f"{name}/{what}", value, unit, reference=reference, source=source)

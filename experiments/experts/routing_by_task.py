@@ -12,9 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import llada_jax as lj
-from experiments.experts.expert_prices import phone_costs
-from experiments.experts.policies_on_phones import compare
-from experiments.experts.routing_statistics import statistics_of
+from experiments.experts.policies_on_phones import compare, phone_costs, statistics_of
 from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run

@@ -16,8 +16,7 @@ from tqdm import tqdm
 import llada_jax as lj
 from experiments.harness.questions import tokenizer_of
 from experiments.harness.run import Run, entry_point
-from experiments.sampling_engine.flips import flip_rows
-from experiments.sampling_engine.format_costs import answer_rows
+from experiments.sampling_engine.format_costs import answer_rows, flip_rows
 from experiments.sampling_engine.hardware import hardware_rows
 from experiments.sampling_engine.modelled import (
     MODES,
@@ -26,8 +25,8 @@ from experiments.sampling_engine.modelled import (
     modelled_rows,
 )
 from llada_jax.sampling_engine.instructions import render
-from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.sampling import EngineConfig
 
 
 def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:

@@ -11,7 +11,7 @@ from llada_jax.sampling_engine import paper_results as paper
 from llada_jax.sampling_engine.hdl.engine import Sizes, engine
 from llada_jax.sampling_engine.hdl.floats import loaded
 from llada_jax.sampling_engine.hdl.gates import Netlist, gate_equivalents
-from llada_jax.sampling_engine.hdl.wires import Circuit, source, unit
+from llada_jax.sampling_engine.hdl.wires import Circuit, source
 
 LANES = (8, 16)
 """Engines whose gates are counted. Those of a longer VLEN follow in a straight line."""
@@ -35,13 +35,6 @@ def equivalents(lanes: int, units: tuple[str, ...]) -> float:
         sum(gate_equivalents(netlist(size).cells()[each]) for each in units) for size in LANES
     )
     return few + (more - few) * (lanes - LANES[0]) / (LANES[1] - LANES[0])
-
-
-def decoder_equivalents() -> float:
-    """Returns NAND gates of two inputs of what makes BF16 of an MX element, one for each lane."""
-    with unit("decoder"):
-        out = loaded(source("element", 8), source("scale", 8))
-    return gate_equivalents(Netlist(Circuit({"out": out})).cells()["decoder"])
 
 
 def hardware_rows() -> Iterator[ResultRow]:
@@ -77,5 +70,6 @@ def area_rows() -> Iterator[ResultRow]:
     for each in ("registers", "sequencer", "dma"):
         area = equivalents(first, (each,)) * um2
         yield ResultRow(f"area/{each}/vlen{first}", area, "um2", kind="modelled")
-    area = first * decoder_equivalents() * um2
+    decoder = Circuit({"out": loaded(source("element", 8), source("scale", 8))})
+    area = first * gate_equivalents(Netlist(decoder).cells()[""]) * um2  # one for each lane
     yield ResultRow(f"area/mx_e4m3/vlen{first}", area, "um2", kind="modelled")

@@ -7,17 +7,15 @@ from itertools import product
 from typing import Any, NamedTuple, get_args
 
 from experiments.harness.results import ResultRow
-from experiments.sampling_engine.flips import FlipsConfig
-from experiments.sampling_engine.format_costs import AnswersConfig
+from experiments.sampling_engine.format_costs import AnswersConfig, FlipsConfig
 from llada_jax.config import require
 from llada_jax.experts.shapes import LLADA_MOE
 from llada_jax.model.architecture import architecture
 from llada_jax.model.architecture.parameters import body_matrices, head_weights
 from llada_jax.sampling_engine import paper_results as paper
 from llada_jax.sampling_engine.cycles import FITTED_TO, fitted_hbm, time_program
-from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
-from llada_jax.sampling_engine.sampling import Mode, Sampling
+from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 TABLE = f"{paper.PAPER}, table of results"
@@ -99,13 +97,11 @@ def _published(vlen: int) -> dict[str, dict[str, Any]]:
     The memory cycles at 2048 are fitted, and so the latency there is informed; what a top-k unit
     takes was chosen with the published total of the vector cycles in view.
     """
-    kinds = {512: "fitted", 2048: "informed"}
-    ms, cycles = paper.LATENCY_MS.get(vlen), paper.CYCLES_AT_2048 if vlen == 2048 else {}
     found: dict[str, dict[str, Any]] = {}
-    if ms is not None:
-        kind = kinds.get(vlen, "modelled")
-        found["latency_ms"] = {"reference": ms, "source": TABLE, "kind": kind}
-    for unit, count in cycles.items():
+    if vlen in paper.LATENCY_MS:
+        kind = {512: "fitted", 2048: "informed"}.get(vlen, "modelled")
+        found["latency_ms"] = {"reference": paper.LATENCY_MS[vlen], "source": TABLE, "kind": kind}
+    for unit, count in paper.CYCLES_AT_2048.items() if vlen == 2048 else ():
         kind = {"memory": "fitted", "vector": "informed"}.get(unit, "modelled")
         source = f"{paper.PAPER}, breakdown"
         found[f"{unit}_cycles"] = {"reference": count, "source": source, "kind": kind}

@@ -1,18 +1,20 @@
-"""Which experts stay on the accelerator: replacement policies behind one interface.
+"""Which experts stay on the accelerator, by replacement policies behind one interface, and which
+an idle link brings in.
 
 A policy watches every layer it passes and says what each of the layer's experts is worth keeping;
 whoever has a transfer to spare brings in the expert worth most and evicts the one worth least. A
 layer has its own number of slots, as in HybriMoE and TIDE.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import require, require_choice
-from llada_jax.experts.routing import RoutingTrace
+from llada_jax.experts.routing import RoutingTrace, loads_of
 
 CacheName = Literal["mrs", "lru", "static", "tide"]
 MRS_ALPHA = 0.5
@@ -35,14 +37,10 @@ class Visit(NamedTuple):
 
 
 class ExpertCache:
-    """Keeps for ever what a profiling run used most (kTransformers); other caches learn.
+    """Keeps for ever what is worth most at first (kTransformers); other caches learn."""
 
-    Args:
-      profile: loads of a run before.
-    """
-
-    def __init__(self, profile: Int[np.ndarray, "S N E"]) -> None:
-        self._worth = (profile > 0).sum(axis=0).astype(float)
+    def __init__(self, worth: Float[np.ndarray, "N E"]) -> None:
+        self._worth = worth
 
     def observe(self, visit: Visit) -> None:
         """Learns from a visit; they come in the order in which they happen."""
@@ -52,18 +50,11 @@ class ExpertCache:
         return self._worth[layer]
 
 
-class _LearningCache(ExpertCache):
-    """Knows nothing at first; a profile gives its shape alone."""
-
-    def __init__(self, profile: Int[np.ndarray, "S N E"]) -> None:
-        self._worth = np.zeros(profile.shape[1:])
-
-
-class MinusRecentScore(_LearningCache):
+class MinusRecentScore(ExpertCache):
     """Learns S <- alpha TopP(s) + (1 - alpha) S of the p highest scores s alone (HybriMoE)."""
 
-    def __init__(self, profile: Int[np.ndarray, "S N E"], alpha: float = MRS_ALPHA) -> None:
-        super().__init__(profile)
+    def __init__(self, worth: Float[np.ndarray, "N E"], alpha: float) -> None:
+        super().__init__(worth)
         require(0 < alpha <= 1, f"alpha is {alpha}; allowed: above 0, up to 1")
         self._alpha = alpha
 
@@ -71,14 +62,11 @@ class MinusRecentScore(_LearningCache):
         width = MRS_WIDTH * np.count_nonzero(visit.loads)
         score = self._worth[visit.layer]
         score *= 1 - self._alpha
-        if width < score.size:
-            top = np.argpartition(-visit.scores, width)[:width]
-            score[top] += self._alpha * visit.scores[top]
-        else:
-            score += self._alpha * visit.scores
+        top = np.argpartition(-visit.scores, min(width, score.size - 1))[:width]
+        score[top] += self._alpha * visit.scores[top]
 
 
-class LeastRecentlyUsed(_LearningCache):
+class LeastRecentlyUsed(ExpertCache):
     """Counts worth as 1 + the step of the last use; of one step, the higher load is later."""
 
     def observe(self, visit: Visit) -> None:
@@ -87,14 +75,13 @@ class LeastRecentlyUsed(_LearningCache):
         self._worth[visit.layer, used] = 1 + visit.step + within
 
 
-class IntervalRefresh(_LearningCache):
+class IntervalRefresh(ExpertCache):
     """Keeps the loads of the last refresh: every fourth step of a block, and throughout the first
     block (TIDE, arXiv 2605.20179)."""
 
-    def __init__(self, profile: Int[np.ndarray, "S N E"]) -> None:
-        super().__init__(profile)
-        self._step_of_block = np.zeros(profile.shape[1], int)
-        self._blocks = np.zeros(profile.shape[1], int)
+    def __init__(self, worth: Float[np.ndarray, "N E"]) -> None:
+        super().__init__(worth)
+        self._step_of_block, self._blocks = np.zeros((2, len(worth)), int)
 
     def observe(self, visit: Visit) -> None:
         layer = visit.layer
@@ -112,28 +99,22 @@ def make_cache(
     """Returns a policy by name.
 
     Args:
-      profile: loads of a run before; `static` is made of them, the others take their shape.
+      profile: loads of a run before; `static` keeps what they used most, the others know nothing.
     """
     require_choice("cache", name, CacheName)
-    if name == "mrs":
-        return MinusRecentScore(profile, alpha)
-    return {"lru": LeastRecentlyUsed, "static": ExpertCache, "tide": IntervalRefresh}[name](profile)
+    used = (profile > 0).sum(axis=0).astype(float)
+    if name == "static":
+        return ExpertCache(used)
+    mrs = partial(MinusRecentScore, alpha=alpha)
+    learning = {"mrs": mrs, "lru": LeastRecentlyUsed, "tide": IntervalRefresh}
+    return learning[name](np.zeros_like(used))
 
 
 def visits(trace: RoutingTrace, step: int) -> Sequence[Visit]:
     """Returns the layers of a step, as a policy visits them."""
     new_block = bool(trace.begins_block[step])
-    return [
-        Visit(
-            step,
-            layer,
-            trace.loads[step, layer],
-            trace.scores[step, layer],
-            trace.foreseen[step, layer],
-            new_block,
-        )
-        for layer in range(trace.n_layers)
-    ]
+    layers = zip(trace.loads[step], trace.scores[step], trace.foreseen[step], strict=True)
+    return [Visit(step, layer, *routing, new_block) for layer, routing in enumerate(layers)]
 
 
 def best(worth: Float[np.ndarray, " E"], count: int) -> Bool[np.ndarray, " E"]:
@@ -143,23 +124,64 @@ def best(worth: Float[np.ndarray, " E"], count: int) -> Bool[np.ndarray, " E"]:
     return marked
 
 
-def hit_rate(trace: RoutingTrace, policy: ExpertCache, slots: int, *, warmup: int) -> float:
-    """Returns the share of the activated experts that are resident when their layer begins.
+class Swap(NamedTuple):
+    """One transfer: `expert` takes the slot of `victim`."""
 
-    A layer that was run may take in what it missed, while all that stays is worth more than what
-    goes. The first `warmup` steps fill the cache and do not count.
+    layer: int
+    expert: int
+    victim: int
+
+
+def swaps(
+    visit: Visit,
+    cache: ExpertCache,
+    resident: Bool[np.ndarray, "N E"],
+    seconds: Callable[[Int[np.ndarray, " E"], Bool[np.ndarray, " E"]], float],
+) -> Iterator[Swap]:
+    """Gives the swap that gains most, and the next best each time one more is asked for.
+
+    The next layers are foreseen by their own gates on this hidden state (HybriMoE: three layers).
+    The gain of a swap is the difference of two schedules, without and with it. A schedule depends
+    on an expert by its load alone, so the missing expert of highest load is its layer's best.
+
+    Args:
+      resident: read again after each swap, which the caller is to have entered.
+      seconds: how long the schedule of a layer takes, by its loads and residents.
     """
-    require(0 <= warmup < trace.n_steps, f"warmup is {warmup}; allowed: 0 to {trace.n_steps - 1}")
-    resident = np.zeros((trace.n_layers, trace.n_experts), bool)
-    hits = uses = 0
-    for step in range(trace.n_steps):
-        for visit in visits(trace, step):
-            used = visit.loads > 0
-            if step >= warmup:
-                hits += np.count_nonzero(used & resident[visit.layer])
-                uses += np.count_nonzero(used)
-            policy.observe(visit)
-            present = used | resident[visit.layer]
-            worth = np.where(present, policy.worth(visit.layer), -np.inf)
-            resident[visit.layer] = best(worth, slots) & present
-    return hits / uses
+    foreseen = loads_of(visit.foreseen, visit.loads.size)
+    forecast = dict(zip(range(visit.layer + 1, len(resident)), foreseen, strict=False))
+
+    def best_of(layer: int) -> tuple[float, Swap | None]:
+        loads, here = forecast[layer], resident[layer]
+        missing = np.where(here, 0, loads)
+        expert, victim = int(np.argmax(missing)), _least(cache.worth(layer), here)
+        if missing[expert] == 0 or loads[victim] >= loads[expert]:
+            return 0.0, None
+        swapped = here.copy()
+        swapped[[expert, victim]] = True, False
+        return seconds(loads, here) - seconds(loads, swapped), Swap(layer, expert, victim)
+
+    gains = {layer: best_of(layer) for layer in forecast}
+    while gains:
+        layer, (gain, swap) = max(gains.items(), key=lambda item: item[1][0])
+        if gain <= 0 or swap is None:
+            break
+        yield swap
+        gains[layer] = best_of(layer)
+
+
+def refills(layer: int, cache: ExpertCache, resident: Bool[np.ndarray, "N E"]) -> Iterator[Swap]:
+    """Gives swaps until the residents are those worth most, from this layer backwards."""
+    n_layers = len(resident)
+    for target in ((layer - back) % n_layers for back in range(n_layers)):
+        worth = cache.worth(target)
+        while not resident[target].all():
+            victim = _least(worth, resident[target])
+            expert = int(np.argmax(np.where(resident[target], -np.inf, worth)))
+            if worth[expert] <= worth[victim]:
+                break
+            yield Swap(target, expert, victim)
+
+
+def _least(worth: Float[np.ndarray, " E"], resident: Bool[np.ndarray, " E"]) -> int:
+    return int(np.argmin(np.where(resident, worth, np.inf)))

@@ -1,8 +1,8 @@
-"""Policies: a scheduler, a cache, and what the link does when nobody needs it; and their decisions,
-one layer after another, with the time that they take on a machine.
+"""Policies: a scheduler, a cache, and what the link does when nobody needs it; their decisions, one
+layer after another, with the time that they take on a machine; and traces replayed under them.
 
-A replayed trace and a forward that really runs both drive this object, so that what is modelled is
-what runs.
+A replayed trace and a forward that really runs both drive a `PolicyRun`, so that what is modelled
+is what runs.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,27 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import require, require_choice
-from llada_jax.experts.cache import MRS_ALPHA, CacheName, ExpertCache, Visit, best, make_cache
-from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.prefetch import Swap, gates_ahead, refills, swaps
-from llada_jax.experts.schedule import SCHEDULERS, Link, Schedule
+from llada_jax.experts.cache import (
+    MRS_ALPHA,
+    CacheName,
+    Swap,
+    Visit,
+    best,
+    make_cache,
+    refills,
+    swaps,
+    visits,
+)
+from llada_jax.experts.routing import RoutingTrace
+from llada_jax.experts.schedule import (
+    IDLE,
+    SCHEDULERS,
+    ExpertCosts,
+    Link,
+    Schedule,
+    Scheduler,
+    fastest,
+)
 
 SchedulerName = Literal["earliest_finish", "resident_or_cpu", "all_on_accelerator"]
 
@@ -76,17 +93,14 @@ class PolicyRun:
         Raises ValueError for slots that are fewer than one or more than the experts of a layer.
         """
         n_layers, n_experts = profile.shape[1:]
-        require(
-            0 < slots <= n_experts,
-            f"slots is {slots}; allowed: 1 to {n_experts} experts of a layer",
-        )
+        _require_slots(slots, n_experts)
         profile = profile if policy.profiled else np.zeros_like(profile)
         self.cache = make_cache(policy.cache, profile, alpha=policy.alpha)
         self.seconds = 0.0
-        self.hits = self.uses = self.transfers = 0
-        frequency = ExpertCache(profile)
-        self.resident = np.stack([best(frequency.worth(n), slots) for n in range(n_layers)])
-        self._policy, self._costs = policy, costs
+        self.hits = self.uses = 0
+        most_used = make_cache("static", profile)
+        self.resident = np.stack([best(most_used.worth(n), slots) for n in range(n_layers)])
+        self._policy, self._costs, self._slots = policy, costs, slots
         self._schedule = SCHEDULERS[policy.scheduler]
         self._link_end = 0.0
         self._in_flight: Swap | None = None
@@ -110,11 +124,10 @@ class PolicyRun:
         self.cache.observe(visit)
         if schedule.transferred:
             self._link_end = self.seconds + schedule.transfer_seconds
-            self.transfers += len(schedule.transferred)
             present = before.copy()
             present[schedule.transferred] = True
             worth = np.where(present, self.cache.worth(layer), -np.inf)
-            self.resident[layer] = best(worth, int(np.count_nonzero(before)))
+            self.resident[layer] = best(worth, self._slots) & present
         after = self.resident[layer].copy()
         ahead = self._use_idle_link(visit, self.seconds + schedule.seconds + self._costs.dense)
         self.seconds += schedule.seconds
@@ -131,23 +144,111 @@ class PolicyRun:
         """Starts transfers ahead of time before `until`; refills end before it."""
         done: list[Swap] = []
         self._link_end = max(self._link_end, self.seconds)
-        forecast = gates_ahead(visit, len(self.resident)) if self._policy.prefetch else {}
-        wanted = swaps(forecast, self.cache, self.resident, self._seconds)
-        while self._link_end < until and (swap := next(wanted, None)):
-            done.append(self._started(swap))
-        if not self._policy.refill:
-            return tuple(done)
-        wanted = refills(visit.layer, self.cache, self.resident)
-        while self._link_end + self._costs.transfer <= until and (swap := next(wanted, None)):
-            done.append(self._started(swap))
+        if self._policy.prefetch:
+            wanted = swaps(visit, self.cache, self.resident, self._seconds)
+            while self._link_end < until and (swap := next(wanted, None)):
+                done.append(self._started(swap))
+        if self._policy.refill:
+            wanted = refills(visit.layer, self.cache, self.resident)
+            while self._link_end + self._costs.transfer <= until and (swap := next(wanted, None)):
+                done.append(self._started(swap))
         return tuple(done)
 
-    def _seconds(self, loads: Float[np.ndarray, " E"], resident: Bool[np.ndarray, " E"]) -> float:
+    def _seconds(self, loads: Int[np.ndarray, " E"], resident: Bool[np.ndarray, " E"]) -> float:
         return self._schedule(loads, resident, self._costs).seconds
 
     def _started(self, swap: Swap) -> Swap:
         self.resident[swap.layer, [swap.expert, swap.victim]] = True, False
         self._link_end += self._costs.transfer
         self._in_flight = swap
-        self.transfers += 1
         return swap
+
+
+class Outcome(NamedTuple):
+    """What a policy made of a trace, without the steps that profiled it."""
+
+    seconds: Float[np.ndarray, " S"]
+    """Of each step."""
+    committed: Int[np.ndarray, " S"]
+    hit_rate: float
+    """Share of the activated experts that were resident when their layer began."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return float(self.committed.sum() / self.seconds.sum())
+
+
+def replay(
+    trace: RoutingTrace, policy: ExpertPolicy, costs: ExpertCosts, slots: int, *, profile_steps: int
+) -> Outcome:
+    """Runs the steps after the first `profile_steps`, which all policies have seen before.
+
+    The time that planning itself takes is not counted.
+    """
+    _require_profile(trace, profile_steps)
+    run = PolicyRun(policy, costs, slots, trace.loads[:profile_steps])
+    for step in range(profile_steps):
+        for visit in visits(trace, step):
+            run.cache.observe(visit)
+    ends = []
+    for step in range(profile_steps, trace.n_steps):
+        for visit in visits(trace, step):
+            run.run_layer(visit)
+        ends.append(run.seconds)
+    seconds, committed = np.diff(ends, prepend=0.0), trace.committed[profile_steps:]
+    return Outcome(seconds, committed, run.hits / max(run.uses, 1))
+
+
+def hit_rate(
+    trace: RoutingTrace, policy: ExpertPolicy, costs: ExpertCosts, slots: int, *, profile_steps: int
+) -> float:
+    """Returns the share of the activated experts that are resident when their layer begins.
+
+    Slots are empty at first; the first `profile_steps` steps fill them, and do not count.
+    """
+    _require_profile(trace, profile_steps)
+    run = PolicyRun(policy, costs, slots, trace.loads[:profile_steps])
+    run.resident[:] = False
+    for step in range(trace.n_steps):
+        if step == profile_steps:
+            run.hits = run.uses = 0
+        for visit in visits(trace, step):
+            run.run_layer(visit)
+    return run.hits / run.uses
+
+
+def bound(
+    trace: RoutingTrace,
+    costs: ExpertCosts,
+    slots: int,
+    *,
+    profile_steps: int,
+    scheduler: Scheduler = fastest,
+) -> Outcome:
+    """Returns what no policy with so many slots a layer, and this scheduler, is faster than.
+
+    In every layer the slots hold the experts of highest load, as if each step's routing had been
+    known and bringing them in had cost nothing. With `fastest`, no policy at all is faster.
+    """
+    _require_profile(trace, profile_steps)
+    _require_slots(slots, trace.n_experts)
+    seconds, hits, uses = [], 0, 0
+    for loads_of_step in trace.loads[profile_steps:]:
+        total = 0.0
+        for loads in loads_of_step:
+            resident = best(loads.astype(float), slots)
+            total += costs.dense + scheduler(loads, resident, costs, IDLE).seconds
+            hits += int(np.count_nonzero((loads > 0) & resident))
+            uses += int(np.count_nonzero(loads))
+        seconds.append(total)
+    return Outcome(np.array(seconds), trace.committed[profile_steps:], hits / max(uses, 1))
+
+
+def _require_slots(slots: int, n_experts: int) -> None:
+    allowed = f"1 to {n_experts} experts of a layer"
+    require(0 < slots <= n_experts, f"slots is {slots}; allowed: {allowed}")
+
+
+def _require_profile(trace: RoutingTrace, steps: int) -> None:
+    allowed = f"1 to {trace.n_steps - 1}"
+    require(0 < steps < trace.n_steps, f"profile_steps is {steps}; allowed: {allowed}")

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,8 @@ from llada_jax.config import require
 FORMAT = 3
 ABSENT = -1
 """In `experts`, for a row that a step did not run; in `foreseen`, for layers after the last too."""
+_AXES = {"experts": "SNRk", "scores": "SNE", "foreseen": "SNARk", "changed": "SR", "block": "SR",
+         "committed": "S"}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,35 +40,24 @@ class RoutingTrace:
     """Where the trace comes from: plain JSON."""
 
     def __post_init__(self) -> None:
-        for name, value in self._arrays().items():
+        sizes: dict[str, int] = {}
+        for name, axes in _AXES.items():
+            array = getattr(self, name)
             require(
-                isinstance(value, np.ndarray) and value.dtype.kind in "biuf",
-                f"{name} is {type(value).__name__} {getattr(value, 'dtype', '')}; "
+                isinstance(array, np.ndarray) and array.dtype.kind in "biuf",
+                f"{name} is {type(array).__name__} {getattr(array, 'dtype', '')}; "
                 "allowed: a NumPy array of numbers",
             )
-        require(
-            self.experts.ndim == 4, f"experts has {self.experts.ndim} axes; allowed: 4 [S, N, R, k]"
-        )
-        require(self.scores.ndim == 3, f"scores has {self.scores.ndim} axes; allowed: 3 [S, N, E]")
-        steps, layers, rows, k = self.experts.shape
-        ahead = self.foreseen.shape[2] if self.foreseen.ndim == 5 else 0
-        shapes = {
-            "scores": (steps, layers, self.n_experts),
-            "foreseen": (steps, layers, ahead, rows, k),
-            "changed": (steps, rows),
-            "block": (steps, rows),
-            "committed": (steps,),
-        }
-        for name, shape in shapes.items():
-            found = getattr(self, name).shape
-            require(found == shape, f"{name} has shape {found}; allowed here: {shape}")
-        self._check_values()
-
-    def _check_values(self) -> None:
+            shape = f"{len(axes)} [{', '.join(axes)}]"
+            require(array.ndim == len(axes), f"{name} has {array.ndim} axes; allowed: {shape}")
+            sizes = dict(zip(axes, array.shape, strict=True)) | sizes
+            wanted = tuple(sizes[axis] for axis in axes)
+            require(
+                array.shape == wanted, f"{name} has shape {array.shape}; allowed here: {wanted}"
+            )
         bad = int((~np.isfinite(self.scores)).sum())
         require(bad == 0, f"scores has {bad} values that are NaN or infinite; allowed: none")
-        for name in ("experts", "foreseen"):
-            found = getattr(self, name)
+        for name, found in (("experts", self.experts), ("foreseen", self.foreseen)):
             low, high = (int(found.min()), int(found.max())) if found.size else (ABSENT, ABSENT)
             require(
                 low >= ABSENT and high < self.n_experts,
@@ -99,24 +90,16 @@ class RoutingTrace:
         current = self.block.min(axis=1)
         return np.diff(current, prepend=current[:1] - 1) != 0
 
-    def _arrays(self) -> dict[str, np.ndarray]:
-        return {name: getattr(self, name) for name in _ARRAYS}
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes one .npz file, whole or not at all."""
-        save_archive(path, self._arrays(), self.settings, FORMAT)
+        arrays = {name: getattr(self, name) for name in _AXES}
+        save_archive(path, arrays, self.settings, FORMAT)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "RoutingTrace":
         """Reads a file that `save` wrote. Raises ValueError for anything else."""
-        arrays, settings = load_archive(
-            path, _ARRAYS, FORMAT, kind="routing trace", short="routing"
-        )
+        arrays, settings = load_archive(path, _AXES, FORMAT, kind="routing trace", short="routing")
         return cls(settings=settings, **arrays)
-
-
-_ROW_AXES = {"experts": 2, "foreseen": 3, "changed": 1, "block": 1}
-_ARRAYS = [field.name for field in fields(RoutingTrace) if field.name != "settings"]
 
 
 def loads_of(experts: Int[np.ndarray, "*lead R k"], n_experts: int) -> Int[np.ndarray, "*lead E"]:
@@ -134,14 +117,15 @@ def joined(traces: Sequence[RoutingTrace]) -> RoutingTrace:
     """Returns runs of one model as one trace, one after another; blocks go on counting."""
     rows = max(trace.block.shape[1] for trace in traces)
     fills: dict[str, Any] = {"experts": ABSENT, "foreseen": ABSENT, "changed": True}
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in _ARRAYS}
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in _AXES}
     first = 0
     for trace in traces:
-        for name, array in trace._arrays().items():
-            axis = _ROW_AXES.get(name)
-            widths = [(0, rows - size if at == axis else 0) for at, size in enumerate(array.shape)]
-            parts[name].append(np.pad(array, widths, constant_values=fills.get(name, 0)))
-        padded = np.arange(rows) >= trace.block.shape[1]
+        missing = rows - trace.block.shape[1]
+        for name, axes in _AXES.items():
+            widths = [(0, missing * (axis == "R")) for axis in axes]
+            padded = np.pad(getattr(trace, name), widths, constant_values=fills.get(name, 0))
+            parts[name].append(padded)
+        padded = np.arange(rows) >= rows - missing
         parts["block"][-1] += first + padded * trace.block.min(axis=1)[:, None].astype(np.int32)
         first = int(parts["block"][-1].max()) + 1
     arrays = {name: np.concatenate(each) for name, each in parts.items()}

@@ -1,4 +1,5 @@
-"""One layer's experts on three timelines: the CPU, the accelerator, and the transfers between.
+"""One layer's experts on three timelines: the CPU, the accelerator, and the transfers between; and
+what an expert costs on each.
 
 Whatever the rule, a plan has one form. The k missing experts of highest load are transferred and
 run on the accelerator, the other missing ones run on the CPU, and so do the j resident experts of
@@ -7,14 +8,51 @@ as many is faster. An expert that is on its way already may run on either side. 
 all plans is a search over k, j and that side: `fastest`, by which policies are bounded.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.experts.costs import ExpertCosts
+from llada_jax.config import require, require_numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertCosts:
+    """Seconds, for the experts of one model on one machine (arXiv 2504.05897, section III).
+
+    The accelerator takes the same time for an expert whatever its load (up to its row tile), and so
+    does moving one; the CPU's time grows linearly with the load.
+    """
+
+    cpu_expert: float
+    """An expert on the CPU, beside its rows: reading its weights."""
+    cpu_row: float
+    """Each row of an expert on the CPU."""
+    cpu_few_row: float = math.inf
+    """Each row with a kernel that reads all weights for every row, taken where it is faster."""
+    cpu_first: float
+    """What the first expert of a layer on the CPU takes longer: cold caches, waking the threads."""
+    accelerator: float
+    """An expert on the accelerator."""
+    transfer: float
+    """Bringing an expert to the accelerator."""
+    dense: float
+    """The rest of a layer, on the accelerator, before its router is known."""
+
+    def __post_init__(self) -> None:
+        for name in ("accelerator", "transfer", "cpu_few_row"):
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; allowed: above 0 seconds")
+        require_numbers(self, "cpu_expert", "cpu_row", "cpu_first", "dense", least=0)
+
+    def cpu(self, loads: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """Returns the seconds of experts on the CPU, by their loads."""
+        many = self.cpu_expert + self.cpu_row * loads
+        return many if math.isinf(self.cpu_few_row) else np.minimum(many, self.cpu_few_row * loads)
 
 
 class Link(NamedTuple):
@@ -43,15 +81,19 @@ Scheduler = Callable[..., Schedule]
 """`scheduler(loads, resident, costs, link=IDLE)` of arrays [E]."""
 
 
-class _Queues(NamedTuple):
-    """Active experts by falling load. One that arrives stands apart: it is neither yet."""
+class _Queue(NamedTuple):
+    """Active experts by falling load, and their seconds on the CPU."""
 
-    resident: list[int]
-    resident_cpu: Float[np.ndarray, " C"]
-    missing: list[int]
-    missing_cpu: Float[np.ndarray, " U"]
-    arriving: list[int]
-    arriving_cpu: float
+    experts: list[int]
+    cpu: Float[np.ndarray, " n"]
+
+
+class _Queues(NamedTuple):
+    """All active experts. One that arrives stands apart: it is neither resident nor missing."""
+
+    resident: _Queue
+    missing: _Queue
+    arriving: _Queue
 
 
 class _Split(NamedTuple):
@@ -72,14 +114,9 @@ def _queues(
     active = np.flatnonzero(loads)
     active = active[np.argsort(-loads[active], kind="stable")]
     seconds = costs.cpu(loads[active])
-    here = resident[active]
-    away = ~here
     arrives = active == (-1 if link.arriving is None else link.arriving)
-    here, away = here & ~arrives, away & ~arrives
-    return _Queues(
-        active[here].tolist(), seconds[here], active[away].tolist(), seconds[away],
-        active[arrives].tolist(), float(seconds[arrives].sum()),
-    )  # fmt: skip
+    here, away = resident[active] & ~arrives, ~(resident[active] | arrives)
+    return _Queues(*(_Queue(active[on].tolist(), seconds[on]) for on in (here, away, arrives)))
 
 
 def _scheduler(rule: _Rule) -> Scheduler:
@@ -93,25 +130,20 @@ def _scheduler(rule: _Rule) -> Scheduler:
         link: Link = IDLE,
     ) -> Schedule:
         queues = _queues(loads, resident, costs, link)
+        here, missing, arriving = queues
         moved, stolen, takes_arriving = rule(queues, costs, link)
-        kept = len(queues.resident) - stolen
-        waits, cpu_arriving = ([], queues.arriving) if takes_arriving else (queues.arriving, [])
-        cpu = queues.missing[moved:][::-1] + cpu_arriving + queues.resident[kept:][::-1]
-        accelerator = queues.resident[:kept] + waits + queues.missing[:moved]
-        on_cpu = float(queues.missing_cpu[moved:].sum() + queues.resident_cpu[kept:].sum())
-        on_cpu += queues.arriving_cpu * takes_arriving
-        last_arrival = _last_arrival(np.asarray(moved), costs, link, len(waits))
-        return Schedule(
-            cpu,
-            accelerator,
-            queues.missing[:moved],
-            max(
-                on_cpu + costs.cpu_first if cpu else 0.0,
-                len(accelerator) * costs.accelerator,
-                float(last_arrival),
-            ),
-            link.free + moved * costs.transfer,
-        )
+        kept = len(here.experts) - stolen
+        waits = [] if takes_arriving else arriving.experts
+        taken = arriving.experts if takes_arriving else []
+        cpu = missing.experts[moved:][::-1] + taken + here.experts[kept:][::-1]
+        transferred = missing.experts[:moved]
+        accelerator = here.experts[:kept] + waits + transferred
+        on_cpu = float(missing.cpu[moved:].sum() + here.cpu[kept:].sum())
+        on_cpu += float(arriving.cpu.sum()) * takes_arriving
+        on_cpu += costs.cpu_first if cpu else 0.0
+        last_arrival = float(_last_arrival(np.asarray(moved), costs, link, len(waits)))
+        seconds = max(on_cpu, len(accelerator) * costs.accelerator, last_arrival)
+        return Schedule(cpu, accelerator, transferred, seconds, link.free + moved * costs.transfer)
 
     return schedule
 
@@ -124,25 +156,25 @@ def earliest_finish(queues: _Queues, costs: ExpertCosts, link: Link) -> _Split:
     lowest load first, and when none is left steals resident ones, lowest load first; the link moves
     missing experts, highest load first (arXiv 2504.05897, section IV-B).
     """
-    resident_cpu, missing_cpu = queues.resident_cpu.tolist(), queues.missing_cpu.tolist()
+    resident_cpu, missing_cpu = queues.resident.cpu.tolist(), queues.missing.cpu.tolist()
     step, move = costs.accelerator, costs.transfer
     first, last = 0, len(resident_cpu)  # the accelerator takes from the front, the CPU steals
     moved, left = 0, len(missing_cpu)  # the link takes from the front, the CPU from the back
-    waiting = [link.free] * len(queues.arriving)  # when experts on the link arrive
+    waiting = [link.free] * len(queues.arriving.experts)  # when experts on the link arrive
     fetched = 0
     accelerator, cpu, link_end = 0.0, costs.cpu_first, link.free
     never = float("inf")
     while True:
-        if fetched < len(waiting) and (first == last or waiting[fetched] <= accelerator):
+        here = first < last
+        takes_fetched = fetched < len(waiting) and (not here or waiting[fetched] <= accelerator)
+        if takes_fetched:
             by_accelerator = max(accelerator, waiting[fetched]) + step
-            takes_fetched = True
         else:
-            by_accelerator = accelerator + step if first < last else never
-            takes_fetched = False
+            by_accelerator = accelerator + step if here else never
         if moved < left:
             by_cpu, by_link = cpu + missing_cpu[left - 1], link_end + move
         else:
-            by_cpu, by_link = cpu + resident_cpu[last - 1] if first < last else never, never
+            by_cpu, by_link = cpu + resident_cpu[last - 1] if here else never, never
         if by_accelerator <= by_cpu and by_accelerator <= by_link:
             if by_accelerator == never:
                 break
@@ -165,18 +197,18 @@ def earliest_finish(queues: _Queues, costs: ExpertCosts, link: Link) -> _Split:
 @_scheduler
 def fastest(queues: _Queues, costs: ExpertCosts, link: Link) -> _Split:
     """Takes the plan that ends first, of all; of equals the one with the fewest transfers."""
-    n_missing, n_resident = len(queues.missing), len(queues.resident)
+    n_missing, n_resident = len(queues.missing.experts), len(queues.resident.experts)
     moved = np.arange(n_missing + 1)[:, None]
     stolen = np.arange(n_resident + 1)
     beside = (
-        _sums_from_the_end(queues.missing_cpu)[:, None]
-        + _sums_from_the_end(queues.resident_cpu)[::-1]
+        _sums_from_the_end(queues.missing.cpu)[:, None]
+        + _sums_from_the_end(queues.resident.cpu)[::-1]
     )
     ends = []
-    for taken in range(len(queues.arriving) + 1):
-        on_cpu = beside + queues.arriving_cpu * taken
+    for taken in range(len(queues.arriving.experts) + 1):
+        on_cpu = beside + queues.arriving.cpu.sum() * taken
         on_cpu += np.where((moved < n_missing) | (stolen > 0) | (taken > 0), costs.cpu_first, 0.0)
-        waits = len(queues.arriving) - taken
+        waits = len(queues.arriving.experts) - taken
         on_accelerator = np.maximum(
             (n_resident - stolen + moved + waits) * costs.accelerator,
             _last_arrival(moved, costs, link, waits),
@@ -195,7 +227,7 @@ def resident_or_cpu(queues: _Queues, costs: ExpertCosts, link: Link) -> _Split:
 @_scheduler
 def all_on_accelerator(queues: _Queues, costs: ExpertCosts, link: Link) -> _Split:
     """Transfers whatever is missing; the CPU runs nothing (AdapMoE)."""
-    return _Split(len(queues.missing), 0)
+    return _Split(len(queues.missing.experts), 0)
 
 
 def _sums_from_the_end(seconds: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n+1"]:
@@ -219,5 +251,6 @@ def _last_arrival(
     return ends
 
 
-_BY_NAME = (earliest_finish, resident_or_cpu, all_on_accelerator)
-SCHEDULERS: dict[str, Scheduler] = {each.__name__: each for each in _BY_NAME}
+SCHEDULERS: dict[str, Scheduler] = {
+    each.__name__: each for each in (earliest_finish, resident_or_cpu, all_on_accelerator)
+}

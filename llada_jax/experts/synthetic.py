@@ -48,10 +48,6 @@ class RoutingStatistics:
         shared = self.popular + self.topic + self.jitter
         require(shared <= 1, f"popular + topic + jitter is {shared}; allowed: up to 1")
 
-    @property
-    def own(self) -> float:
-        return 1 - self.popular - self.topic - self.jitter
-
 
 STATISTICS = {
     # 69.5 of 256 experts a step (dMoE, arXiv 2605.30876) fix the topic, the cosine 0.985 of
@@ -100,11 +96,17 @@ class _Preferences:
     def logits(self) -> Float[np.ndarray, "N R E"]:
         """Returns the router's logits of a step."""
         variances = self._statistics
+        own = 1 - variances.popular - variances.topic - variances.jitter
         shared = np.sqrt(variances.popular) * self._popular + np.sqrt(variances.topic) * self._topic
-        logits = shared[:, None] + np.sqrt(variances.own) * self._own
+        logits = shared[:, None] + np.sqrt(own) * self._own
         if variances.jitter:
             logits = logits + np.sqrt(variances.jitter) * self._normal(*logits.shape)
         return logits.astype(np.float32)
+
+    def next_token(self) -> Float[np.ndarray, "N R E"]:
+        """Goes on by a token, of which these are the logits."""
+        self.change_topic()
+        return self.logits()
 
 
 def denoising_trace(
@@ -148,7 +150,7 @@ def decoding_trace(
     """Decodes as an autoregressive model: one row a step, a new token each time."""
     require(tokens > 0, f"tokens is {tokens}; allowed: 1 or more")
     text = _Preferences(shape, statistics, seed, 1)
-    steps = [(row, 0, np.ones(1, bool), 1) for row in _successive_rows(text, tokens)]
+    steps = [(text.next_token(), 0, np.ones(1, bool), 1) for _ in range(tokens)]
     return _trace(text.rng, shape, steps, "decoding", seed)
 
 
@@ -158,21 +160,11 @@ def prefill_trace(
     """Prefills a prompt a step: each row draws its topic's correlate of the row before."""
     require(prompts > 0 and tokens > 0, f"prompts, tokens are {prompts}, {tokens}; allowed: 1 up")
     text = _Preferences(shape, statistics, seed, 1)
-    rows = _successive_rows(text, prompts * tokens)
-    steps = [
-        (np.concatenate(rows[i * tokens :][:tokens], axis=1), i, np.ones(tokens, bool), 0)
-        for i in range(prompts)
-    ]
+    steps = []
+    for prompt in range(prompts):
+        rows = [text.next_token() for _ in range(tokens)]
+        steps.append((np.concatenate(rows, axis=1), prompt, np.ones(tokens, bool), 0))
     return _trace(text.rng, shape, steps, "prefill", seed)
-
-
-def _successive_rows(text: _Preferences, count: int) -> list[Float[np.ndarray, "N 1 E"]]:
-    """Returns the logits of tokens of one text, one after another."""
-    rows = []
-    for _ in range(count):
-        text.change_topic()
-        rows.append(text.logits())
-    return rows
 
 
 def _trace(

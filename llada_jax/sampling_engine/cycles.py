@@ -4,7 +4,6 @@ Modelled, not measured.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, get_args
 
@@ -14,15 +13,11 @@ from llada_jax.sampling_engine.instructions import (
     INSTRUCTION_SET,
     PREFETCH_ROWS,
     Column,
-    Instruction,
-    Loop,
-    Node,
     Unit,
-    nested,
+    loops,
 )
-from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
-from llada_jax.sampling_engine.sampling import Mode, Sampling
+from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
 SCALES_BYTES = 64
 """One request for the scales of a row of MX logits, as the published simulator counts them: too few
@@ -85,7 +80,10 @@ def time_program(
     require_choice("column", column, Column)
     vlen, ran, traffic = program.engine.vlen, Counter[str](), 0
     spent = dict.fromkeys(get_args(Unit), 0.0)
-    for instruction, times in _repeated(nested(program.instructions)):
+    starts, times = loops(program.instructions), 1
+    for place, instruction in enumerate(program.instructions):
+        if place in starts:  # a loop begins and ends once
+            times //= program.instructions[starts[place]].operand("count")
         spec = INSTRUCTION_SET[instruction.name]
         built = column != "pipelined" or spec.pipelined is not None
         require(built, f"{instruction.name} is not in hardware")
@@ -95,18 +93,8 @@ def time_program(
             size = rows * row_bytes(vlen)
             spent["memory"] += times * hbm.load(size)
             traffic += times * size
+        times *= instruction.operand("count") or 1
     return Timing(Cycles(**spent), traffic, ran)
-
-
-def _repeated(nodes: Sequence[Node], times: int = 1) -> Iterator[tuple[Instruction, int]]:
-    """Yields instructions, each with how often it runs."""
-    for node in nodes:
-        if isinstance(node, Loop):
-            yield Instruction("C_LOOP_START", (node.counter, node.count)), times
-            yield from _repeated(node.body, times * node.count)
-            yield Instruction("C_LOOP_END", (node.counter,)), times
-        else:
-            yield node, times
 
 
 # The two constants of HBM, and what they were fitted to.

@@ -62,10 +62,24 @@ def store_logits(
 
 
 def run_sampler(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Decisions:
-    """Runs a program on the functional machine, as `loaded` prepares it."""
+    """Runs a program on the functional machine, as `loaded` prepares it, and reads what became of
+    the block."""
     machine = loaded(program, inputs, hbm)
     machine.run(program.instructions)
-    return decided(program, machine)
+    (batch, rows), memory_map = inputs.tokens.shape, program.memory_map
+
+    def integers(start: int) -> Ints:
+        return machine.int[start : start + batch * rows].astype(np.int32).reshape(batch, rows)
+
+    def lanes(row: int) -> Floats:
+        return machine.vector[row : row + batch, :rows]
+
+    return Decisions(
+        tokens=integers(memory_map.tokens),
+        predictions=integers(memory_map.predictions),
+        transfer=lanes(memory_map.transfer) != 0,
+        keys=lanes(memory_map.confidence),
+    )
 
 
 def loaded(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Machine:
@@ -78,39 +92,17 @@ def loaded(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Ma
     """
     sampling, memory_map = program.sampling, program.memory_map
     block = (sampling.batch, sampling.rows)
-    for name, array, shape in (
-        ("tokens", inputs.tokens, block),
-        ("open", inputs.open, block),
-        ("k", inputs.k, block[:1]),
-    ):
-        require(array.shape == shape, f"{name} has shape {array.shape}; allowed: {shape}")
-    for k in (int(inputs.k.min()), int(inputs.k.max())):
+    for name, shape in (("tokens", block), ("open", block), ("k", block[:1])):
+        found = getattr(inputs, name).shape
+        require(found == shape, f"{name} has shape {found}; allowed: {shape}")
+    for k in inputs.k.tolist():
         require(0 <= k <= sampling.rows, f"k is {k}; allowed: 0 to rows ({sampling.rows})")
 
     machine = Machine(program.engine, hbm)
     masks = slice(memory_map.mask, memory_map.mask + sampling.batch)
     machine.vector[masks, : sampling.rows] = inputs.open
     positions = sampling.batch * sampling.rows
-    machine.int[memory_map.tokens : memory_map.tokens + positions] = inputs.tokens.ravel().tolist()
-    machine.int[memory_map.k : memory_map.k + inputs.k.size] = inputs.k.tolist()
+    machine.int[memory_map.tokens : memory_map.tokens + positions] = inputs.tokens.ravel()
+    machine.int[memory_map.k : memory_map.k + inputs.k.size] = inputs.k
     machine.fp[memory_map.lowest] = -largest(program.engine.vector_format)
     return machine
-
-
-def decided(program: SamplerProgram, machine: Machine) -> Decisions:
-    """Reads what became of the block."""
-    sampling, memory_map = program.sampling, program.memory_map
-    block, positions = (sampling.batch, sampling.rows), sampling.batch * sampling.rows
-
-    def integers(start: int) -> Ints:
-        return np.array(machine.int[start : start + positions], np.int32).reshape(block)
-
-    def lanes(row: int) -> Floats:
-        return machine.vector[row : row + sampling.batch, : sampling.rows]
-
-    return Decisions(
-        tokens=integers(memory_map.tokens),
-        predictions=integers(memory_map.predictions),
-        transfer=lanes(memory_map.transfer) != 0,
-        keys=lanes(memory_map.confidence),
-    )

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 from llada_jax.config import require
 
@@ -17,6 +17,8 @@ Unit = Literal["vector", "memory", "scalar", "control"]
 Column = Literal["calibrated", "pipelined"]
 
 REGISTERS = {"gp": 16, "fp": 8}
+PREFIX = {"gp": "gp", "fp": "f", "imm": ""}
+"""Of an operand in a program's text, by its kind."""
 PREFETCH_ROWS = 4
 """Rows of one prefetch, `HBM_V_Prefetch_Amount` of the published settings."""
 WORD_BITS, OPCODE_BITS, REGISTER_BITS = 32, 6, 4
@@ -52,8 +54,10 @@ class Spec:
             own = (self.pipelined or 0) + self.a_level * math.ceil(math.log2(vlen))
         return own + length * self.per_element
 
-    def numbers(self, operand: str) -> range:
-        """Returns what an immediate may be: the word's bits that opcode and registers leave."""
+    def values(self, operand: str) -> range:
+        """Returns what an operand may be; a number has the bits that opcode and registers leave."""
+        if self.operands[operand] in REGISTERS:
+            return range(REGISTERS[self.operands[operand]])
         size = 1 << WORD_BITS - OPCODE_BITS - REGISTER_BITS * self.registers
         signed = operand not in LEAST
         return range(-size // 2, size // 2) if signed else range(LEAST[operand], size)
@@ -81,25 +85,13 @@ class Instruction(NamedTuple):
         return named.get(name, 0)
 
 
-class Loop(NamedTuple):
-    """A body that runs `count` times."""
-
-    counter: int
-    count: int
-    body: "tuple[Node, ...]"
-
-
-Node: TypeAlias = Instruction | Loop
-
-
 def render(instructions: Sequence[Instruction]) -> str:
     """Writes one instruction a line, bodies of loops indented: `V_EXP_V gp3, gp3`."""
-    prefix = {"gp": "gp", "fp": "f", "imm": ""}
     lines, depth = [], 0
     for name, operands in instructions:
         depth -= name == "C_LOOP_END"
         kinds = INSTRUCTION_SET[name].operands.values()
-        words = (f"{prefix[kind]}{value}" for kind, value in zip(kinds, operands, strict=True))
+        words = (f"{PREFIX[kind]}{value}" for kind, value in zip(kinds, operands, strict=True))
         lines.append("  " * depth + f"{name} {', '.join(words)}")
         depth += name == "C_LOOP_START"
     return "\n".join(lines) + "\n"
@@ -109,16 +101,13 @@ def encode(instructions: Sequence[Instruction]) -> list[int]:
     """Returns a program as words: opcode, registers, number, from the lowest bit on.
 
     The end of a loop has the place of the loop's first word, as the sequencer wants it. Raises
-    ValueError for what `nested` refuses.
+    ValueError for what `loops` refuses.
     """
-    nested(instructions)
+    starts = loops(instructions)
     words: list[int] = []
-    begun: list[int] = []
     for name, operands in instructions:
-        if name == "C_LOOP_START":
-            begun.append(len(words) + 1)
-        elif name == "C_LOOP_END":
-            operands = (*operands, begun.pop())
+        if name == "C_LOOP_END":
+            operands = (*operands, starts[len(words)] + 1)
         spec, place = INSTRUCTION_SET[name], OPCODE_BITS
         word = spec.opcode
         for i, value in enumerate(operands):
@@ -129,52 +118,39 @@ def encode(instructions: Sequence[Instruction]) -> list[int]:
     return words
 
 
-def nested(instructions: Sequence[Instruction]) -> tuple[Node, ...]:
-    """Checks the instructions, and returns them with loops as `Loop`s.
+def loops(instructions: Sequence[Instruction]) -> dict[int, int]:
+    """Checks a program, and returns the place of each loop's start by that of its end.
 
     Raises ValueError for an unknown instruction, bad operands, or loops that do not match.
     """
-    levels: list[list[Node]] = [[]]
-    begun: list[tuple[int, ...]] = []
-    for instruction in instructions:
-        _check(instruction)
-        if instruction.name == "C_LOOP_START":
-            begun.append(instruction.operands)
-            levels.append([])
-        elif instruction.name == "C_LOOP_END":
+    starts: dict[int, int] = {}
+    begun: list[tuple[int, int]] = []
+    for place, (name, operands) in enumerate(instructions):
+        _check(name, operands)
+        if name == "C_LOOP_START":
+            begun.append((place, operands[0]))
+        elif name == "C_LOOP_END":
             require(bool(begun), "C_LOOP_END without C_LOOP_START")
-            (counter, count), (ended,) = begun.pop(), instruction.operands
-            require(counter == ended, f"C_LOOP_START gp{counter} ends with C_LOOP_END gp{ended}")
-            body = tuple(levels.pop())
-            levels[-1].append(Loop(counter, count, body))
-        else:
-            levels[-1].append(instruction)
-    require(not begun, f"C_LOOP_START gp{begun[-1][0] if begun else 0} has no C_LOOP_END")
-    return tuple(levels[0])
+            starts[place], counter = begun.pop()
+            wanted = f"C_LOOP_START gp{counter} ends with C_LOOP_END gp{operands[0]}"
+            require(operands[0] == counter, wanted)
+    require(not begun, f"C_LOOP_START gp{begun[-1][1] if begun else 0} has no C_LOOP_END")
+    return starts
 
 
-def _check(instruction: Instruction) -> None:
-    """Raises ValueError for an unknown name, a wrong number of operands, or no such register."""
-    name, operands = instruction
+def _check(name: str, operands: tuple[int, ...]) -> None:
+    """Raises ValueError for an unknown name, a wrong number of operands, or what none can be."""
     require(
         name in INSTRUCTION_SET, f"instruction is {name!r}; allowed: {', '.join(INSTRUCTION_SET)}"
     )
-    named = INSTRUCTION_SET[name].operands
-    require(
-        len(operands) == len(named),
-        f"{name} has {len(operands)} operands; "
-        f"allowed: {', '.join(f'{operand}:{kind}' for operand, kind in named.items())}",
-    )
-    for (operand, kind), value in zip(named.items(), operands, strict=True):
-        if kind == "imm":
-            allowed = INSTRUCTION_SET[name].numbers(operand)
-            require(
-                value in allowed,
-                f"{operand} of {name} is {value}; allowed: {allowed[0]} to {allowed[-1]}",
-            )
-        else:
-            last = REGISTERS[kind] - 1
-            require(
-                0 <= value <= last,
-                f"{operand} of {name} is {kind}{value}; allowed: {kind}0 to {kind}{last}",
-            )
+    spec = INSTRUCTION_SET[name]
+    wanted = ", ".join(map(":".join, spec.operands.items()))
+    count = len(operands)
+    require(count == len(spec.operands), f"{name} has {count} operands; allowed: {wanted}")
+    for (operand, kind), value in zip(spec.operands.items(), operands, strict=True):
+        prefix, allowed = PREFIX[kind], spec.values(operand)
+        require(
+            value in allowed,
+            f"{operand} of {name} is {prefix}{value}; "
+            f"allowed: {prefix}{allowed[0]} to {prefix}{allowed[-1]}",
+        )

@@ -14,14 +14,9 @@ from numpy.typing import NDArray
 
 from llada_jax.config import require
 from llada_jax.sampling_engine.formats import Floats, StoredLogits, rounded, sanitized
-from llada_jax.sampling_engine.instructions import REGISTERS, Instruction, Loop, Node, nested
-from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.instructions import REGISTERS, Instruction, loops
+from llada_jax.sampling_engine.sampling import Domain, EngineConfig
 
-_OF_ROWS: Mapping[str, Callable[..., Floats]] = {
-    "V_EXP_V": partial(np.exp, dtype=np.float64),
-    "V_ADD_VV": np.add,
-}
-"""What an instruction writes of the rows that its other operands point to."""
 _OF_SCALARS: Mapping[str, Callable[..., float]] = {
     "S_RECI_FP": lambda a: 1 / a if a else 0.0,
     "S_EXP_FP": lambda a: float(np.exp(a)),
@@ -29,13 +24,13 @@ _OF_SCALARS: Mapping[str, Callable[..., float]] = {
     "S_SUB_FP": operator.sub,
     "S_MUL_FP": operator.mul,
 }
-"""The same of floating-point registers."""
+"""What an instruction makes of the floating-point registers that are its other operands."""
 
 
 class Machine:
     """Registers, memories and HBM of one engine.
 
-    An instruction that is in neither table above is a method, named in small letters after an
+    An instruction that is not in the table above is a method, named in small letters after an
     underscore: its arguments are the operands, register numbers and immediates.
 
     Attributes:
@@ -45,9 +40,9 @@ class Machine:
     def __init__(self, engine: EngineConfig, hbm: StoredLogits) -> None:
         self.engine = engine
         self.hbm = hbm
-        self.vector = np.zeros((engine.memory("vector").words, engine.vlen), np.float32)
-        self.fp = [0.0] * engine.memory("fp").words
-        self.int = [0] * engine.memory("int").words
+        self.vector = np.zeros((engine.words("vector"), engine.vlen), np.float32)
+        self.fp = np.zeros(engine.words("fp"), np.float32)
+        self.int = np.zeros(engine.words("int"), np.int64)
         self._gp = [0] * REGISTERS["gp"]
         self._f = [0.0] * REGISTERS["fp"]
         self._lanes = engine.vlen
@@ -55,35 +50,19 @@ class Machine:
     def run(self, instructions: Sequence[Instruction]) -> None:
         """Executes a program.
 
-        Raises ValueError for what `nested` refuses, and for an address outside its memory.
+        Raises ValueError for what `loops` refuses, and for an address outside its memory.
         """
+        starts, place = loops(instructions), 0
+        actions = [self._action(instruction) for instruction in instructions]
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            self._block(nested(instructions))()
-
-    def _block(self, nodes: Sequence[Node]) -> Callable[[], None]:
-        actions = [self._loop(n) if isinstance(n, Loop) else self._action(n) for n in nodes]
-
-        def block() -> None:
-            for action in actions:
-                action()
-
-        return block
-
-    def _loop(self, loop: Loop) -> Callable[[], None]:
-        body = self._block(loop.body)
-
-        def repeat() -> None:
-            for left in range(loop.count, 0, -1):
-                self._gp[loop.counter] = left
-                body()
-            self._gp[loop.counter] = 0
-
-        return repeat
+            while place < len(actions):
+                actions[place]()
+                if place in starts and self._gp[instructions[place].operands[0]]:
+                    place = starts[place]
+                place += 1
 
     def _action(self, instruction: Instruction) -> Callable[[], None]:
         name, operands = instruction
-        if name in _OF_ROWS:
-            return partial(self._compute_row, _OF_ROWS[name], *operands)
         if name in _OF_SCALARS:
             return partial(self._compute_scalar, _OF_SCALARS[name], *operands)
         return partial(getattr(self, f"_{name.lower()}"), *operands)
@@ -98,20 +77,20 @@ class Machine:
             )
         return slice(address, address + length)
 
+    def _words(self, domain: Domain, register: int, offset: int = 0, length: int = 1) -> np.ndarray:
+        """Returns words of a memory from where a register points; they may be written to."""
+        memory = getattr(self, domain)
+        return memory[self._inside(domain, self._gp[register] + offset, length, len(memory))]
+
+    def _first_lanes(self, length: int) -> slice:
+        return self._inside("vector lanes", 0, length, self._lanes)
+
     def _row(self, register: int) -> Floats:
         """Returns the lanes in use of the vector row that a register points to."""
-        address = self._gp[register]
-        self._inside("vector", address, 1, len(self.vector))
-        return self.vector[address, : self._lanes]
+        return self._words("vector", register)[0, : self._lanes]
 
     def _store(self, to: int, numbers: Floats) -> None:
         self._row(to)[:] = rounded(numbers, self.engine.vector_format)
-
-    def _fp_words(self, address: int, offset: int = 0, length: int = 1) -> slice:
-        return self._inside("fp", self._gp[address] + offset, length, len(self.fp))
-
-    def _int_words(self, address: int, offset: int = 0, length: int = 1) -> slice:
-        return self._inside("int", self._gp[address] + offset, length, len(self.int))
 
     def _write_int(self, register: int, value: int) -> None:
         if register:
@@ -122,9 +101,6 @@ class Machine:
             self._f[register] = float(np.float32(value))
 
     # Vector unit.
-
-    def _compute_row(self, compute: Callable[..., Floats], to: int, *rows: int) -> None:
-        self._store(to, compute(*map(self._row, rows)))
 
     def _v_red_max_idx(self, index: int, row: int, base: int, best: int) -> None:
         lane, top = first_maximum(self._row(row))
@@ -146,8 +122,14 @@ class Machine:
     def _v_sub_vf(self, to: int, row: int, scalar: int) -> None:
         self._store(to, self._row(row) - np.float32(self._f[scalar]))
 
+    def _v_add_vv(self, to: int, a: int, b: int) -> None:
+        self._store(to, self._row(a) + self._row(b))
+
+    def _v_exp_v(self, to: int, row: int) -> None:
+        self._store(to, np.exp(self._row(row), dtype=np.float64))
+
     def _v_topk_mask(self, to: int, row: int, mask: int, k: int, length: int) -> None:
-        lanes, count = self._inside("vector lanes", 0, length, self._lanes), self._gp[k]
+        lanes, count = self._first_lanes(length), self._gp[k]
         require(0 <= count <= length, f"V_TOPK_MASK has k {count}; allowed: 0 to {length}")
         keys = np.where(self._row(mask) != 0, self._row(row), np.float32(0))[lanes]
         chosen, target = top_k_mask(keys, count), self._row(to)
@@ -155,11 +137,9 @@ class Machine:
         target[lanes] = chosen
 
     def _s_select_int(self, to: int, a: int, b: int, mask: int, length: int) -> None:
-        chosen = self._row(mask)[self._inside("vector lanes", 0, length, self._lanes)] != 0
-        first, second = (self.int[self._int_words(source, 0, length)] for source in (a, b))
-        self.int[self._int_words(to, 0, length)] = [
-            x if yes else y for yes, x, y in zip(chosen, first, second, strict=True)
-        ]
+        chosen = self._row(mask)[self._first_lanes(length)] != 0
+        first, second, target = (self._words("int", each, 0, length) for each in (a, b, to))
+        target[:] = np.where(chosen, first, second)
 
     # Scalar unit.
 
@@ -167,23 +147,20 @@ class Machine:
         self._write_float(to, compute(*(self._f[register] for register in registers)))
 
     def _s_ld_fp(self, to: int, address: int, offset: int) -> None:
-        (value,) = self.fp[self._fp_words(address, offset)]
-        self._write_float(to, value)
+        self._write_float(to, self._words("fp", address, offset)[0])
 
     def _s_st_fp(self, value: int, address: int, offset: int) -> None:
-        self.fp[self._fp_words(address, offset)] = [self._f[value]]
+        self._words("fp", address, offset)[:] = self._f[value]
 
     def _s_ld_int(self, to: int, address: int, offset: int) -> None:
-        (value,) = self.int[self._int_words(address, offset)]
-        self._write_int(to, value)
+        self._write_int(to, int(self._words("int", address, offset)[0]))
 
     def _s_st_int(self, value: int, address: int, offset: int) -> None:
-        self.int[self._int_words(address, offset)] = [self._gp[value]]
+        self._words("int", address, offset)[:] = self._gp[value]
 
     def _s_map_v_fp(self, to: int, address: int, length: int) -> None:
         numbers = np.zeros(self._lanes, np.float32)
-        words = self.fp[self._fp_words(address, 0, length)]
-        numbers[self._inside("vector lanes", 0, length, self._lanes)] = words
+        numbers[self._first_lanes(length)] = self._words("fp", address, 0, length)
         self._store(to, numbers)
 
     def _s_addi_int(self, to: int, a: int, value: int) -> None:
@@ -193,11 +170,17 @@ class Machine:
 
     def _h_prefetch_v(self, to: int, address: int, rows: int) -> None:
         read = self._inside("HBM", self._gp[address], rows, len(self.hbm.elements))
-        target = self._inside("vector", self._gp[to], rows, len(self.vector))
         loaded = rounded(self.hbm.read(read.start, read.stop), self.engine.vector_format)
-        self.vector[target] = sanitized(loaded, self.engine.vector_format)
+        target = self._words("vector", to, 0, rows)
+        target[:] = sanitized(loaded, self.engine.vector_format)
 
     # Control.
+
+    def _c_loop_start(self, counter: int, count: int) -> None:
+        self._gp[counter] = count
+
+    def _c_loop_end(self, counter: int) -> None:
+        self._gp[counter] -= 1
 
     def _c_set_v_mask(self, lanes: int) -> None:
         self._inside("vector lanes", 0, lanes, self.engine.vlen)
@@ -225,7 +208,6 @@ def tree_sum(numbers: Floats, vlen: int) -> float:
 
 def top_k_mask(keys: Floats, k: int) -> NDArray[np.bool_]:
     """Marks the k largest positive keys; the first wins ties. No NaN enters."""
-    keys = np.where(keys > 0, keys, np.float32(0))
     chosen = np.zeros(len(keys), bool)
-    chosen[np.argsort(-keys, kind="stable")[: max(k, 0)]] = True
+    chosen[np.argsort(-keys, kind="stable")[:k]] = True
     return chosen & (keys > 0)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
+from llada_jax.config import require
 from llada_jax.sampling_engine.instructions import PREFETCH_ROWS, Instruction
-from llada_jax.sampling_engine.memories import EngineConfig, MemoryMap, memory_map_of
-from llada_jax.sampling_engine.sampling import Sampling
+from llada_jax.sampling_engine.sampling import Domain, EngineConfig, Sampling
 
 ZERO = 0
 BATCH, ROW, CHUNK, INNER = range(1, 5)  # counters of loops
@@ -21,6 +21,68 @@ HBM, LOGITS, NOISE, BASE, INDEX, SCALARS, PREDICTION, MASK, K_ADDRESS = range(5,
 K, CONFIDENCE, TRANSFER, TOKEN = BASE, INDEX, LOGITS, SCALARS
 
 F_ZERO, F_LOWEST, F_CHOSEN, F_NOISY, F_BEST, F_TOTAL, F_BEFORE, F_FACTOR = range(8)
+
+
+class MemoryMap(NamedTuple):
+    """First words of everything, and how many words each domain needs.
+
+    Vector memory holds a row per batch row for the transfer mask, the input mask and the
+    confidences, then the logits, over which their exponentials are written. FP memory holds the
+    confidences of one batch row, used again by the next, and the lowest number that vectors have.
+    Integer memory holds tokens, predictions, and k of every batch row.
+    """
+
+    transfer: int
+    mask: int
+    confidence: int
+    logits: int
+    logits_rows: int
+    lowest: int
+    tokens: int
+    predictions: int
+    k: int
+    words: dict[Domain, int]
+
+
+def memory_map_of(sampling: Sampling, engine: EngineConfig) -> MemoryMap:
+    """Lays a program's data out.
+
+    Raises ValueError where they do not fit a memory, or the block does not fit a vector row.
+    """
+    require(
+        sampling.rows <= engine.vlen,
+        f"rows is {sampling.rows}; allowed: up to vlen ({engine.vlen})",
+    )
+    batch, positions = sampling.batch, sampling.batch * sampling.rows
+    row = sampling.vector_rows(engine.vlen)
+    chunk = min(sampling.chunk_rows, row)
+    whole = sampling.mode == "performance"
+    logits_rows = sampling.rows * row if whole else chunk * sampling.stride
+    words: dict[Domain, int] = {
+        "vector": 3 * batch + logits_rows,
+        "fp": sampling.rows + 1,
+        "int": 2 * positions + batch,
+    }
+    for domain, needed in words.items():
+        words_there, word_bytes = engine.words(domain), engine.word_bytes(domain)
+        require(
+            needed <= words_there,
+            f"a {sampling.mode} program needs {needed:,} words of {domain} memory "
+            f"({needed * word_bytes:,} bytes); "
+            f"allowed: up to {words_there:,} ({words_there * word_bytes:,} bytes)",
+        )
+    return MemoryMap(
+        transfer=0,
+        mask=batch,
+        confidence=2 * batch,
+        logits=3 * batch,
+        logits_rows=logits_rows,
+        lowest=sampling.rows,
+        tokens=0,
+        predictions=positions,
+        k=2 * positions,
+        words=words,
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a sampling program is for."""
+"""What a sampling program is for, and the engine that it runs on."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,6 +6,11 @@ from typing import Literal
 from llada_jax.config import require, require_choice, require_counts
 
 Mode = Literal["performance", "edge", "one_pass"]
+Domain = Literal["vector", "fp", "int"]
+VectorFormat = Literal["bfloat16", "float32"]
+
+FORMAT_BYTES = {"bfloat16": 2, "float32": 4}
+SCALAR_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +53,40 @@ class Sampling:
     def tail(self, vlen: int) -> int:
         """Counts the logits in the last of them."""
         return self.vocab - (self.vector_rows(vlen) - 1) * vlen
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Sizes and number formats of one engine, whose memories have words each of their own.
+
+    The defaults are the published table's for VLEN = 2048 (arXiv 2601.20706 v1): 8 MB of vector
+    memory in BF16, 8 kB of integers, and VLEN half words of scalars. Its simulator computes scalars
+    in float16, whose largest number a sum of 126,464 terms may exceed; here they are float32.
+    """
+
+    vlen: int = 2048
+    vector_bytes: int = 8 << 20
+    int_bytes: int = 8 << 10
+    fp_words: int | None = None
+    """None: VLEN, as published."""
+    vector_format: VectorFormat = "bfloat16"
+
+    def __post_init__(self) -> None:
+        require_choice("vector_format", self.vector_format, VectorFormat)
+        require(
+            self.vlen >= 8 and self.vlen & (self.vlen - 1) == 0,
+            f"vlen is {self.vlen}; allowed: a power of two from 8 on",
+        )
+        require_counts(self, "vector_bytes", "int_bytes", "fp_words")
+
+    def word_bytes(self, domain: Domain) -> int:
+        """Returns the bytes of a memory's word; one of vector memory is a row."""
+        of_row = self.vlen * FORMAT_BYTES[self.vector_format]
+        return of_row if domain == "vector" else SCALAR_BYTES
+
+    def words(self, domain: Domain) -> int:
+        """Counts the words of a memory."""
+        if domain == "fp":
+            return self.fp_words or self.vlen
+        size = self.vector_bytes if domain == "vector" else self.int_bytes
+        return size // self.word_bytes(domain)

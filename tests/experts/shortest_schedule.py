@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from llada_jax.config import require
-from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.schedule import IDLE, Link
+from llada_jax.experts.schedule import IDLE, ExpertCosts, Link
 
 MOST_EXPERTS = 6
 

@@ -2,17 +2,15 @@
 
 import numpy as np
 
-from llada_jax.experts.cache import ExpertCache
-from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.prefetch import Swap, gates_ahead, refills, swaps
-from llada_jax.experts.schedule import resident_or_cpu
+from llada_jax.experts.cache import Swap, make_cache, refills, swaps
+from llada_jax.experts.schedule import ExpertCosts, resident_or_cpu
 from tests.experts.test_cache import visit
 
 COSTS = ExpertCosts(
     cpu_expert=3.0, cpu_row=1.0, cpu_first=0.0, accelerator=1.0, transfer=4.0, dense=0.0
 )
 USED = np.array([[[3, 2, 1, 0]], [[3, 2, 0, 0]], [[3, 0, 0, 0]]]).repeat(3, axis=1)
-CACHE = ExpertCache(USED)  # of each layer, 0 is worth most, 3 least
+CACHE = make_cache("static", USED)  # of each layer, 0 is worth most, 3 least
 
 
 def foreseen(*loads):
@@ -40,8 +38,7 @@ def entered(wanted, resident):
 
 def foreseen_swaps(seen, resident, layer=0):
     now = visit(0, [1, 0, 0, 0], layer=layer, foreseen=seen)
-    forecast = gates_ahead(now, len(resident))
-    return entered(swaps(forecast, CACHE, resident, seconds), resident)
+    return entered(swaps(now, CACHE, resident, seconds), resident)
 
 
 def residents(*experts):

@@ -83,7 +83,10 @@ def test_bad_traces_are_refused():
     for arrays, message in [
         ({"scores": nan}, "scores has 1 values that are NaN or infinite; allowed: none"),
         ({"changed": trace.changed[:, :-1]}, r"changed has shape .*; allowed here: "),
-        ({"foreseen": trace.foreseen[:, :, 0]}, r"foreseen has shape .*; allowed here: "),
+        (
+            {"foreseen": trace.foreseen[:, :, 0]},
+            r"foreseen has 4 axes; allowed: 5 \[S, N, A, R, k\]",
+        ),
         ({"experts": trace.experts[0]}, r"experts has 3 axes; allowed: 4 \[S, N, R, k\]"),
         ({"experts": twice}, "a row takes an expert twice; allowed: once"),
         ({"experts": beyond}, "experts are from 0 to 16; allowed: -1 to 15"),

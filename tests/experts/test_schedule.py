@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.schedule import (
     SCHEDULERS,
+    ExpertCosts,
     Link,
     all_on_accelerator,
     earliest_finish,

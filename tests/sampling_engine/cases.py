@@ -6,9 +6,8 @@ import numpy as np
 
 from llada_jax.sampling_engine.host import Decisions, StepInputs, run_sampler, store_logits
 from llada_jax.sampling_engine.instructions import Instruction
-from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.sampling import Mode, Sampling
+from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
 MODES = get_args(Mode)
 

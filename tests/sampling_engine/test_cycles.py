@@ -14,10 +14,9 @@ from llada_jax.sampling_engine.cycles import (
     row_bytes,
     time_program,
 )
-from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction, Loop, nested
-from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction, loops
 from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.sampling import Sampling
+from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
 from tests.sampling_engine.cases import MODES
 
 LOGITS = paper_results.BATCH * paper_results.ROWS * paper_results.VOCAB
@@ -49,15 +48,20 @@ def test_the_published_bandwidth_and_shares():
         assert cycles / timing.cycles.total == pytest.approx(share, rel=0.01)
 
 
-def unrolled(nodes) -> Iterator[Instruction]:
-    for node in nodes:
-        if isinstance(node, Loop):
-            yield Instruction("C_LOOP_START", (node.counter, node.count))
-            for _ in range(node.count):
-                yield from unrolled(node.body)
-            yield Instruction("C_LOOP_END", (node.counter,))
+def unrolled(instructions) -> Iterator[Instruction]:
+    """All that run, one after another; a loop begins and ends once."""
+    starts, place = loops(instructions), 0
+    left = {start: instructions[start].operand("count") for start in starts.values()}
+    while place < len(instructions):
+        start = starts.get(place)
+        if start is not None and left[start] > 1:
+            left[start] -= 1
+            place = start
         else:
-            yield node
+            yield instructions[place]
+            if start is not None:
+                left[start] = instructions[start].operand("count")
+        place += 1
 
 
 @pytest.mark.parametrize(
@@ -72,7 +76,7 @@ def test_summing_up_loops_changes_nothing(mode, column):
     sampling = Sampling(batch=2, rows=6, vocab=500, mode=mode, chunk_rows=5)
     program, hbm = compile_sampler(sampling, EngineConfig(vlen=32)), Hbm(20.0, 30.0)
     now, names = 0.0, Counter()
-    for instruction in unrolled(nested(program.instructions)):
+    for instruction in unrolled(program.instructions):
         names[instruction.name] += 1
         spec = INSTRUCTION_SET[instruction.name]
         now += spec.cycles(column, 32, instruction.operand("length"))

@@ -7,14 +7,12 @@ import pytest
 from llada_jax.sampling_engine.instructions import (
     INSTRUCTION_SET,
     Instruction,
-    Loop,
     encode,
-    nested,
+    loops,
     render,
 )
-from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.sampling import Sampling
+from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
 from tests.sampling_engine.cases import MODES, program
 
 PROGRAM = """\
@@ -30,7 +28,8 @@ def test_instructions_become_text_and_loops():
     back = Instruction("S_ADDI_INT", (3, 3, -2))
     ends = Instruction("C_LOOP_START", (1, 3)), Instruction("C_LOOP_END", (1,))
     assert render([ends[0], subtract, back, ends[1]]) == PROGRAM
-    assert nested(program(PROGRAM)) == (Loop(1, 3, (subtract, back)),)
+    assert program(PROGRAM) == [ends[0], subtract, back, ends[1]]
+    assert loops(program(PROGRAM)) == {3: 0}
 
 
 def test_every_instruction_has_a_meaning_and_a_source():
@@ -57,7 +56,7 @@ def test_numbers_fill_the_word():
         assert kinds.count("imm") <= 1 and kinds.count("imm") + len(kinds) <= 6, name
         for operand, kind in spec.operands.items():
             if kind == "imm":
-                assert spec.numbers(operand).stop <= 1 << 26 - 4 * (len(kinds) - 1)
+                assert spec.values(operand).stop <= 1 << 26 - 4 * (len(kinds) - 1)
 
 
 def test_opcodes_tell_instructions_apart():
@@ -87,7 +86,7 @@ def test_reductions_are_as_deep_as_their_tree():
         ("V_SOFTMAX gp1", r"instruction is 'V_SOFTMAX'; allowed: V_RED_"),
         ("V_EXP_V gp1", r"V_EXP_V has 1 operands; allowed: to:gp, row:gp"),
         ("V_EXP_V gp1, gp16", r"row of V_EXP_V is gp16; allowed: gp0 to gp15"),
-        ("S_ADD_FP f8, f0, f0", r"to of S_ADD_FP is fp8; allowed: fp0 to fp7"),
+        ("S_ADD_FP f8, f0, f0", r"to of S_ADD_FP is f8; allowed: f0 to f7"),
         (
             "C_LOOP_START gp1, 0\nC_LOOP_END gp1",
             r"count of C_LOOP_START is 0; allowed: 1 to 4194303",
@@ -108,4 +107,4 @@ def test_reductions_are_as_deep_as_their_tree():
 )
 def test_what_is_no_program(text, message):
     with pytest.raises(ValueError, match=message):
-        nested(program(text))
+        loops(program(text))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llada_jax.sampling_engine.formats import store
 from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction
 from llada_jax.sampling_engine.machine import Machine, top_k_mask, tree_sum
-from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.sampling import EngineConfig
 from tests.sampling_engine.cases import program
 
 LANES = 16
@@ -143,7 +143,7 @@ def test_between_memories(machine):
     mask = machine.vector[MASK, :3] != 0
     run(machine, "S_MAP_V_FP gp3, gp0, 3\nS_SELECT_INT gp0, gp0, gp3, gp2, 3")
     assert machine.vector[TO].tolist() == [0.75, -2, 3] + [0] * 13
-    assert machine.int[:3] == np.where(mask, (10, 20, 30), (40, 50, 60)).tolist()
+    np.testing.assert_array_equal(machine.int[:3], np.where(mask, (10, 20, 30), (40, 50, 60)))
 
 
 def test_loads(machine):
@@ -154,7 +154,7 @@ def test_loads(machine):
 
 def test_loops_count_down(machine):
     run(machine, "C_LOOP_START gp6, 3\nS_ST_INT gp6, gp6, 4\nC_LOOP_END gp6\nS_ST_INT gp6, gp0, 8")
-    assert machine.int[5:9] == [1, 2, 3, 0]
+    assert machine.int[5:9].tolist() == [1, 2, 3, 0]
 
 
 def test_every_instruction_of_the_set_runs(machine):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.sampling_engine.flips import random_inputs
+from experiments.sampling_engine.format_costs import random_inputs
 from llada_jax.model.head import absorb_chunk, finish_scores, start_scores
 from llada_jax.model.score_rules import ScoreRules, gumbel_noise
 from llada_jax.sampling_engine.host import run_sampler, store_logits

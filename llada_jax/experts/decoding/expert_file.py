@@ -5,11 +5,13 @@ would take memory that no budget counts.
 """
 
 import json
-import math
 import os
 import struct
 import weakref
 import zlib
+from contextlib import suppress
+from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,12 +32,14 @@ _ALIGNMENT = 64
 _MAGIC = b"experts1"
 _TAIL = struct.Struct("<QI8s")
 _BITS: dict[str, Bits] = {"int8": 8, "int4": 4}
-
-
-class _Part(NamedTuple):
-    offset: int
-    shape: tuple[int, ...]
-    dtype: np.dtype
+_ARRAYS: dict[str, list[tuple[type, int | None]]] = {
+    "float32": [(np.float32, 1)],
+    "bfloat16": [(ml_dtypes.bfloat16, 1)],
+    "int8": [(np.int8, 1), (np.float32, None)],
+    "int4": [(np.uint8, 2), (np.float32, INT4_GROUP)],
+}
+"""Of a matrix, its values and the scales of quantized ones: their type, and for how many of a row's
+inputs a number stands; None for all of them."""
 
 
 class ExpertShape(NamedTuple):
@@ -71,31 +75,21 @@ class ExpertShape(NamedTuple):
     @property
     def expert_bytes(self) -> int:
         """Returns the bytes of an expert, in whole pages."""
-        last = self.parts()[-1]
-        return _up(last.offset + math.prod(last.shape) * last.dtype.itemsize, PAGE)
+        return self.record().itemsize
 
-    def parts(self) -> list[_Part]:
-        """Returns the arrays of an expert: values, and the scales of quantized ones, of `gate`,
-        `up` and `down`. Of int4, a byte has one of a row's first half in its low bits and one of
-        its second half, both biased by 8."""
+    def record(self) -> np.dtype:
+        """Returns an expert as the file has it: the arrays of `gate`, `up` and `down`. Of int4, a
+        byte has one of a row's first half in its low bits and one of its second half, both biased
+        by 8."""
         matrices = [(self.expert_width, self.width)] * 2 + [(self.width, self.expert_width)]
-        parts: list[_Part] = []
-        end = 0
-        for rows, columns in matrices:
-            for shape, dtype in self._arrays(rows, columns):
-                parts.append(_Part(_up(end, _ALIGNMENT), shape, dtype))
-                end = parts[-1].offset + math.prod(shape) * dtype.itemsize
-        return parts
-
-    def _arrays(self, rows: int, columns: int) -> list[tuple[tuple[int, ...], np.dtype]]:
-        scale = np.dtype(np.float32)
-        if self.dtype == "int8":
-            return [((rows, columns), np.dtype(np.int8)), ((rows, 1), scale)]
-        if self.dtype == "int4":
-            packed = (rows, columns // 2), np.dtype(np.uint8)
-            return [packed, ((rows, columns // INT4_GROUP), scale)]
-        floats = np.float32 if self.dtype == "float32" else ml_dtypes.bfloat16
-        return [((rows, columns), np.dtype(floats))]
+        formats, offsets, end = [], [], 0
+        for (rows, inputs), (kind, per) in product(matrices, _ARRAYS[self.dtype]):
+            formats.append(np.dtype((kind, (rows, inputs // (per or inputs)))))
+            offsets.append(_up(end, _ALIGNMENT))
+            end = offsets[-1] + formats[-1].itemsize
+        names = [str(i) for i in range(len(formats))]
+        size = _up(end, PAGE)
+        return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
 
 
 def write_experts(
@@ -112,18 +106,18 @@ def write_experts(
       fingerprint: names the model that they belong to.
     """
     shape = ExpertShape.of(config, dtype)
-    sums: list[int] = []
+    record, sums = np.zeros((), shape.record()), []
     with atomic.new_file(path) as part, part.open("wb") as file:
-        for layer in range(config.n_layers):
-            if not is_routed(config, layer):
-                continue
+        for layer in filter(partial(is_routed, config), range(config.n_layers)):
             names = [f"layers.{layer}.ffn.{name}" for name in FeedForward._fields]
             for pieces in zip(*map(weights.rows, names), strict=True):
                 for expert in range(len(jax.tree.leaves(pieces)[0])):
                     one = [jax.tree.map(lambda a, e=expert: np.asarray(a[e]), p) for p in pieces]
-                    record = _record(shape, [_stored(each, dtype) for each in one])
-                    sums.append(zlib.crc32(record))
-                    file.write(record)
+                    arrays = chain.from_iterable(_stored(each, dtype) for each in one)
+                    for i, array in enumerate(arrays):
+                        record[str(i)] = array
+                    sums.append(zlib.crc32(record.tobytes()))
+                    file.write(record.tobytes())
         require(
             len(sums) == shape.n_layers * shape.n_experts,
             f"the weights have {len(sums)} experts; allowed: {shape.n_layers * shape.n_experts}",
@@ -134,15 +128,15 @@ def write_experts(
 
 
 def _stored(piece: Any, dtype: str) -> list[np.ndarray]:
-    """Returns one matrix as the file has it."""
+    """Returns the arrays of one matrix, floats as they are."""
     bits = _BITS.get(dtype)
     if isinstance(piece, QuantArray):
         groups = 1 if bits == 8 else piece.values.shape[-1] // INT4_GROUP
         if piece.values.dtype.name == dtype and piece.scale.shape[-1] == groups:
-            return [_packed(np.asarray(piece.values)), np.asarray(piece.scale, np.float32)]
+            return [_packed(np.asarray(piece.values)), np.asarray(piece.scale)]
         piece = np.asarray(dequantize(piece, np.float32))
     if bits is None:
-        return [piece.astype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)]
+        return [piece]
     values, scale = map(np.asarray, quantize(piece, bits))
     return [_packed(values), scale]
 
@@ -155,15 +149,6 @@ def _packed(values: np.ndarray) -> np.ndarray:
     return first | second << 4
 
 
-def _record(shape: ExpertShape, matrices: list[list[np.ndarray]]) -> bytes:
-    record = np.zeros(shape.expert_bytes, np.uint8)
-    arrays = [array for matrix in matrices for array in matrix]
-    for part, array in zip(shape.parts(), arrays, strict=True):
-        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        record[part.offset : part.offset + raw.size] = raw
-    return record.tobytes()
-
-
 class ExpertFile:
     """The file, open for reading. Every expert is checked when it is read first."""
 
@@ -173,8 +158,8 @@ class ExpertFile:
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(f"no file {path}")
-        described = _described(self.path)
-        self.shape = ExpertShape(**described["shape"])
+        self.shape, described = _described(self.path)
+        self._record = self.shape.record()
         self.fingerprint: str | None = described["fingerprint"]
         self._sums: list[int | None] = described["crc32"]
         self._descriptor = _opened(self.path)
@@ -198,11 +183,7 @@ class ExpertFile:
     def matrices(self, memory: np.ndarray) -> FeedForward:
         """Returns the matrices of an expert in some bytes, as JAX arrays that share the memory on a
         CPU. Of int4, the values are the file's bytes."""
-        views = [
-            memory[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
-            for offset, shape, dtype in self.shape.parts()
-        ]
-        arrays = jax.device_put(views, may_alias=True)
+        arrays = jax.device_put(list(memory.view(self._record)[0]), may_alias=True)
         if self.shape.dtype in _BITS:
             arrays = [QuantArray(*pair) for pair in zip(arrays[::2], arrays[1::2], strict=True)]
         return FeedForward(*arrays)
@@ -210,21 +191,17 @@ class ExpertFile:
 
 def _opened(path: Path) -> int:
     """Opens a file for direct reads, or for others where its file system has none."""
-    plain = os.open(path, os.O_RDONLY)
-    try:
+    with suppress(OSError):
         direct = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
-    except OSError:
-        return plain
-    try:
-        os.preadv(direct, [page_aligned(PAGE)], 0)
-    except OSError:
-        os.close(direct)
-        return plain
-    os.close(plain)
-    return direct
+        try:
+            os.preadv(direct, [page_aligned(PAGE)], 0)
+            return direct
+        except OSError:
+            os.close(direct)
+    return os.open(path, os.O_RDONLY)
 
 
-def _described(path: Path) -> dict[str, Any]:
+def _described(path: Path) -> tuple[ExpertShape, dict[str, Any]]:
     """Reads what stands behind the experts."""
     wrong = f"{path} is no file of experts, or is cut short or damaged"
     size = path.stat().st_size
@@ -238,9 +215,9 @@ def _described(path: Path) -> dict[str, Any]:
     require(zlib.crc32(text) == checksum, wrong)
     described = json.loads(text)
     shape = ExpertShape(**described["shape"])
-    experts = shape.n_layers * shape.n_experts
-    require(size == experts * shape.expert_bytes + length + _TAIL.size, wrong)
-    return described
+    experts = shape.n_layers * shape.n_experts * shape.expert_bytes
+    require(size == experts + length + _TAIL.size, wrong)
+    return shape, described
 
 
 def page_aligned(size: int) -> np.ndarray:

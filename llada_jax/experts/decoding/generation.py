@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,18 +14,13 @@ from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.build.loading import Model
 from llada_jax.config import SamplerConfig, require
 from llada_jax.experts.cache import Visit
-from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
 from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
-from llada_jax.experts.decoding.recording import (
-    RecordedStep,
-    RoutingRecord,
-    recorded,
-    trace_of_steps,
-)
+from llada_jax.experts.decoding.recording import RoutingRecord, recorded, trace_of_steps
 from llada_jax.experts.policy_run import ExpertPolicy, LayerDecision, PolicyRun
-from llada_jax.experts.routing import RoutingTrace, loads_of
+from llada_jax.experts.routing import ABSENT, RoutingTrace, loads_of
+from llada_jax.experts.schedule import ExpertCosts
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import Prompts, with_ids
 from llada_jax.sampler.trace import Event
@@ -42,11 +36,11 @@ def record_routing(
     """
     _require_experts(model)
     config = with_ids(config or SamplerConfig(), model.config)
-    steps: list[RecordedStep] = []
+    steps: list[tuple[RoutingRecord, Rows]] = []
 
     def forward_rows(params: Any, rows: Rows, cache: KVCache) -> RowsOut:
         out, routing = recorded(params, model.config, rows, cache)
-        steps.append(RecordedStep(*jax.tree.map(np.asarray, (routing, rows))))
+        steps.append(jax.tree.map(np.asarray, (routing, rows)))
         return out
 
     result = _decode(model, forward_rows, prompts, config, seed)
@@ -144,34 +138,24 @@ class _Budgeted:
         now, before = jax.tree.map(np.asarray, rows), self._before
         # A block has begun where the window stands elsewhere than in the forward before.
         new_block = before is None or not np.array_equal(now.positions, before.positions)
-        plan = partial(self._plan, now.live.reshape(-1), new_block)
-        self._before = now
+        self._before, live = now, now.live.reshape(-1)
         self.loads.append(np.zeros(self._policy_run.resident.shape, np.int32))
-        return forward_rows_budgeted(params, self._model.config, rows, cache, self._slots, plan)
 
-    def _plan(
-        self,
-        live: np.ndarray,
-        new_block: bool,
-        layer: int,
-        routing: RoutingRecord,
-    ) -> LayerDecision:
-        bad = np.count_nonzero(~np.isfinite(routing.scores[live]))
-        require(
-            bad == 0,
-            f"layer {layer} has {bad} router scores that are NaN or infinite; allowed: none",
-        )
-        experts = np.where(live[:, None], routing.experts, -1)
-        visit = Visit(
-            step=self._step,
-            layer=layer,
-            loads=loads_of(experts, routing.scores.shape[1]),
-            scores=np.asarray(routing.scores)[live].mean(axis=0),
-            foreseen=np.where(live[:, None], routing.foreseen, -1),
-            new_block=new_block,
-        )
-        self.loads[-1][layer] = visit.loads
-        return self._policy_run.run_layer(visit)
+        def plan(layer: int, routing: RoutingRecord) -> LayerDecision:
+            bad = np.count_nonzero(~np.isfinite(routing.scores[live]))
+            require(
+                bad == 0,
+                f"layer {layer} has {bad} router scores that are NaN or infinite; allowed: none",
+            )
+            asked = routing.experts, routing.foreseen
+            experts, foreseen = (np.where(live[:, None], each, ABSENT) for each in asked)
+            loads = loads_of(experts, routing.scores.shape[1])
+            scores = np.asarray(routing.scores)[live].mean(axis=0)
+            self.loads[-1][layer] = loads
+            visit = Visit(self._step, layer, loads, scores, foreseen, new_block)
+            return self._policy_run.run_layer(visit)
+
+        return forward_rows_budgeted(params, self._model.config, rows, cache, self._slots, plan)
 
 
 def _decode(

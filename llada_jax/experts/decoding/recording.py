@@ -1,6 +1,7 @@
 """Which experts every row of a forward took, and the routing trace of a run of such forwards."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +29,8 @@ class RoutingRecord(NamedTuple):
     """What the gates of the A layers that follow choose on this layer's input."""
 
 
-def forward_rows_recorded(
+@partial(jax.jit, static_argnums=1)
+def recorded(
     params: ModelParams, config: ModelConfig, rows: Rows, cache: KVCache
 ) -> tuple[RowsOut, RoutingRecord]:
     """Runs `forward_rows` and gives the routing, too. Rows that are not live are routed as well."""
@@ -44,9 +46,6 @@ def forward_rows_recorded(
     hooks = LayerHooks(feed_forward_of=feed_forward_of)
     out = forward_rows(params, config, rows, cache, hooks)
     return out, jax.tree.map(lambda *layers: jnp.stack(layers), *taken)
-
-
-recorded = jax.jit(forward_rows_recorded, static_argnums=1)
 
 
 def routed(
@@ -67,13 +66,6 @@ def routed(
     return routing, RoutingRecord(routing.experts, router_scores(flat, ffn, moe), foreseen)
 
 
-class RecordedStep(NamedTuple):
-    """One forward, in NumPy."""
-
-    routing: RoutingRecord
-    rows: Rows
-
-
 def changed_rows(rows: Rows, before: Rows | None) -> Bool[np.ndarray, " T"]:
     """Marks rows that do not repeat a row of the forward before: same position, same token."""
     if before is None or before.tokens.shape != rows.tokens.shape:
@@ -83,7 +75,7 @@ def changed_rows(rows: Rows, before: Rows | None) -> Bool[np.ndarray, " T"]:
 
 
 def trace_of_steps(
-    steps: Sequence[RecordedStep],
+    steps: Sequence[tuple[RoutingRecord, Rows]],
     *,
     current_block: Int[np.ndarray, "S B"],
     committed: Int[np.ndarray, " S"],
@@ -96,14 +88,16 @@ def trace_of_steps(
     Rows before a canvas row's current block count as part of it, those after it are drafts.
 
     Args:
+      steps: of each forward its routing and its rows, in NumPy.
       current_block: the block that each canvas row decoded in each step.
       committed: tokens that became final in each step.
       origin: where each canvas row's blocks begin.
 
     Raises ValueError for router scores that are NaN.
     """
-    most = max(step.rows.tokens.size for step in steps)
-    live = [np.asarray(step.rows.live).reshape(-1) for step in steps]
+    records, rows = zip(*steps, strict=True)
+    live = [each.live.reshape(-1) for each in rows]
+    most = max(map(len, live))
 
     def padded(values: np.ndarray, otherwise: int, axis: int = -1) -> np.ndarray:
         widths = [(0, 0)] * values.ndim
@@ -112,20 +106,16 @@ def trace_of_steps(
 
     def taken(name: str) -> np.ndarray:
         """Stacks experts [..., T, k] of `most` rows; those that are not live are absent."""
-        every = [np.asarray(getattr(step.routing, name)) for step in steps]
+        every = [getattr(record, name) for record in records]
         chosen = [np.where(on[:, None], each, ABSENT) for each, on in zip(every, live, strict=True)]
         return np.stack([padded(each, ABSENT, axis=-2) for each in chosen]).astype(np.int16)
 
     blocks = [
-        _blocks(step.rows, now, origin, block_length)
-        for step, now in zip(steps, current_block, strict=True)
+        _blocks(each, now, origin, block_length)
+        for each, now in zip(rows, current_block, strict=True)
     ]
-    rows = [step.rows for step in steps]
     changed = map(changed_rows, rows, [None, *rows[:-1]])
-    scores = [
-        np.asarray(step.routing.scores)[:, on].mean(axis=1)
-        for step, on in zip(steps, live, strict=True)
-    ]
+    scores = [each.scores[:, on].mean(axis=1) for each, on in zip(records, live, strict=True)]
     return RoutingTrace(
         experts=taken("experts"),
         scores=np.stack(scores),

@@ -5,7 +5,7 @@ In order, one instruction at a time, as the functional machine does; how long ea
 registers as long as it runs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from llada_jax.sampling_engine.hdl.floats import (
@@ -20,9 +20,8 @@ from llada_jax.sampling_engine.hdl.floats import (
     order,
     widened,
 )
-from llada_jax.sampling_engine.hdl.functions import exponential, reciprocal
-from llada_jax.sampling_engine.hdl.reductions import max_index, sum_tree, top_k
 from llada_jax.sampling_engine.hdl.sequencer import Sequencer
+from llada_jax.sampling_engine.hdl.units import exponential, max_index, reciprocal, sum_tree, top_k
 from llada_jax.sampling_engine.hdl.wires import (
     Circuit,
     Memory,
@@ -212,17 +211,15 @@ class _Engine:
             self._integers.append((is_("C_LOOP_START"), count))
             self._integers.append((is_("C_LOOP_END"), const(0, WIDTH)))
             to = sequencer.fields[0]
-            _write(self._gp, to, self._integers, sequencer.counted)
-            to = mux(is_("V_RED_MAX_IDX"), sequencer.fields[3], to)
-            _write(self._f, to, self._numbers, lambda _, register: register)
-
-
-def _write(
-    registers: list[Register], to: Wire, results: list[Choice], kept: Callable[[int, Wire], Wire]
-) -> None:
-    writes, word = either([done for done, _ in results]), _chosen(results)
-    for i, register in enumerate(registers):
-        register.set(mux(writes & to.equals(i), word, kept(i, register)))
+            best = mux(is_("V_RED_MAX_IDX"), sequencer.fields[3], to)
+            counted = [sequencer.counted(i, register) for i, register in enumerate(self._gp)]
+            for registers, kept, number, results in (
+                (self._gp, counted, to, self._integers),
+                (self._f, self._f, best, self._numbers),
+            ):
+                writes, word = either([done for done, _ in results]), _chosen(results)
+                for i, register in enumerate(registers):
+                    register.set(mux(writes & number.equals(i), word, kept[i]))
 
 
 def _chosen(choices: list[Choice]) -> Wire:

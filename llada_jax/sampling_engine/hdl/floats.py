@@ -49,9 +49,8 @@ def _zeros(word: Wire) -> tuple[Wire, Wire]:
     """Returns how many zeros are above the highest one, and whether there is none."""
     if len(word) == 2:
         return ~word[1], ~(word[0] | word[1])
-    (low, no_low), (high, no_high) = (
-        _zeros(half) for half in (word[: len(word) // 2], word[len(word) // 2 :])
-    )
+    half = len(word) // 2
+    (low, no_low), (high, no_high) = _zeros(word[:half]), _zeros(word[half:])
     return cat(mux(no_high, low, high), no_high), no_high & no_low
 
 

@@ -5,10 +5,11 @@ Constants are folded, and gates with the same inputs are one. Memories stay whol
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partialmethod
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from llada_jax.sampling_engine.hdl.wires import STATE, Circuit, Memory, Wire
+from llada_jax.sampling_engine.hdl.wires import Circuit, Wire, choose
 
 GATES = ("not", "and", "or", "xor", "mux")
 FLIP_FLOP = "flip_flop"
@@ -20,6 +21,8 @@ DEPTH = {"not": 0, "and": 1, "or": 1, "xor": 1, "mux": 2}
 NO, YES = 0, 1
 Bits = list[int]
 """Numbers of the lines that carry a word, lowest first. Lines 0 and 1 carry constants."""
+SOURCES = {"input": "input", "register": FLIP_FLOP, "read": "memory"}
+"""What drives the lines of a word that no gates make."""
 
 
 class Gate(NamedTuple):
@@ -34,72 +37,52 @@ class Netlist:
     """The gates of a circuit.
 
     Attributes:
-      lines: what drives each, after what it reads.
-      inputs, outputs: lines of each, by name.
-      registers: lines of a register's bits, those that they follow, and the first word.
-      reads: lines of a memory's word that is read, those of its address, and the memory.
-      ports: lines of each memory's lanes, address and word to write.
+      lines: what drives each, by its number, after what it reads.
+      bits: lines of each wire's word.
     """
 
     def __init__(self, circuit: Circuit) -> None:
-        self.lines = [Gate("const", (), "")] * 2
+        self.circuit = circuit
+        self.lines: dict[int, Gate] = {line: Gate("const", (), "") for line in (NO, YES)}
+        self.bits: dict[Wire, Bits] = {}
         self._known: dict[tuple, int] = {}
-        bits: dict[Wire, Bits] = {}
-        sources = {"input": "input", "register": FLIP_FLOP, "read": "memory"}
         for wire in circuit.wires:
             self._unit = wire.unit
-            if wire.kind in sources:
-                bits[wire] = [self._line(sources[wire.kind], ()) for _ in range(len(wire))]
+            if wire.kind in SOURCES:
+                self.bits[wire] = [self._line(SOURCES[wire.kind], ()) for _ in range(len(wire))]
             else:
-                bits[wire] = self._lowered(wire, [bits[each] for each in wire.inputs])
-        ends = [wire for memory in circuit.memories for wire in memory.port]
-        ends += [each for wire in circuit.of_kind(*STATE) for each in wire.inputs]
-        bits = self._without_idle(bits, [*ends, *circuit.outputs.values()])
-        self.inputs = {name: bits[wire] for name, wire in circuit.inputs.items()}
-        self.outputs = {name: bits[wire] for name, wire in circuit.outputs.items()}
-        following = [(wire, bits[wire], bits[wire.inputs[0]]) for wire in circuit.of_kind(*STATE)]
-        self.registers = [
-            (to, after, wire.data) for wire, to, after in following if wire.kind == "register"
-        ]
-        self.reads: list[tuple[Bits, Bits, Memory]] = [
-            (to, after, wire.data) for wire, to, after in following if wire.kind == "read"
-        ]
-        self.ports = {m.name: tuple(bits[wire] for wire in m.port) for m in circuit.memories}
+                self.bits[wire] = self._lowered(wire, [self.bits[each] for each in wire.inputs])
+        self._drop_idle()
 
-    def _without_idle(self, bits: dict[Wire, Bits], ends: list[Wire]) -> dict[Wire, Bits]:
-        """Drops gates that drive nothing, and returns the words' lines as they are then."""
-        used = {NO, YES}.union(*(bits[wire] for wire in ends))
-        used |= {i for i, gate in enumerate(self.lines) if gate.kind not in GATES}
-        for line in range(len(self.lines) - 1, 1, -1):
-            if line in used:
-                used.update(self.lines[line].inputs)
-        place = {line: i for i, line in enumerate(sorted(used))}
-        self.lines = [
-            gate._replace(inputs=tuple(place[each] for each in gate.inputs))
-            for i, gate in enumerate(self.lines)
-            if i in used
-        ]
-        return {wire: [place.get(line, NO) for line in word] for wire, word in bits.items()}
+    def _drop_idle(self) -> None:
+        """Drops gates that drive nothing."""
+        used = {NO, YES}.union(*(self.bits[wire] for wire in self.circuit.ends))
+        for line, gate in reversed(self.lines.items()):
+            if gate.kind not in GATES:
+                used.add(line)
+            elif line in used:
+                used.update(gate.inputs)
+        self.lines = {line: gate for line, gate in self.lines.items() if line in used}
 
     def cells(self) -> dict[str, Counter[str]]:
         """Counts gates and flip-flops of each unit."""
         found: dict[str, Counter[str]] = {}
-        for kind, _, unit in self.lines:
+        for kind, _, unit in self.lines.values():
             if kind in TRANSISTORS:
                 found.setdefault(unit, Counter())[kind] += 1
         return found
 
     def depths(self) -> dict[str, int]:
         """Returns the most gates in a row between registers, of those paths that end in a unit."""
-        arrival, found = [0] * len(self.lines), Counter[str]()
-        for line, (kind, inputs, unit) in enumerate(self.lines):
+        arrival, found = Counter[int](), Counter[str]()
+        for line, (kind, inputs, unit) in self.lines.items():
             if kind in GATES:
                 arrival[line] = DEPTH[kind] + max(arrival[each] for each in inputs)
                 found[unit] = max(found[unit], arrival[line])
         return dict(found)
 
     def _line(self, kind: str, inputs: tuple[int, ...]) -> int:
-        self.lines.append(Gate(kind, inputs, self._unit))
+        self.lines[len(self.lines)] = Gate(kind, inputs, self._unit)
         return len(self.lines) - 1
 
     def _gate(self, kind: str, *inputs: int) -> int:
@@ -119,17 +102,13 @@ class Netlist:
     def _opposite(self, a: int, b: int) -> bool:
         return self.lines[b].kind == "not" and self.lines[b].inputs[0] == a
 
-    def _and(self, a: int, b: int) -> int:
+    def _pair(self, kind: str, absorbing: int, a: int, b: int) -> int:
         a, b = sorted((a, b))
-        if a == NO or self._opposite(a, b):
-            return NO
-        return b if a in (YES, b) else self._gate("and", a, b)
+        if absorbing in (a, b) or self._opposite(a, b):
+            return absorbing
+        return b if a in (1 - absorbing, b) else self._gate(kind, a, b)
 
-    def _or(self, a: int, b: int) -> int:
-        a, b = sorted((a, b))
-        if a == YES or self._opposite(a, b):
-            return YES
-        return b if a in (NO, b) else self._gate("or", a, b)
+    _and, _or = partialmethod(_pair, "and", NO), partialmethod(_pair, "or", YES)
 
     def _xor(self, a: int, b: int) -> int:
         a, b = sorted((a, b))
@@ -153,11 +132,9 @@ class Netlist:
     # Words.
 
     def _lowered(self, wire: Wire, words: list[Bits]) -> Bits:
-        bitwise: Mapping[str, Callable] = {
-            "not": self._not, "and": self._and, "or": self._or, "xor": self._xor
-        }  # fmt: skip
-        if wire.kind in bitwise:
-            return [bitwise[wire.kind](*each) for each in zip(*words, strict=True)]
+        if wire.kind in ("not", "and", "or", "xor"):
+            gate = getattr(self, f"_{wire.kind}")
+            return [gate(*each) for each in zip(*words, strict=True)]
         if wire.kind == "mux":
             return [self._mux(words[0][0], *each) for each in zip(*words[1:], strict=True)]
         if wire.kind == "const":
@@ -167,16 +144,13 @@ class Netlist:
         if wire.kind == "cat":
             return [bit for word in words for bit in word]
         if wire.kind == "rom":
-            return [
-                self._table(words[0], [word >> i & 1 for word in wire.data])
-                for i in range(len(wire))
-            ]
+            tables = ([word >> i & 1 for word in wire.data] for i in range(len(wire)))
+            return [choose(words[0], table, self._mux) for table in tables]
         a, b = words
         inverted = [self._not(bit) for bit in b]
         if wire.kind == "equal":
-            return [
-                self._tree(self._and, [self._xor(x, y) for x, y in zip(a, inverted, strict=True)])
-            ]
+            alike = [self._xor(x, y) for x, y in zip(a, inverted, strict=True)]
+            return [self._tree(self._and, alike)]
         if wire.kind == "less":
             return [self._not(self._tree(self._joined, [(YES, NO), *self._spans(a, inverted)])[0])]
         if wire.kind == "mul":
@@ -188,12 +162,6 @@ class Netlist:
             pairs = zip_longest(ends[::2], ends[1::2])
             ends = [x if y is None else gate(x, y) for x, y in pairs]
         return ends[0]
-
-    def _table(self, address: Bits, words: list[int]) -> int:
-        for bit in address:
-            pairs = zip(words[::2], words[1::2], strict=True)
-            words = [self._mux(bit, odd, even) for even, odd in pairs]
-        return words[0]
 
     def _joined(self, low: tuple[int, int], high: tuple[int, int]) -> tuple[int, int]:
         """Joins spans of an adder: whether each makes a carry, and whether it passes one on."""

@@ -41,10 +41,7 @@ class Sequencer:
             self._program = Memory("program", words, WORD_BITS)
             self._word, self._next = self._program.read(), self._program.read()
             self._running, self._begins = Register(1), Register(1, 1)
-            self._place, self.count = (
-                Register(len(self._program.at(self._word))),
-                Register(COUNT_BITS),
-            )
+            self._place, self.count = Register(self._program.places), Register(COUNT_BITS)
             self.fields = [_field(self._word, i) for i in range(_FIELDS)]
             self._is = {
                 name: self._running & self._word[:OPCODE_BITS].equals(spec.opcode)
@@ -60,9 +57,10 @@ class Sequencer:
         """Returns whether this is the first cycle of one of these instructions."""
         return self._begins & self.is_(*names)
 
-    def number(self, name: str) -> Wire:
+    def number(self, name: str, word: Wire | None = None) -> Wire:
         """Returns the immediate where the word is this instruction."""
-        return _number(self._word, name)
+        begin = OPCODE_BITS + REGISTER_BITS * INSTRUCTION_SET[name].registers
+        return (self._word if word is None else word)[begin:]
 
     def finishes(self, done: Wire) -> None:
         """Notes what an instruction's last cycle is known by."""
@@ -78,12 +76,12 @@ class Sequencer:
             left = choose(self._counter, registers)
             self._goes_round = retires & ends & ~left.equals(1)
             self._fewer = left - 1
-            target = _number(self._next, "C_LOOP_END")[: len(self._place)]
+            target = self.number("C_LOOP_END", self._next)[: len(self._place)]
             following = mux(self._goes_round, target, self._place + 1)
             place = mux(self._running, mux(retires, following, self._place), 0)
             self._place.set(place)
-            self._word.set(place)
-            self._next.set(place + 1)
+            self._word.inputs = (place,)
+            self._next.inputs = (place + 1,)
             self._running.set(const(1, 1))
             self._begins.set(mux(self._running, retires, 1))
             self.count.set(mux(self._running & ~retires, self.count + 1, 0))
@@ -98,7 +96,3 @@ class Sequencer:
 def _field(word: Wire, place: int) -> Wire:
     start = OPCODE_BITS + REGISTER_BITS * place
     return word[start : start + REGISTER_BITS]
-
-
-def _number(word: Wire, name: str) -> Wire:
-    return word[OPCODE_BITS + REGISTER_BITS * INSTRUCTION_SET[name].registers :]

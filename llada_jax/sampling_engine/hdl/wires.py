@@ -5,21 +5,20 @@ A unit is a function from wires to wires. Simulation, gates and Verilog are read
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import reduce
 from typing import Any
 
 from llada_jax.config import require
 
-_UNIT: ContextVar[str] = ContextVar("unit", default="")
+_UNITS = [""]
 
 
 @contextmanager
 def unit(name: str) -> Iterator[None]:
     """Says to which unit the wires belong that are made inside."""
-    before = _UNIT.set(name)
+    _UNITS.append(name)
     yield
-    _UNIT.reset(before)
+    _UNITS.pop()
 
 
 def _operation(kind: str, width: int | None = None) -> "Callable[[Wire, Wire | int], Wire]":
@@ -44,7 +43,7 @@ class Wire:
 
     def __init__(self, kind: str, inputs: Sequence["Wire"], width: int, data: Any = None) -> None:
         self.kind, self.inputs, self.width, self.data = kind, tuple(inputs), width, data
-        self.unit = _UNIT.get()
+        self.unit = _UNITS[-1]
 
     def __len__(self) -> int:
         return self.width
@@ -115,7 +114,7 @@ def rom(address: Wire, words: Sequence[int], width: int) -> Wire:
     return Wire("rom", [address], width, tuple(words))
 
 
-def choose(address: Wire, words: Sequence[Wire]) -> Wire:
+def choose(address: Any, words: Sequence[Any], mux: Callable[..., Any] = mux) -> Any:
     """Returns one of 2**len(address) words."""
     for bit in range(len(address)):
         pairs = zip(words[::2], words[1::2], strict=True)
@@ -162,34 +161,20 @@ class Memory:
     """
 
     def __init__(self, name: str, words: int, width: int, lanes: int = 1) -> None:
-        self._places = max((words - 1).bit_length(), 1)
-        self.name, self.words, self.width, self.lanes = name, 1 << self._places, width, lanes
+        self.places = max((words - 1).bit_length(), 1)
+        self.name, self.words, self.width, self.lanes = name, 1 << self.places, width, lanes
         self.port: tuple[Wire, ...] = (const(0, lanes), const(0, 1), const(0, width))
 
-    def read(self, address: Wire | None = None) -> "ReadWord":
-        """Returns a port that reads what is at the address, which may be set later."""
-        word = ReadWord("read", [], self.width, self)
-        if address is not None:
-            word.set(address)
-        return word
+    def read(self, *address: Wire) -> Wire:
+        """Returns a port that reads what is at the address; without one, `inputs` are set later."""
+        return Wire("read", [*map(self.at, address)], self.width, self)
 
     def write(self, lanes: Wire, address: Wire, word: Wire) -> None:
         require((len(lanes), len(word)) == (self.lanes, self.width), f"ports of {self.name}")
         self.port = (lanes, self.at(address), word)
 
     def at(self, address: Wire) -> Wire:
-        return (
-            address[: self._places] if len(address) > self._places else address.wide(self._places)
-        )
-
-
-class ReadWord(Wire):
-    """The word that a memory's port has read."""
-
-    __slots__ = ()
-
-    def set(self, address: Wire) -> None:
-        self.inputs = (self.data.at(address),)
+        return address[: self.places] if len(address) > self.places else address.wide(self.places)
 
 
 STATE = ("register", "read")
@@ -201,6 +186,7 @@ class Circuit:
     Attributes:
       wires: with registers and memories' words among the first.
       memories: those that are read.
+      ends: words that leave a cycle: outputs, and what goes into registers and memories.
     """
 
     def __init__(self, outputs: Mapping[str, Wire]) -> None:
@@ -217,14 +203,14 @@ class Circuit:
                 if wire.kind == "read" and wire.data not in self.memories:
                     self.memories.append(wire.data)
                     open_ends += wire.data.port
+        ends = [wire for memory in self.memories for wire in memory.port]
+        ends += [each for wire in self.of_kind(*STATE) for each in wire.inputs]
+        self.ends = [*ends, *self.outputs.values()]
+        self.inputs = {wire.data: wire for wire in self.of_kind("input")}
         self.wires.sort(key=lambda wire: wire.kind not in (*STATE, "input", "const"))
 
     def of_kind(self, *kinds: str) -> list[Wire]:
         return [wire for wire in self.wires if wire.kind in kinds]
-
-    @property
-    def inputs(self) -> dict[str, Wire]:
-        return {wire.data: wire for wire in self.of_kind("input")}
 
 
 def _before(ends: list[Wire], seen: set[Wire]) -> Iterator[Wire]:

@@ -6,8 +6,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments.experts.__main__ import ExpertsConfig, experts
+from experiments.experts.policies_on_phones import statistics_of
 from experiments.experts.routing_by_task import STORED, RoutingConfig
-from experiments.experts.routing_statistics import statistics_of
 from experiments.harness.run import REPOSITORY, Run, read_config
 from llada_jax.experts.routing import RoutingTrace
 

@@ -11,9 +11,8 @@ from experiments.sampling_engine.__main__ import sampling_engine
 from experiments.sampling_engine.hardware import equivalents, hardware_rows, netlist
 from experiments.sampling_engine.modelled import MODES, SamplingEngineConfig, latency_rows
 from llada_jax.sampling_engine.hdl.gates import gate_equivalents
-from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.sampling import Sampling
+from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
 
 SMALL = [
     "batch=2", "rows=8", "vocab=300", "vlens=[32,64]", "hardware=false",

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llada_jax.backend.weights import InMemory
+from llada_jax.experts.cache import Swap
 from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
 from llada_jax.experts.decoding.expert_file import ExpertFile, write_experts
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
 from llada_jax.experts.policy_run import LayerDecision
-from llada_jax.experts.prefetch import Swap
 from llada_jax.experts.schedule import Schedule
 from llada_jax.model.forward import cache_for, forward_rows
 from tests.experts.decoding.test_recorded_forward import FAMILIES, model, rows_of

@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from llada_jax.experts.decoding.recording import (
-    RecordedStep,
-    RoutingRecord,
-    changed_rows,
-    trace_of_steps,
-)
+from llada_jax.experts.decoding.recording import RoutingRecord, changed_rows, trace_of_steps
 from llada_jax.types import Rows
 
 
@@ -19,14 +14,14 @@ def step(tokens, positions, live=None, scores=None):
     experts = np.stack([np.arange(rows) % 4, (np.arange(rows) + 1) % 4], axis=-1)[None]
     scores = np.full((1, rows, 4), 0.25) if scores is None else scores
     live = np.ones(tokens.shape, bool) if live is None else np.array([live])
-    return RecordedStep(
+    return (
         RoutingRecord(experts, scores, np.full((1, 3, rows, 2), -1)),
         Rows(tokens, positions, live, np.zeros((1, rows, 0), bool), np.eye(rows, dtype=bool)[None]),
     )
 
 
 def changed(now, before):
-    return changed_rows(now.rows, before and before.rows)
+    return changed_rows(now[1], before and before[1])
 
 
 def trace(*steps, current, block_length=2):

@@ -6,14 +6,13 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.sampling_engine.flips import random_inputs
+from experiments.sampling_engine.format_costs import random_inputs
 from llada_jax.sampling_engine.hdl.gates import Netlist
 from llada_jax.sampling_engine.hdl.wires import Circuit, Wire, source
 from llada_jax.sampling_engine.host import loaded, store_logits
 from llada_jax.sampling_engine.machine import Machine
-from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
-from llada_jax.sampling_engine.sampling import Sampling
+from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
 from tests.sampling_engine.hdl.gate_simulation import GateSimulation
 
 Ints = NDArray[np.int64]

@@ -37,27 +37,37 @@ class GateSimulation:
     def __init__(self, netlist: Netlist, streams: int = 1, broken: int | None = None) -> None:
         self._netlist = netlist
         self._levels(netlist, broken)
-        self.memories = {memory.name: [0] * memory.words for *_, memory in netlist.reads}
+        self._circuit = netlist.circuit
+        self.memories = {memory.name: [0] * memory.words for memory in self._circuit.memories}
         self._values = np.zeros((len(netlist.lines), streams), bool)
         self._values[self._place[1]] = True
-        self._to = self._lines(chain.from_iterable(to for to, *_ in netlist.registers))
-        self._from = self._lines(chain.from_iterable(after for _, after, _ in netlist.registers))
-        for to, _, initial in netlist.registers:
-            self._set(to, initial)
+        self._reads = self._circuit.of_kind("read")
+        registers = self._circuit.of_kind("register")
+        self._to, self._from = (
+            self._lines(chain.from_iterable(netlist.bits[wire] for wire in wires))
+            for wires in (registers, [wire.inputs[0] for wire in registers])
+        )
+        for wire in registers:
+            self._set(netlist.bits[wire], wire.data)
 
     def step(self, **inputs: Number) -> dict[str, Number]:
         """Returns the outputs of a cycle, and passes the edge of the clock at its end."""
+        bits = self._netlist.bits
         for name, number in inputs.items():
-            self._set(self._netlist.inputs.get(name, []), number)
+            if name in self._circuit.inputs:
+                self._set(bits[self._circuit.inputs[name]], number)
         values = self._values
         for kind, lines, ports in self._groups:
             values[lines] = _COMPUTE[kind](*(values[port] for port in ports))
             if self._broken is not None and lines.start <= self._broken < lines.stop:
                 values[self._broken] ^= True
-        outputs = {name: self._get(bits) for name, bits in self._netlist.outputs.items()}
-        read = [(to, self._word(memory.name, at)) for to, at, memory in self._netlist.reads]
-        for memory in {memory.name: memory for *_, memory in self._netlist.reads}.values():
-            lanes, at, word = map(self._get, self._netlist.ports[memory.name])
+        outputs = {name: self._get(bits[wire]) for name, wire in self._circuit.outputs.items()}
+        read = [
+            (bits[wire], self.memories[wire.data.name][int(self._get(bits[wire.inputs[0]]))])
+            for wire in self._reads
+        ]
+        for memory in self._circuit.memories:
+            lanes, at, word = (self._get(bits[wire]) for wire in memory.port)
             if lanes:
                 words = self.memories[memory.name]
                 words[at] = merged(words[at], word, lanes, memory.width // memory.lanes)
@@ -68,17 +78,16 @@ class GateSimulation:
 
     def _levels(self, netlist: Netlist, broken: int | None) -> None:
         """Orders the lines by depth and kind, so that those of a group lie together."""
-        depth = [0] * len(netlist.lines)
-        for line, gate in enumerate(netlist.lines):
+        depth = dict.fromkeys(netlist.lines, 0)
+        for line, gate in netlist.lines.items():
             if gate.kind in GATES:
                 depth[line] = 1 + max(depth[each] for each in gate.inputs)
-        kinds = [gate.kind for gate in netlist.lines]
 
         def rank(line: int) -> tuple[int, str]:
-            return depth[line], kinds[line]
+            return depth[line], netlist.lines[line].kind
 
-        order = sorted(range(len(kinds)), key=rank)
-        self._place = np.empty(len(order), np.intp)
+        order = sorted(netlist.lines, key=rank)
+        self._place = np.zeros(max(order) + 1, np.intp)  # of what drives nothing that of 0
         self._place[order] = np.arange(len(order))
         self._broken = None if broken is None else int(self._place[broken])
         self._groups: list[_Group] = []
@@ -92,9 +101,6 @@ class GateSimulation:
 
     def _lines(self, bits) -> NDArray[np.intp]:
         return self._place[np.fromiter(bits, np.intp)]
-
-    def _word(self, memory: str, address: Bits) -> int:
-        return self.memories[memory][int(self._get(address))]
 
     def _set(self, bits: Bits, number: Number) -> None:
         if isinstance(number, int):

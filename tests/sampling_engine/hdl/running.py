@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from llada_jax.config import require
 from llada_jax.sampling_engine.cycles import Hbm, row_bytes
 from llada_jax.sampling_engine.formats import StoredLogits
-from llada_jax.sampling_engine.hdl.bench import hbm_words, images
+from llada_jax.sampling_engine.hdl.verilog import hbm_words, images
 from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, OPCODE_BITS
 from llada_jax.sampling_engine.machine import Machine
 from llada_jax.sampling_engine.programs import SamplerProgram

@@ -9,9 +9,9 @@ import pytest
 
 from llada_jax.sampling_engine.cycles import Hbm, fitted_hbm, time_program
 from llada_jax.sampling_engine.hdl import engine as engine_module
-from llada_jax.sampling_engine.hdl.bench import images, sizes_of
 from llada_jax.sampling_engine.hdl.engine import engine
 from llada_jax.sampling_engine.hdl.gates import Netlist
+from llada_jax.sampling_engine.hdl.verilog import images, sizes_of
 from llada_jax.sampling_engine.hdl.wires import Circuit, held
 from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction
 from llada_jax.sampling_engine.programs import F_BEST, F_TOTAL

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from llada_jax.sampling_engine.hdl.floats import add, narrowed, order
-from llada_jax.sampling_engine.hdl.functions import exponential, reciprocal
 from llada_jax.sampling_engine.hdl.gates import Netlist
-from llada_jax.sampling_engine.hdl.reductions import max_index, sum_tree, top_k
+from llada_jax.sampling_engine.hdl.units import exponential, max_index, reciprocal, sum_tree, top_k
 from llada_jax.sampling_engine.hdl.wires import Circuit, cat, const, source
 from llada_jax.sampling_engine.machine import first_maximum, top_k_mask, tree_sum
 from tests.sampling_engine.hdl.cases import bfloat16_rows, bits16, numbers, through
@@ -146,6 +145,6 @@ def test_a_changed_gate_is_seen(name):
         return np.asarray([simulation.step(**inputs)["out"] for _ in range(4)][-1])
 
     wanted = results()
-    gates = [i for i, gate in enumerate(netlist.lines) if gate.inputs]
+    gates = [i for i, gate in netlist.lines.items() if gate.inputs]
     drawn = np.random.default_rng(1).choice(gates, 20, replace=False).tolist()
     assert sum((results(gate) != wanted).any() for gate in drawn) >= 15

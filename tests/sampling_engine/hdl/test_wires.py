@@ -84,7 +84,8 @@ def test_gates_are_folded_and_shared():
     netlist = Netlist(Circuit({"x": (a & b) | (b & a), "y": mux(a[0], b, b) ^ 0, "z": a & ~a}))
     assert netlist.cells() == {"": {"and": 4}}
     assert netlist.depths() == {"": 1}
-    assert netlist.outputs["y"] == netlist.inputs["b"] and netlist.outputs["z"] == [0] * 4
+    y, z = (netlist.bits[netlist.circuit.outputs[name]] for name in "yz")
+    assert y == netlist.bits[b] and z == [0] * 4
 
 
 def test_words_that_do_not_fit():

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from llada_jax.sampling_engine.hdl.bench import exported
+from llada_jax.sampling_engine.hdl.verilog import exported
 from llada_jax.sampling_engine.sampling import Sampling
 from tests.sampling_engine.hdl.cases import prepared
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.experts.expert_prices import expert_bytes, phone_costs
+from experiments.experts.policies_on_phones import expert_bytes, phone_costs
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE
 from llada_jax.phone.profile import load_profile
 

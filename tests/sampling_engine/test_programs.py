@@ -2,9 +2,8 @@
 
 import pytest
 
-from llada_jax.sampling_engine.memories import EngineConfig, memory_map_of
-from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.sampling import Sampling
+from llada_jax.sampling_engine.programs import compile_sampler, memory_map_of
+from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
 
 PAPER = dict(batch=16, rows=32, vocab=126464)
 
@@ -17,7 +16,7 @@ def test_the_published_case_fits_the_published_memories(vlen):
     assert memory_map.logits_rows * vlen * 2 == logits
     assert memory_map.words["vector"] * vlen * 2 == logits + 3 * 16 * vlen * 2 <= 8 << 20
     assert memory_map.words["int"] * 4 <= 8 << 10
-    assert memory_map.words["fp"] <= engine.memory("fp").words == vlen
+    assert memory_map.words["fp"] <= engine.words("fp") == vlen
 
 
 def test_streaming_needs_a_chunk_and_not_the_vocabulary():
