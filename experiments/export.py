@@ -101,8 +101,7 @@ def _samples(config: ExportRunConfig) -> list[Inputs]:
     denoiser = Session(recorder, score_rules(sampler)).denoiser()
     for prompt in prompts:
         decode(denoiser, None, model.config, [prompt], sampler, loop="host")
-    (samples,) = recorder.samples.values()
-    return samples
+    return recorder.samples
 
 
 main = entry_point("export", export, ExportRunConfig)

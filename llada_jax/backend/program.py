@@ -53,13 +53,12 @@ class CompiledOnDemand:
     def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
         bucket = Bucket(bucket_size(rows, self._row_buckets), bucket_size(cache, ()), canvases)
         if bucket not in self._bodies:
-            self._bodies[bucket] = self._compiled(bucket)
+            layers = range(self.config.n_layers)
+            compiled = self._backend.compile(
+                [body_step(self.config, layers, bucket)], self._weights
+            )
+            self._bodies[bucket] = [Shard(layers, compiled[bucket.name])]
         return bucket, self._bodies[bucket]
-
-    def _compiled(self, bucket: Bucket) -> list[Shard]:
-        layers = range(self.config.n_layers)
-        step = body_step(self.config, layers, bucket)
-        return [Shard(layers, self._backend.compile([step], self._weights)[step.name])]
 
     def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
         rounded = bucket_size(rows, ROW_BUCKETS)

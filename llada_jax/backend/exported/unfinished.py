@@ -56,8 +56,7 @@ class UnfinishedExport:
             return
         record = json.loads(self._record.read_text())
         for part, ours in self._made_with.items():
-            theirs = record["made_with"].get(part)
-            self._require_same(part, theirs, ours)
+            self._require_same(part, record["made_with"].get(part), ours)
         self._files = {name: File(**file) for name, file in record["files"].items()}
         self.contexts = record["contexts"]
 

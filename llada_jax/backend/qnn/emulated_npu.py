@@ -115,13 +115,9 @@ def _wrapped(graph: NpuGraph, binary: str) -> bytes:
     """Returns an ONNX model that is one graph of the context binary in a file of its folder."""
     from onnx import helper
 
-    def described(tensors: tuple[Tensor, ...]) -> list[Any]:
-        return [
-            helper.make_tensor_value_info(
-                tensor.name, helper.np_dtype_to_tensor_dtype(tensor.dtype), tensor.shape
-            )
-            for tensor in tensors
-        ]
+    def described(tensor: Tensor) -> Any:
+        dtype = helper.np_dtype_to_tensor_dtype(tensor.dtype)
+        return helper.make_tensor_value_info(tensor.name, dtype, tensor.shape)
 
     node = helper.make_node(
         "EPContext",
@@ -135,7 +131,8 @@ def _wrapped(graph: NpuGraph, binary: str) -> bytes:
         partition_name=graph.name,
         source="QNN",
     )
-    wrapped = helper.make_graph([node], "step", described(graph.inputs), described(graph.outputs))
+    ends = (list(map(described, tensors)) for tensors in (graph.inputs, graph.outputs))
+    wrapped = helper.make_graph([node], "step", *ends)
     versions = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(wrapped, opset_imports=versions, ir_version=10)
     return model.SerializeToString()

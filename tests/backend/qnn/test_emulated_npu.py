@@ -65,8 +65,7 @@ def recorded(model, limit=6):
     sampler = with_ids(SAMPLER, model.config)
     denoiser = Session(recorder, score_rules(sampler)).denoiser()
     result = decode(denoiser, None, model.config, [prompt(model)], sampler, loop="host")
-    (samples,) = recorder.samples.values()
-    return samples, result
+    return recorder.samples, result
 
 
 def test_a_forward_in_a_larger_bucket_and_back_is_the_same():
