@@ -64,11 +64,12 @@ def decoding(model: lj.Model) -> Mapping[str, Ways]:
     prompt = jax.random.randint(jax.random.key(0), (1, PROMPT), *ids)
     sampler = SamplerConfig(gen_length=GENERATED, block_length=BLOCK, steps=STEPS)
     blockwise = sampler.replace(cache="blockwise")
-    windows = {name: sampler.replace(cache=name) for name in ("none", "blockwise", "dual")}
     decode = partial(lj.generate, model, prompt)
     loops = {name: partial(decode, blockwise, loop=name) for name in ("host", "compiled")}
-    found: dict[str, Ways] = {"loop": loops}
-    found["window"] = {name: partial(decode, each) for name, each in windows.items()}
+    windows = {
+        name: partial(decode, sampler.replace(cache=name)) for name in ("none", "blockwise", "dual")
+    }
+    found: dict[str, Ways] = {"loop": loops, "window": windows}
     if find_spec("ai_edge_litert"):
         litert = partial(decode, blockwise, backend="litert", loop="host")
         found["backend"] = {"xla": loops["host"], "litert": litert}
@@ -77,12 +78,9 @@ def decoding(model: lj.Model) -> Mapping[str, Ways]:
 
 def forwards(model: lj.Model) -> Ways:
     """Compares a block's rows, which see a cache of the canvas, with all rows of the canvas."""
-    length = PROMPT + GENERATED
-    block = np.arange(PROMPT, PROMPT + BLOCK)
-    return {
-        "canvas": forward_of(model, np.arange(length), 0),
-        "block": forward_of(model, block, length),
-    }
+    length, block = PROMPT + GENERATED, np.arange(PROMPT, PROMPT + BLOCK)
+    canvas = forward_of(model, np.arange(length), 0)
+    return {"canvas": canvas, "block": forward_of(model, block, length)}
 
 
 def sampling(model: lj.Model, seed: int) -> Ways:

@@ -147,7 +147,14 @@ class Session:
             what = f"the cache of {batch} canvases of {bucket.cache} positions"
             require_memory(4 * batch * numbers, what)
         for canvas in canvases:
-            canvas.cache = canvas.cache or list(map(allocate_cache, shards))
+            canvas.cache = canvas.cache or [
+                {
+                    name: shard.executable.allocate(name)
+                    for layer in shard.layers
+                    for name in cache_names(layer)
+                }
+                for shard in shards
+            ]
 
     def _inputs(self, asked: Sequence[LiveRows], bucket: Bucket) -> dict[str, np.ndarray]:
         """Returns what the first shard takes beside the cache, padded to the bucket."""
@@ -181,7 +188,7 @@ class Session:
                 if self._rules.plain and keys is None:
                     parts.append(self._score_greedily(flat[part]))
                 else:
-                    some = None if keys is None else keys[part]
+                    some = None if keys is None else keys[None, part]
                     parts.append(self._score_in_chunks(flat[part], some))
         return jax.tree.map(lambda *each: np.concatenate(each).reshape(batch, count), *parts)
 
@@ -194,13 +201,12 @@ class Session:
         return Scores(token, confidence, unknown, unknown)  # pyright: ignore
 
     def _score_in_chunks(
-        self, hidden: Float[np.ndarray, "r D"], keys: Key[Array, " r"] | None
+        self, hidden: Float[np.ndarray, "r D"], keys: Key[Array, "1 r"] | None
     ) -> Scores:
         """Scores by any rule: the head gives logits, a chunk at a time, and JAX does the rest."""
         count = len(hidden)
         rows, steps = self._program.head(count)
         inputs = {"hidden": padded(hidden, rows)}
-        keys = None if keys is None else keys[None]
         running = start_scores((1, count), jnp.dtype(self._rules.confidence_dtype))
         for chunk, (start, _) in enumerate(self._program.head_chunks):
             logits = steps[f"rows{rows}_chunk{chunk}"].run(inputs)["logits"]
@@ -216,12 +222,6 @@ def _live_rows(rows: Any, canvas: int, run: Int[np.ndarray, " r"]) -> LiveRows:
     tokens, positions, _, sees_cache, sees_rows, written = (array[canvas] for array in rows)
     sees_rows = sees_rows[np.ix_(run, run)]
     return LiveRows(tokens[run], positions[run], sees_cache[run], sees_rows, written[run])
-
-
-def allocate_cache(shard: Shard) -> dict[str, np.ndarray]:
-    """Returns an empty cache of a shard's layers, by the names of its inputs."""
-    names = [name for layer in shard.layers for name in cache_names(layer)]
-    return {name: shard.executable.allocate(name) for name in names}
 
 
 def _caches_of(

@@ -44,10 +44,6 @@ class Tiles:
         """Gives the weight's [Out, In]."""
         return self.blocks.shape[0] * TILE, self.blocks.shape[1] * TILE
 
-    @property
-    def nbytes(self) -> int:
-        return self.blocks.nbytes
-
     def columns(self, start: int, stop: int) -> "Tiles":
         """Returns a view of outputs `start` to `stop`, multiples of 32."""
         require(

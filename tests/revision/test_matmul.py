@@ -103,7 +103,7 @@ def test_nothing_decoded_is_stored(multiply):
     found = multiply(x, tiles)
     allocated = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert allocated < x.nbytes + 2 * found.nbytes + 32 * 1024 < tiles.nbytes / 10
+    assert allocated < x.nbytes + 2 * found.nbytes + 32 * 1024 < tiles.blocks.nbytes / 10
 
 
 def test_no_thread_is_left_behind():

@@ -285,7 +285,7 @@ def test_memory_of_the_weights(multiply):
     config = CONFIG.replace(width=512, n_heads=8, n_kv_heads=8, head_dim=64, ffn_width=1536)
     packed, params = model_of(config)
     pairs = [
-        (tiles.nbytes, weight.nbytes)
+        (tiles.blocks.nbytes, weight.nbytes)
         for tiles, weight in zip(jax.tree.leaves(packed), jax.tree.leaves(params), strict=True)
         if isinstance(tiles, Tiles)
     ]

@@ -32,17 +32,17 @@ def example(model: ModelConfig, layers: range, bucket: Bucket) -> dict[str, np.n
     """Returns a body step's inputs: noise of the size that a norm leaves, everything live. Caches
     are among them where they are empty, for larger buckets."""
     rng = np.random.default_rng(0)
-    angles = rotation(model, jnp.arange(bucket.rows, dtype=jnp.int32)[None] + bucket.cache)
-    caches = body_step(model, layers, replace(bucket, cache=max(1, bucket.cache))).inputs
-    empty = {
-        name: np.zeros((shape[0], 0, shape[2]), np.float32)
-        for name, shape in caches.items()
+    step = body_step(model, layers, replace(bucket, cache=max(1, bucket.cache)))
+    inputs = {name: rng.standard_normal(shape, np.float32) for name, shape in step.inputs.items()}
+    caches = {
+        name: array[:, : bucket.cache]
+        for name, array in inputs.items()
         if name.startswith(("keys_", "values_"))
     }
-    step = body_step(model, layers, bucket)
-    inputs = {name: rng.standard_normal(shape, np.float32) for name, shape in step.inputs.items()}
+    angles = rotation(model, jnp.arange(bucket.rows, dtype=jnp.int32)[None] + bucket.cache)
     cos, sin = (np.asarray(array, np.float32)[0, :, 0] for array in angles)
-    return empty | inputs | {"cos": cos, "sin": sin, "bias": np.zeros_like(inputs["bias"])}
+    bias = np.zeros((bucket.rows, bucket.cache + bucket.rows), np.float32)
+    return {"hidden": inputs["hidden"], "cos": cos, "sin": sin, "bias": bias, **caches}
 
 
 def reference(

@@ -131,8 +131,8 @@ def _wrapped(graph: NpuGraph, binary: str) -> bytes:
         partition_name=graph.name,
         source="QNN",
     )
-    ends = (list(map(described, tensors)) for tensors in (graph.inputs, graph.outputs))
-    wrapped = helper.make_graph([node], "step", *ends)
+    inputs, outputs = (list(map(described, each)) for each in (graph.inputs, graph.outputs))
+    wrapped = helper.make_graph([node], "step", inputs, outputs)
     versions = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(wrapped, opset_imports=versions, ir_version=10)
     return model.SerializeToString()
