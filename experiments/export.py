@@ -16,7 +16,7 @@ from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.backend.litert.runtime import LiteRT
-from llada_jax.backend.program import CompiledOnDemand
+from llada_jax.backend.program import CompiledOnDemand, bucket_size
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.recorded_inputs import Inputs, Recorder
 from llada_jax.backend.session import Session
@@ -25,8 +25,6 @@ from llada_jax.config import STATIC_PRECISIONS, ExportConfig, SamplerConfig, req
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
-
-_MULTIPLE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +92,7 @@ def _samples(config: ExportRunConfig) -> list[Inputs]:
         require(bool(questions), f"{recording.prompts} has no prompts; allowed: one a line")
     model = lj.load(config.model, "float32")
     sampler, prompts = with_ids(recording.sampler, model.config), prompts_of(model, questions)
-    length = max(map(len, prompts)) + sampler.gen_length
-    length = -(-length // _MULTIPLE) * _MULTIPLE
+    length = bucket_size(max(map(len, prompts)) + sampler.gen_length, ())
     program = CompiledOnDemand(model.config, model.params, LiteRT())
     recorder = Recorder(program, Bucket(length, length), recording.forwards)
     denoiser = Session(recorder, score_rules(sampler)).denoiser()

@@ -38,7 +38,7 @@ Ways = Mapping[str, Callable[[], Any]]
 
 def time_hot_paths(shape: ModelConfig, repeats: int, seed: int) -> Iterator[ResultRow]:
     """Yields the milliseconds of each way, and how many times as fast as the baseline it is."""
-    model = lj.Model(shape, init_params(shape, jax.random.key(seed)), None)
+    model = random_model(shape, seed)
     with TileMultiplier(available_cores()) as multiply:
         paths = {
             **decoding(model),
@@ -55,6 +55,11 @@ def time_hot_paths(shape: ModelConfig, repeats: int, seed: int) -> Iterator[Resu
             for name in others:
                 ratios = [a / b for a, b in zip(times[baseline], times[name], strict=True)]
                 yield from spread(f"{path}/{name} vs {baseline}", ratios, "x as fast")
+
+
+def random_model(shape: ModelConfig, seed: int) -> lj.Model:
+    """Returns a model with random weights."""
+    return lj.Model(shape, init_params(shape, jax.random.key(seed)), None)
 
 
 def decoding(model: lj.Model) -> Mapping[str, Ways]:
@@ -110,7 +115,7 @@ def revision(shape: ModelConfig, seed: int, multiply: TileMultiplier) -> Ways:
     on the host's threads."""
     special = dict.fromkeys(("mask_id", "eos_id", "eot_id", "pad_id"))
     one = shape.replace(n_layers=1, vocab_size=512, **special)
-    model = lj.Model(one, init_params(one, jax.random.key(seed)), None)
+    model = random_model(one, seed)
     length = PROMPT + GENERATED
     in_xla = forward_of(model, np.arange(REVISED_ROWS) * (length // REVISED_ROWS), length)
     *_, rows, cache = in_xla.args

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from llada_jax.backend.packed import sizes_within
+from llada_jax.backend.canvases import sizes_within
 from llada_jax.backend.protocol import Backend, Bucket, Executable
 from llada_jax.backend.session import Shard
 from llada_jax.backend.steps import body_step, head_chunks, head_steps

@@ -15,8 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from llada_jax.backend.canvas_cache import CanvasCache, Fresh, Turn
-from llada_jax.backend.packed import LiveRows, Pack, behind_each_other, bias_of, packs
+from llada_jax.backend.canvases import (
+    CanvasCache,
+    Fresh,
+    LiveRows,
+    Pack,
+    Turn,
+    behind_each_other,
+    bias_of,
+    packs,
+)
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.resources import require_memory
 from llada_jax.backend.steps import cache_names, padded

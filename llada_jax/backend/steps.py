@@ -23,8 +23,6 @@ from llada_jax.model.layers import HIDDEN_SCORE, Fresh, Rotation, rms_norm, soft
 from llada_jax.model.params import abstract_params, named_specs
 from llada_jax.model.quantize import linear
 
-_ROWS = ("hidden", "cos", "sin", "bias")
-"""Inputs of a body step that have a row for each row."""
 HEAD_CHUNK = 8192
 """Vocabulary entries whose logits exist at one time."""
 
@@ -107,23 +105,18 @@ def resized(inputs: Mapping[str, np.ndarray], bucket: Bucket) -> dict[str, np.nd
     bias = np.full((bucket.rows, bucket.cache + bucket.rows), HIDDEN_SCORE, np.float32)
     bias[:rows, :cache] = inputs["bias"][:rows, :cache]
     bias[:rows, bucket.cache : bucket.cache + rows] = inputs["bias"][:rows, old_cache:][:, :rows]
-    out = {name: padded(inputs[name][:rows], bucket.rows) for name in _ROWS[:3]}
+    wide = {name: padded(inputs[name][:rows], bucket.rows) for name in ("hidden", "cos", "sin")}
+    out = {
+        name: np.tile(array, (bucket.canvases, 1))
+        for name, array in (wide | {"bias": bias}).items()
+    }
     for name, array in inputs.items():
         if name.startswith(("keys_", "values_")):
-            out[name] = np.zeros((array.shape[0], bucket.cache, array.shape[2]), np.float32)
-            out[name][:, :cache] = array[:, :cache]
-    return _in_every_place(out | {"bias": bias}, bucket.canvases)
-
-
-def _in_every_place(inputs: Mapping[str, np.ndarray], canvases: int) -> dict[str, np.ndarray]:
-    rows = {name: np.tile(inputs[name], (canvases, 1)) for name in _ROWS}
-    caches = {
-        f"canvas{place}_{name}": array
-        for name, array in inputs.items()
-        for place in range(1, canvases)
-        if name not in rows
-    }
-    return {**inputs, **caches, **rows}
+            cut = np.zeros((array.shape[0], bucket.cache, array.shape[2]), np.float32)
+            cut[:, :cache] = array[:, :cache]
+            out[name] = cut
+            out |= {f"canvas{place}_{name}": cut for place in range(1, bucket.canvases)}
+    return out
 
 
 def padded(values: Float[np.ndarray, "r n"], rows: int) -> Float[np.ndarray, "R n"]:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.backend.packed import packs
+from llada_jax.backend.canvases import packs
 from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.session import FORBIDDEN_LOGIT, Session, Shard

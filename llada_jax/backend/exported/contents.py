@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llada_jax.backend.canvases import sizes_within
 from llada_jax.backend.litert import tflite
-from llada_jax.backend.packed import sizes_within
 from llada_jax.backend.protocol import Bucket, Weights
 from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.weights import stored_as

@@ -8,12 +8,12 @@ import ml_dtypes  # noqa: F401  (bfloat16 by name)
 import numpy as np
 from jaxtyping import Float, Int
 
+from llada_jax.backend.canvases import sizes_within
 from llada_jax.backend.exported.calibration import emulated_name
 from llada_jax.backend.exported.contents import buckets
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.backend.litert.first_opening import pack_in_child
 from llada_jax.backend.litert.runtime import LiteRT
-from llada_jax.backend.packed import sizes_within
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.qnn.context import read_context, require_qnn
 from llada_jax.backend.qnn.emulated_npu import Emulator
@@ -111,11 +111,9 @@ class EmulatedExport(Exported):
         soc = manifest.contexts[0]["soc"]
         mine = [each for each in manifest.contexts if each["soc"] == soc]
         self._layers = [range(each["start"], each["stop"]) for each in mine]
-
-        def emulator(index: int, bucket: Bucket) -> Emulator:
-            return Emulator(read_context(folder / emulated_name(soc, index, bucket)))
-
-        self._emulator = cache(emulator)
+        self._emulator = cache(
+            lambda *bucket: Emulator(read_context(folder / emulated_name(soc, *bucket)))
+        )
 
     def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
         bucket, _ = super().body(rows, cache, canvases)

@@ -107,8 +107,7 @@ def _entry(
         "stop": layers.stop,
         "graphs": [
             graph._asdict()
-            | {"inputs": list(map(_tensor_entry, graph.inputs))}
-            | {"outputs": list(map(_tensor_entry, graph.outputs))}
+            | {end: list(map(_tensor_entry, getattr(graph, end))) for end in ("inputs", "outputs")}
             for graph in made.context.graphs
         ],
         "ddr_bytes": {name: t._asdict() for name, t in made.traffic.items()},
