@@ -16,9 +16,8 @@ from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.backend.litert.runtime import LiteRT
-from llada_jax.backend.program import CompiledOnDemand, bucket_size
-from llada_jax.backend.protocol import Bucket
-from llada_jax.backend.recorded_inputs import Inputs, Recorder
+from llada_jax.backend.program import CompiledOnDemand, Recorder, bucket_size
+from llada_jax.backend.protocol import Bucket, Inputs
 from llada_jax.backend.session import Session
 from llada_jax.build.denoisers import score_rules
 from llada_jax.config import STATIC_PRECISIONS, ExportConfig, SamplerConfig, require, require_counts

@@ -52,10 +52,7 @@ class Program(Protocol):
     """Most rows that `head` takes."""
     head_chunks: list[tuple[int, int]]
     """First id and end of each chunk of the vocabulary."""
-
-    def embed(self, tokens: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
-        """Returns embeddings of token ids, float32."""
-        ...
+    embedding: Float[np.ndarray, "V D"]
 
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
         """Returns the rows of the smallest bucket with at least so many, and the numbers of
@@ -168,7 +165,7 @@ class Session:
         """Returns what the first shard takes beside the cache, padded to the bucket."""
         self._extend_angles(1 + max(int(rows.positions.max()) for rows in asked))
         columns = {
-            "hidden": [self._program.embed(rows.tokens) for rows in asked],
+            "hidden": [self._program.embedding[rows.tokens] for rows in asked],
             "cos": [self._cos[rows.positions] for rows in asked],
             "sin": [self._sin[rows.positions] for rows in asked],
         }

@@ -15,8 +15,8 @@ from llada_jax.build.denoisers import backend_denoiser, has_tiles, score_rules
 from llada_jax.build.loading import Model
 from llada_jax.config import Loop, SamplerConfig, require
 from llada_jax.constraint.batch import Constraints, texts_of
-from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiled_forward import tiled_denoiser
+from llada_jax.revision.tiles import TileMultiplier
 from llada_jax.sampler.continuous import Places
 from llada_jax.sampler.generate import Kept, Result, decode
 from llada_jax.sampler.loops import Refresher

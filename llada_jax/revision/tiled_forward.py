@@ -27,8 +27,7 @@ from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, para
 from llada_jax.model.quantize import QuantArray
 from llada_jax.model.running_scores import RunningScores, absorb_chunk, finish_scores, start_scores
 from llada_jax.model.score_rules import ScoreRules
-from llada_jax.revision.matmul import TileMultiplier
-from llada_jax.revision.tiles import TILE, Tiles, pack_q4_0, quantize_q4_0
+from llada_jax.revision.tiles import TILE, TileMultiplier, Tiles, pack_q4_0, quantize_q4_0
 from llada_jax.types import Denoiser, KVCache, Rows, RowsOut, Scores
 
 

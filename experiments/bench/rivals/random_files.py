@@ -31,9 +31,9 @@ def write_gguf(path: Path, config: ModelConfig, weights: RandomWeights) -> None:
         writer = gguf.GGUFWriter(part, _ARCHITECTURES[0])
         for architecture in _ARCHITECTURES:
             for ours, key in gguf_keys(architecture).items():
-                value: Any = getattr(config, ours)
+                value = getattr(config, ours)
                 if value is not None and key.startswith(architecture):
-                    add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+                    add: Any = writer.add_float32 if isinstance(value, float) else writer.add_uint32
                     add(key, value)
         writer.add_tokenizer_model("no_vocab")
         writer.add_causal_attention(False)

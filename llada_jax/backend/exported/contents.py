@@ -7,8 +7,7 @@ from pathlib import Path
 
 from llada_jax.backend.canvases import sizes_within
 from llada_jax.backend.litert import tflite
-from llada_jax.backend.protocol import Bucket, Weights
-from llada_jax.backend.recorded_inputs import Inputs
+from llada_jax.backend.protocol import Bucket, Inputs, Weights
 from llada_jax.backend.weights import stored_as
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.model.params import named_specs

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import ml_dtypes  # noqa: F401  (bfloat16 by name)
 import numpy as np
-from jaxtyping import Float, Int
 
 from llada_jax.backend.canvases import sizes_within
 from llada_jax.backend.exported.calibration import emulated_name
@@ -44,7 +43,7 @@ class Exported:
         weights = [shard.file for shard in manifest.shards] + [manifest.head]
         require_memory(sum(file.bytes for file in weights), f"running {folder}")
         paths = {file.name: file.check(folder) for file in manifest.files}
-        self._embedding = np.memmap(
+        self.embedding = np.memmap(
             paths[manifest.embedding.name],
             dtype=np.dtype(manifest.embedding_dtype),
             mode="r",
@@ -69,9 +68,6 @@ class Exported:
         lacking = [name for name in names for steps in shards if name not in steps]
         lacking += {f"rows{rows}" for rows in self._settings.rows} - self._head.keys()
         require(not lacking, f"{folder} has no graph {lacking[:1]}, of which {MANIFEST} speaks")
-
-    def embed(self, tokens: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
-        return self._embedding[tokens].astype(np.float32)
 
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
         largest = self._settings.rows[-1]

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from llada_jax.backend.protocol import Executable, Step, Weights
+from llada_jax.backend.protocol import Executable, Inputs, Step, Weights
 from llada_jax.backend.qnn.compiler import Compilation, compile_context
 from llada_jax.backend.qnn.context import SOCS, Context, NpuGraph, Tensor, require_qnn
 from llada_jax.backend.qnn.quantizer import write_quantized
-from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.silenced import silenced
 from llada_jax.config import STATIC_PRECISIONS, PhoneConfig, require
 
@@ -39,7 +38,7 @@ class EmulatedNpu:
         require(
             bool(samples) or precision not in STATIC_PRECISIONS,
             f"precision is {precision!r} without samples; allowed: samples of real forwards "
-            "(llada_jax.backend.recorded_inputs), or fp16 and int8 without",
+            "(llada_jax.backend.program.Recorder), or fp16 and int8 without",
         )
         require_qnn()
         self._samples = samples

@@ -19,9 +19,8 @@ import numpy as np
 from llada_jax import atomic
 from llada_jax.backend.litert import tflite as tflite_file
 from llada_jax.backend.lower import check, lower
-from llada_jax.backend.protocol import Step, Weights
+from llada_jax.backend.protocol import Inputs, Step, Weights
 from llada_jax.backend.qnn.context import op_name, read_tflite, require_qnn, signatures
-from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.silenced import silenced
 from llada_jax.backend.steps import bucket_of, padded, resized
 from llada_jax.config import STATIC_PRECISIONS, Precision, require
