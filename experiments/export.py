@@ -47,20 +47,15 @@ class ExportRunConfig(ExportConfig):
     recording: RecordingConfig
     verify: bool = True
 
-    @property
-    def settings(self) -> ExportConfig:
-        return ExportConfig(
-            **{each.name: getattr(self, each.name) for each in fields(ExportConfig)}
-        )
-
 
 def export(config: ExportRunConfig, run: Run) -> None:
     """Writes the folder, and says what is in it."""
     run.begin()
     samples = _samples(config) if config.phones.socs else []
-    manifest = lj.export(
-        config.model, config.out, config.settings, verify=config.verify, samples=samples
+    settings = ExportConfig(
+        **{each.name: getattr(config, each.name) for each in fields(ExportConfig)}
     )
+    manifest = lj.export(config.model, config.out, settings, verify=config.verify, samples=samples)
     run.fingerprint = manifest.fingerprint
     rows = [ResultRow(f"file/{file.name}", file.bytes / 1e6, "MB") for file in manifest.files]
     errors: dict[str, float] = {}

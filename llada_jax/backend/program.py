@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from llada_jax.backend.canvases import sizes_within
+from llada_jax.backend.canvases import Turn, sizes_within
 from llada_jax.backend.protocol import Backend, Bucket, Executable, Inputs
 from llada_jax.backend.session import Program, Shard
 from llada_jax.backend.steps import body_step, head_chunks, head_steps
@@ -39,6 +39,7 @@ class CompiledOnDemand:
         self._row_buckets, self._canvases = row_buckets, canvases
         self.embedding = np.asarray(params.embedding)
         self._weights = InMemory(params)
+        self.turn = Turn()
         self._bodies: dict[Bucket, list[Shard]] = {}
         self._heads: dict[int, Mapping[str, Executable]] = {}
 
@@ -79,7 +80,7 @@ class Recorder:
         self._program, self._bucket, self._limit = program, bucket, limit
         self.config = program.config
         self.largest_head, self.head_chunks = program.largest_head, program.head_chunks
-        self.embedding, self.head = program.embedding, program.head
+        self.embedding, self.head, self.turn = program.embedding, program.head, program.turn
         self.samples: list[Inputs] = []
 
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:

@@ -6,9 +6,7 @@ and values. Canvases share a forward where the program is compiled for several.
 """
 
 from collections.abc import Mapping, Sequence
-from threading import Lock
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +51,7 @@ class Program(Protocol):
     head_chunks: list[tuple[int, int]]
     """First id and end of each chunk of the vocabulary."""
     embedding: Float[np.ndarray, "V D"]
+    turn: Turn
 
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
         """Returns the rows of the smallest bucket with at least so many, and the numbers of
@@ -69,10 +68,6 @@ class Program(Protocol):
         ...
 
 
-_turns: WeakKeyDictionary[Program, Turn] = WeakKeyDictionary()
-_adding_a_turn = Lock()
-
-
 class Session:
     """A program as the sampler's denoiser. It holds the canvases of one run at a time.
 
@@ -82,8 +77,6 @@ class Session:
 
     def __init__(self, program: Program, rules: ScoreRules):
         self._program = program
-        with _adding_a_turn:
-            self._turn = _turns.setdefault(program, Turn())
         self._rules = rules
         self._canvases: list[CanvasCache] = []
         self._length = 0
@@ -111,7 +104,7 @@ class Session:
         hidden = np.zeros((batch, n_rows, self._program.config.width), np.float32)
         run = [np.nonzero(live)[0] for live in arrays.live]
         asked = [_live_rows(arrays, b, run[b]) for b in range(batch)]
-        with self._turn.lock:
+        with self._program.turn.lock:
             for canvas, each in zip(self._canvases, asked, strict=True):
                 canvas.write_left(each.positions[each.written], each.sees_cache.any(axis=0))
             for pack in packs([len(each) for each in run], self._program.sizes_for):
@@ -125,7 +118,7 @@ class Session:
         self, pack: Pack, asked: Sequence[LiveRows]
     ) -> tuple[Bucket, Float[np.ndarray, "R D"]]:
         canvases = [self._canvases[b] for b in pack.canvases]
-        self._turn.take(canvases)
+        self._program.turn.take(canvases)
         bucket, shards = self._program.body(pack.rows, self._length, pack.places)
         if bucket.cache:
             self._allocate_caches(canvases, bucket, shards)
@@ -187,7 +180,7 @@ class Session:
         keys = None if noise_keys is None else noise_keys.reshape(-1)
         size = self._program.largest_head
         parts = []
-        with self._turn.lock:
+        with self._program.turn.lock:
             for start in range(0, len(flat), size):
                 part = slice(start, start + size)
                 if self._rules.plain and keys is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  (bfloat16 by name)
 import numpy as np
 
-from llada_jax.backend.canvases import sizes_within
+from llada_jax.backend.canvases import Turn, sizes_within
 from llada_jax.backend.exported.calibration import emulated_name
 from llada_jax.backend.exported.contents import buckets
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
@@ -38,7 +38,7 @@ class Exported:
         self.config = manifest.model
         self.largest_head = manifest.settings.rows[-1]
         self.head_chunks = head_chunks(self.config, manifest.head_chunk)
-        self._folder = folder
+        self._folder, self.turn = folder, Turn()
         self._settings = manifest.settings
         weights = [shard.file for shard in manifest.shards] + [manifest.head]
         require_memory(sum(file.bytes for file in weights), f"running {folder}")

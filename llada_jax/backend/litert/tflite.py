@@ -74,9 +74,10 @@ def file_bytes(specs: Mapping[str, LoweredWeight], signatures: int = 1) -> int:
 
     Scales and zero points of rows (12 bytes) stand in each graph, scales of blocks (2) once.
     """
-    rows = sum(_n_scales(spec) for spec in specs.values() if spec.group is None)
-    blocks = sum(_n_scales(spec) for spec in specs.values() if spec.group is not None)
-    return sum(map(_stored_bytes, specs.values())) + 12 * signatures * rows + 2 * blocks
+    return sum(
+        _stored_bytes(spec) + _n_scales(spec) * (12 * signatures if spec.group is None else 2)
+        for spec in specs.values()
+    )
 
 
 def write(
