@@ -103,7 +103,10 @@ class _Suite:
             yield from self._machine()
             mine, *others = self._contenders()
             with self._running(mine) as ours:
-                yield from self._alone(mine, ours)
+                yield self._error(mine)
+                for work, number, times in self._works():
+                    asked = [ours.ask(work, number) for _ in range(times + 1)]
+                    yield from self._seconds(mine, ours.about, work, number, asked[1:])
                 for each in others:
                     yield from self._beside(mine, ours, each)
                 for program in self._config.programs:
@@ -159,12 +162,6 @@ class _Suite:
         with started(contender, told) as running:
             yield running
         shutil.rmtree(folder, ignore_errors=True)
-
-    def _alone(self, mine: Contender, ours: Running) -> Iterator[ResultRow]:
-        yield self._error(mine)
-        for work, number, times in self._works():
-            asked = [ours.ask(work, number) for _ in range(times + 1)]
-            yield from self._seconds(mine, ours.about, work, number, asked[1:])
 
     def _beside(self, mine: Contender, ours: Running, other: Contender) -> Iterator[ResultRow]:
         """Times another one in turns with ours. Where it is missing, or ends, it says so."""

@@ -103,12 +103,15 @@ def write_calibration(unfinished: UnfinishedExport, export: Export) -> Iterator[
     """Yields the files, each written unless it is there already."""
     if not export.settings.phones.calibration:
         return
-    rows, steps = _rows(export), _steps(export.model)
-    precision = export.settings.phones.precision
+    settings, steps = export.settings, _steps(export.model)
+    precision = settings.phones.precision
+    shards = [min(n, export.model.n_layers) for n in SHARDS]
+    heads = [] if settings.quant == "float32" else settings.rows[:: max(1, len(settings.rows) // 3)]
+    rows = calibration_rows(_caches(export.model), shards, STORED[precision], heads)
     yield unfinished.file("calibration-rows.csv", partial(_write_rows, rows))
     script = Path(__file__).with_name("calibration.sh").read_bytes()
     yield unfinished.file("calibration.sh", lambda path: atomic.write_bytes(path, script))
-    for soc in export.settings.phones.socs:
+    for soc in settings.phones.socs:
         for name, some in steps.items():
             write = partial(_write_compiled, export, some, soc, _precision(name, export))
             yield unfinished.file(f"calibration-{soc}-{name}.tflite", write)
@@ -166,14 +169,6 @@ def _caches(model: ModelConfig) -> tuple[int, int]:
     long = min(CACHES[1], model.max_length)
     require(long > 1, f"max_length is {long}; allowed: 2 or more, for two lengths of the cache")
     return min(CACHES[0], long // 2), long
-
-
-def _rows(export: Export) -> list[dict[str, Any]]:
-    settings = export.settings
-    shards = [min(n, export.model.n_layers) for n in SHARDS]
-    heads = [] if settings.quant == "float32" else settings.rows[:: max(1, len(settings.rows) // 3)]
-    stored = STORED[settings.phones.precision]
-    return calibration_rows(_caches(export.model), shards, stored, heads)
 
 
 def _steps(model: ModelConfig) -> dict[str, list[Step]]:

@@ -55,9 +55,9 @@ class Exported:
             for file in weights
         }
         new = {path: place for path, place in packed.items() if not place.exists()}
-        size = sum(path.stat().st_size for path in new)
-        require_disk(folder, size, "packing the weights for this CPU")
         if new:
+            size = sum(path.stat().st_size for path in new)
+            require_disk(folder, size, "packing the weights for this CPU")
             (folder / "packed").mkdir(exist_ok=True)
             pack_in_child(new)
         runtime = LiteRT()
@@ -70,9 +70,8 @@ class Exported:
         require(not lacking, f"{folder} has no graph {lacking[:1]}, of which {MANIFEST} speaks")
 
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
-        largest = self._settings.rows[-1]
         bucket = next((size for size in self._settings.rows if size >= rows), rows)
-        return bucket, sizes_within(self._settings.canvases, bucket, largest)
+        return bucket, sizes_within(self._settings.canvases, bucket, self.largest_head)
 
     def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
         alike = (b for b in buckets(self._settings) if b.canvases == canvases)

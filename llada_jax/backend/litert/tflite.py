@@ -129,21 +129,18 @@ class _Constants:
 
     def __init__(self, model: Any, specs: Mapping[str, LoweredWeight]):
         self._schema = litert_schema()
-        self._model = model
-        self._specs = specs
+        self._model, self._specs = model, specs
         self._buffers: dict[str, Any] = {}
         self._quantization: dict[str, list[Any]] = {name: [] for name in specs}
         self._block_scales: dict[str, Any] = {}
         for signature in model.signatureDefs:
-            self._fill_in(model.subgraphs[signature.subgraphIndex], signature)
-
-    def _fill_in(self, graph: Any, signature: Any) -> None:
-        inputs = {tensor.name.decode(): tensor.tensorIndex for tensor in signature.inputs}
-        filled = {inputs[name]: name for name in self._specs if name in inputs}
-        for index, name in filled.items():
-            self._to_constant(graph, graph.tensors[index], name)
-        graph.inputs = [index for index in graph.inputs if index not in filled]
-        signature.inputs = [t for t in signature.inputs if t.tensorIndex not in filled]
+            graph = model.subgraphs[signature.subgraphIndex]
+            inputs = {tensor.name.decode(): tensor.tensorIndex for tensor in signature.inputs}
+            filled = {inputs[name]: name for name in specs if name in inputs}
+            for index, name in filled.items():
+                self._to_constant(graph, graph.tensors[index], name)
+            graph.inputs = [index for index in graph.inputs if index not in filled]
+            signature.inputs = [t for t in signature.inputs if t.tensorIndex not in filled]
 
     def _to_constant(self, graph: Any, tensor: Any, name: str) -> None:
         types, spec = self._schema.TensorType, self._specs[name]
