@@ -43,7 +43,7 @@ class Exported:
         weights = [shard.file for shard in manifest.shards] + [manifest.head]
         require_memory(sum(file.bytes for file in weights), f"running {folder}")
         paths = {file.name: file.check(folder) for file in manifest.files}
-        self.embedding = np.memmap(
+        self.embedding: np.ndarray = np.memmap(
             paths[manifest.embedding.name],
             dtype=np.dtype(manifest.embedding_dtype),
             mode="r",
