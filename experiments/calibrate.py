@@ -20,7 +20,7 @@ import numpy as np
 
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax.backend.exported.calibration_rows import calibration_rows
+from llada_jax.backend.exported.calibration import calibration_rows
 from llada_jax.config import require
 from llada_jax.phone.calibration.calibrate import (
     MODEL_DOUBT,

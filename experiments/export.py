@@ -16,17 +16,14 @@ from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.backend.litert.runtime import LiteRT
-from llada_jax.backend.program import CompiledOnDemand
-from llada_jax.backend.protocol import Bucket
-from llada_jax.backend.recorded_inputs import Inputs, Recorder
+from llada_jax.backend.program import CompiledOnDemand, Recorder, bucket_size
+from llada_jax.backend.protocol import Bucket, Inputs
 from llada_jax.backend.session import Session
 from llada_jax.build.denoisers import score_rules
 from llada_jax.config import STATIC_PRECISIONS, ExportConfig, SamplerConfig, require, require_counts
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
-
-_MULTIPLE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +47,15 @@ class ExportRunConfig(ExportConfig):
     recording: RecordingConfig
     verify: bool = True
 
-    @property
-    def settings(self) -> ExportConfig:
-        return ExportConfig(
-            **{each.name: getattr(self, each.name) for each in fields(ExportConfig)}
-        )
-
 
 def export(config: ExportRunConfig, run: Run) -> None:
     """Writes the folder, and says what is in it."""
     run.begin()
     samples = _samples(config) if config.phones.socs else []
-    manifest = lj.export(
-        config.model, config.out, config.settings, verify=config.verify, samples=samples
+    settings = ExportConfig(
+        **{each.name: getattr(config, each.name) for each in fields(ExportConfig)}
     )
+    manifest = lj.export(config.model, config.out, settings, verify=config.verify, samples=samples)
     run.fingerprint = manifest.fingerprint
     rows = [ResultRow(f"file/{file.name}", file.bytes / 1e6, "MB") for file in manifest.files]
     errors: dict[str, float] = {}
@@ -94,15 +86,13 @@ def _samples(config: ExportRunConfig) -> list[Inputs]:
         require(bool(questions), f"{recording.prompts} has no prompts; allowed: one a line")
     model = lj.load(config.model, "float32")
     sampler, prompts = with_ids(recording.sampler, model.config), prompts_of(model, questions)
-    length = max(map(len, prompts)) + sampler.gen_length
-    length = -(-length // _MULTIPLE) * _MULTIPLE
+    length = bucket_size(max(map(len, prompts)) + sampler.gen_length, ())
     program = CompiledOnDemand(model.config, model.params, LiteRT())
     recorder = Recorder(program, Bucket(length, length), recording.forwards)
     denoiser = Session(recorder, score_rules(sampler)).denoiser()
     for prompt in prompts:
         decode(denoiser, None, model.config, [prompt], sampler, loop="host")
-    (samples,) = recorder.samples.values()
-    return samples
+    return recorder.samples
 
 
 main = entry_point("export", export, ExportRunConfig)

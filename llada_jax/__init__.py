@@ -7,8 +7,9 @@ are imported as `from llada_jax.phone.workload import Workload`.
 from importlib.metadata import version
 
 from llada_jax import testing
-from llada_jax.build.decoding import generate, generate_stream, infill, latency_table
+from llada_jax.build.decoding import generate, generate_stream, infill
 from llada_jax.build.describing import Description, describe
+from llada_jax.build.latency import latency_table
 from llada_jax.build.loading import Model, export, forward, load, tiled
 from llada_jax.config import ExportConfig, LatencyTable, ModelConfig, SamplerConfig
 from llada_jax.constraint.patterns import Constraint, choice, json_schema, regex

@@ -15,24 +15,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import jax
-
 import llada_jax as lj
 from experiments.bench.constraint_bench import time_constraints
 from experiments.bench.continuous_bench import ContinuousBenchConfig, time_continuous
 from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
-from experiments.bench.hot_paths import time_hot_paths
+from experiments.bench.hot_paths import random_model, time_hot_paths
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
 from experiments.bench.start_bench import StartBenchConfig, time_loading, time_start
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require_counts
-from llada_jax.model.params import init_params
 
-OfAShape = Literal[
-    "hot_paths", "rivals", "packed", "experts_budget", "start", "constraint", "loading"
-]
 _WITH_QUARTILES = ("hot_paths", "rivals", "packed", "loading")
 _USUAL_SHAPES = {"hot_paths": "medium", "loading": "medium", "experts_budget": "mixture_1b"}
 
@@ -41,7 +35,10 @@ _USUAL_SHAPES = {"hot_paths": "medium", "loading": "medium", "experts_budget": "
 class BenchConfig:
     """What to time. The comments are in conf/bench.yaml."""
 
-    suite: Literal["continuous", OfAShape] = "continuous"
+    suite: Literal[
+        "continuous", "hot_paths", "rivals", "packed", "experts_budget", "start", "constraint",
+        "loading",
+    ] = "continuous"  # fmt: skip
     model: str = "small"
     architecture: ModelConfig | None = None
     repeats: int = 5
@@ -82,11 +79,6 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         usual = _USUAL_SHAPES.get(config.suite, "llada_8b")
         raise ValueError(f"suite={config.suite} needs architecture={usual}")
     return of_a_shape[config.suite](shape)
-
-
-def random_model(shape: ModelConfig, seed: int) -> lj.Model:
-    """Returns a model with random weights."""
-    return lj.Model(shape, init_params(shape, jax.random.key(seed)), None)
 
 
 main = entry_point("bench", bench, BenchConfig)

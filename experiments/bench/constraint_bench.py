@@ -66,15 +66,14 @@ def time_constraints(
         yield ResultRow(f"{name}/classes", automaton.transitions.shape[1], "classes")
         yield ResultRow(f"{name}/build", seconds, "s")
         yield ResultRow(f"{name}/load", _load_seconds(automaton), "s")
-        calls = plain | dict(_work(model, automaton, hidden))
+        calls = plain | _work(model, automaton, hidden)
         _, seconds = best_of(calls["automaton"])
         yield ResultRow(f"{name}/compile", seconds, "s")
         times = {each: np.array(of) for each, of in times_in_turns(calls, repeats).items()}
         step = times["layer"] * shape.n_layers + times["plain"]
         head = times["classes"] - times["plain"]
-        yield ResultRow(f"{name}/step", float(np.median(step)) * 1e3, "ms")
-        yield ResultRow(f"{name}/head", float(np.median(head)) * 1e3, "ms")
-        yield ResultRow(f"{name}/automaton", float(np.median(times["automaton"])) * 1e3, "ms")
+        for what, seconds in {"step": step, "head": head, "automaton": times["automaton"]}.items():
+            yield ResultRow(f"{name}/{what}", float(np.median(seconds)) * 1e3, "ms")
         share = np.median((head + times["automaton"]) / step)
         yield ResultRow(f"{name}/share", float(share), "of a step")
 
@@ -97,18 +96,15 @@ def _load_seconds(automaton: Automaton) -> float:
         return best_of(partial(read_automaton, path), 3)[1]
 
 
-def _work(
-    model: lj.Model, automaton: Automaton, hidden: Any
-) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yields what measures classes in the head, and what the automaton does with them."""
+def _work(model: lj.Model, automaton: Automaton, hidden: Any) -> dict[str, Callable[[], Any]]:
+    """Returns what measures classes in the head, and what the automaton does with them."""
     words = Constraint("words")
     texts = Texts((words,), {words.texts: automaton})
-    sampler = SamplerConfig(gen_length=GEN_LENGTH, block_length=ROWS)
+    sampler = SamplerConfig(gen_length=GEN_LENGTH, block_length=ROWS, mask_id=MASK)
     prompt = np.full(PROMPT, SPECIAL, np.int32)
     placed = placed_texts(texts, [prompt], MASK, GEN_LENGTH, infill=False)
     grammar = jax.tree.map(jnp.asarray, grammar_of(texts, (EOS,)))
     cache, length = cache_for(model.params, model.config, 1, 0), PROMPT + GEN_LENGTH
-    sampler = sampler.replace(mask_id=MASK)
     keys = jax.random.split(jax.random.key(0), 1)
     canvas = new_canvas([prompt], sampler, model.config, keys, cache, length, infill=False)
     canvas = canvas._replace(text=Placed(*map(jnp.asarray, placed)))
@@ -125,5 +121,7 @@ def _work(
         here, _ = constrained(grammar, canvas, spread(at, head.scores, length), classes)
         return here, forced(setup, canvas).tokens
 
-    yield "automaton", partial(automaton_step, setup, canvas, measured())
-    yield "classes", lambda: measured().scores  # classes without ids have no finite logits
+    return {
+        "automaton": partial(automaton_step, setup, canvas, measured()),
+        "classes": lambda: measured().scores,  # classes without ids have no finite logits
+    }

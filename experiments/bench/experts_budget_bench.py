@@ -9,6 +9,7 @@ expert.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,10 +46,10 @@ class ExpertsBudgetConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.dtypes), "dtypes is empty; allowed: int8, int4")
-        for dtype in self.dtypes:
-            require(dtype in _QUANT, f"dtype is {dtype!r}; allowed: {', '.join(_QUANT)}")
-        for policy in self.policies:
-            require(policy in POLICIES, f"policy is {policy!r}; allowed: {', '.join(POLICIES)}")
+        named = {"dtype": (self.dtypes, _QUANT), "policy": (self.policies, POLICIES)}
+        for name, (values, allowed) in named.items():
+            for value in values:
+                require(value in allowed, f"{name} is {value!r}; allowed: {', '.join(allowed)}")
         for share in self.shares:
             require(0 < share <= 1, f"share is {share}; allowed: above 0, up to 1")
         _ = self.sampler
@@ -133,37 +134,35 @@ def time_experts_budget(
     experts."""
     for dtype in config.dtypes:
         _ = ExpertShape.of(shape, dtype)
-    return _rows(shape, config, seed)
+    files = {dtype: Path(config.scratch, f"experts_{dtype}") for dtype in config.dtypes}
+    cases = (_Case(shape, dtype, seed, config, file) for dtype, file in files.items())
+    return chain.from_iterable(map(_rows, cases))
 
 
-def _rows(shape: ModelConfig, config: ExpertsBudgetConfig, seed: int) -> Iterator[ResultRow]:
-    Path(config.scratch).mkdir(parents=True, exist_ok=True)
-    for dtype in config.dtypes:
-        file = Path(config.scratch, f"experts_{dtype}")
-        case = _Case(shape, dtype, seed, config, file)
-        in_own_process(case.write)
-        try:
-            yield from _rows_of(case)
-        finally:
-            file.unlink()
+def _rows(case: _Case) -> Iterator[ResultRow]:
+    case.file.parent.mkdir(parents=True, exist_ok=True)
+    in_own_process(case.write)
+    try:
+        yield from _rows_of(case)
+    finally:
+        case.file.unlink()
 
 
 def _rows_of(case: _Case) -> Iterator[ResultRow]:
-    name = f"experts_budget/{case.dtype}"
+    name, config, moe = f"experts_budget/{case.dtype}", case.config, case.shape.moe
+    assert moe is not None
     measured = in_own_process(case.measured)
     yield ResultRow(f"{name}/file", case.file.stat().st_size / 1e9, "GB")
     yield ResultRow(f"{name}/read_expert", measured.read * 1e3, "ms")
     for rows, seconds in measured.run.items():
         yield ResultRow(f"{name}/run_expert/{rows}_rows", seconds * 1e3, "ms")
-    assert case.shape.moe is not None
-    costs = measured.costs(case.shape.moe.experts_per_token)
-    plain = None
-    if case.config.in_memory:
-        plain = in_own_process(case.decoded_in_memory)
+    costs = measured.costs(moe.experts_per_token)
+    plain = in_own_process(case.decoded_in_memory) if config.in_memory else None
+    if plain is not None:
         yield from plain.rows(f"{name}/memory")
-    for share in case.config.shares:
-        slots = max(1, math.floor(share * case.shape.moe.n_experts))
-        for policy in case.config.policies if share < 1 else case.config.policies[-1:]:
+    for share in config.shares:
+        slots = max(1, math.floor(share * moe.n_experts))
+        for policy in config.policies if share < 1 else config.policies[-1:]:
             found = in_own_process(case.decoded_within, costs, policy, slots)
             each = f"{name}/{share * 100:g}/{policy}"
             yield from found.rows(each)
@@ -178,8 +177,8 @@ def _rows_of(case: _Case) -> Iterator[ResultRow]:
 
 def _peak() -> int:
     peak = peak_memory()
-    require(peak is not None, "the system does not tell a process's peak; allowed: Linux")
-    assert peak is not None
+    if peak is None:
+        raise ValueError("the system does not tell a process's peak; allowed: Linux")
     return peak
 
 

@@ -21,8 +21,8 @@ from llada_jax.model.grouped_product import grouped_product
 from llada_jax.model.head import logits_of, score_rows
 from llada_jax.model.params import init_params
 from llada_jax.model.score_rules import ScoreRules
-from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
+from llada_jax.revision.tiles import TileMultiplier
 from llada_jax.rows import make_rows
 from llada_jax.types import RowsOut
 
@@ -38,7 +38,7 @@ Ways = Mapping[str, Callable[[], Any]]
 
 def time_hot_paths(shape: ModelConfig, repeats: int, seed: int) -> Iterator[ResultRow]:
     """Yields the milliseconds of each way, and how many times as fast as the baseline it is."""
-    model = lj.Model(shape, init_params(shape, jax.random.key(seed)), None)
+    model = random_model(shape, seed)
     with TileMultiplier(available_cores()) as multiply:
         paths = {
             **decoding(model),
@@ -57,6 +57,11 @@ def time_hot_paths(shape: ModelConfig, repeats: int, seed: int) -> Iterator[Resu
                 yield from spread(f"{path}/{name} vs {baseline}", ratios, "x as fast")
 
 
+def random_model(shape: ModelConfig, seed: int) -> lj.Model:
+    """Returns a model with random weights."""
+    return lj.Model(shape, init_params(shape, jax.random.key(seed)), None)
+
+
 def decoding(model: lj.Model) -> Mapping[str, Ways]:
     """Compares windows with equal forwards; both loops; and the backends that are installed."""
     # Without the special ids at the vocabulary's ends.
@@ -64,11 +69,12 @@ def decoding(model: lj.Model) -> Mapping[str, Ways]:
     prompt = jax.random.randint(jax.random.key(0), (1, PROMPT), *ids)
     sampler = SamplerConfig(gen_length=GENERATED, block_length=BLOCK, steps=STEPS)
     blockwise = sampler.replace(cache="blockwise")
-    windows = {name: sampler.replace(cache=name) for name in ("none", "blockwise", "dual")}
     decode = partial(lj.generate, model, prompt)
     loops = {name: partial(decode, blockwise, loop=name) for name in ("host", "compiled")}
-    found: dict[str, Ways] = {"loop": loops}
-    found["window"] = {name: partial(decode, each) for name, each in windows.items()}
+    windows = {
+        name: partial(decode, sampler.replace(cache=name)) for name in ("none", "blockwise", "dual")
+    }
+    found: dict[str, Ways] = {"loop": loops, "window": windows}
     if find_spec("ai_edge_litert"):
         litert = partial(decode, blockwise, backend="litert", loop="host")
         found["backend"] = {"xla": loops["host"], "litert": litert}
@@ -77,12 +83,9 @@ def decoding(model: lj.Model) -> Mapping[str, Ways]:
 
 def forwards(model: lj.Model) -> Ways:
     """Compares a block's rows, which see a cache of the canvas, with all rows of the canvas."""
-    length = PROMPT + GENERATED
-    block = np.arange(PROMPT, PROMPT + BLOCK)
-    return {
-        "canvas": forward_of(model, np.arange(length), 0),
-        "block": forward_of(model, block, length),
-    }
+    length, block = PROMPT + GENERATED, np.arange(PROMPT, PROMPT + BLOCK)
+    canvas = forward_of(model, np.arange(length), 0)
+    return {"canvas": canvas, "block": forward_of(model, block, length)}
 
 
 def sampling(model: lj.Model, seed: int) -> Ways:
@@ -112,7 +115,7 @@ def revision(shape: ModelConfig, seed: int, multiply: TileMultiplier) -> Ways:
     on the host's threads."""
     special = dict.fromkeys(("mask_id", "eos_id", "eot_id", "pad_id"))
     one = shape.replace(n_layers=1, vocab_size=512, **special)
-    model = lj.Model(one, init_params(one, jax.random.key(seed)), None)
+    model = random_model(one, seed)
     length = PROMPT + GENERATED
     in_xla = forward_of(model, np.arange(REVISED_ROWS) * (length // REVISED_ROWS), length)
     *_, rows, cache = in_xla.args

@@ -63,9 +63,8 @@ def time_packed(shape: ModelConfig, config: PackedBenchConfig, repeats: int) -> 
     gen, steps = config.gen_length, config.gen_length // TOKENS_PER_STEP
     for backend, model in _models(sliced, config):
         for block in config.block_lengths:
-            sampler = SamplerConfig(
-                gen_length=gen, block_length=block, steps=steps, cache="blockwise"
-            )
+            lengths = {"gen_length": gen, "block_length": block, "steps": steps}
+            sampler = SamplerConfig(**lengths, cache="blockwise")
             decode = partial(lj.generate, model, config=sampler, backend=backend)
             yield from _compared(f"packed/{backend}/block{block}", decode, prompts, repeats)
 
@@ -97,7 +96,8 @@ def _compared(
     for way, took in times.items():
         yield from spread(f"{name}/{way}", [tokens.size / t.seconds for t in took], "tokens/s")
     for clock, ratio in zip(Took._fields, ("ratio", "processor_ratio"), strict=True):
-        pairs = zip(*times.values(), strict=True)
-        ratios = [getattr(a, clock) / getattr(b, clock) for a, b in pairs]
+        ratios = [
+            getattr(a, clock) / getattr(b, clock) for a, b in zip(*times.values(), strict=True)
+        ]
         yield from spread(f"{name}/{ratio}", ratios, "x one by one")
     yield ResultRow(f"{name}/load_average", os.getloadavg()[0], "processes")

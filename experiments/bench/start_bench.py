@@ -70,14 +70,11 @@ def time_start(
         told = name, shape, sampler, prompt
         yield from in_own_process(_compiled_loop, *told, environment=NOTHING_KEPT)
     opened = shape.replace(n_layers=config.opening_layers)
-    yield from time_opening(opened, Path(config.scratch), repeats)
-    with TemporaryDirectory() as cache:
-        environment = {**os.environ, "XDG_CACHE_HOME": cache}
-        environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-        yield from _generate(model, repeats, environment)
+    yield from _time_opening(opened, Path(config.scratch), repeats)
+    yield from _time_generate(model, repeats)
 
 
-def time_opening(shape: ModelConfig, scratch: Path, repeats: int) -> Iterator[ResultRow]:
+def _time_opening(shape: ModelConfig, scratch: Path, repeats: int) -> Iterator[ResultRow]:
     """Yields seconds of opening an int8 export with random weights, each time in a new process with
     an empty memory of hashes at first. The folder lies in `scratch`, and is removed."""
     scratch.mkdir(parents=True, exist_ok=True)
@@ -87,14 +84,12 @@ def time_opening(shape: ModelConfig, scratch: Path, repeats: int) -> Iterator[Re
         gigabytes = sum(file.bytes for file in written.files) / 1e9
         yield ResultRow("start/opening/files", gigabytes, "GB")
         environment = {"XDG_CACHE_HOME": f"{name}/cache"}
-        first = in_own_process(_opening_seconds, folder, environment=environment)
+        opening = partial(in_own_process, _opening_seconds, folder, environment=environment)
+        first = opening()
         yield ResultRow("start/opening/first", first, "s, weights packed for this CPU")
         for file in folder.iterdir():
             file.touch()
-        hashed, *again = (
-            in_own_process(_opening_seconds, folder, environment=environment)
-            for _ in range(repeats + 1)
-        )
+        hashed, *again = (opening() for _ in range(repeats + 1))
     yield ResultRow("start/opening/hashed", hashed, "s")
     yield ResultRow("start/opening/again", min(again), "s", n=len(again))
     yield ResultRow("start/opening/again vs hashed", hashed / min(again), "x faster")
@@ -129,16 +124,17 @@ def _lowered(
     return best_of(run.lowered)
 
 
-def _generate(model: str, repeats: int, environment: dict[str, str]) -> Iterator[ResultRow]:
+def _time_generate(model: str, repeats: int) -> Iterator[ResultRow]:
     """Yields the CPU-seconds of a process that starts, loads, and decodes with what it compiles."""
     command = [sys.executable, "-m", "experiments.generate", f"model={model}", "loop=compiled"]
     command += ["plain_sampler=false", "phones=[]"]
     with TemporaryDirectory() as folder:
-        runs = [
+        environment = {**os.environ, "XDG_CACHE_HOME": f"{folder}/cache"}
+        environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+        first, *again = (
             _cpu_seconds([*command, f"hydra.run.dir={folder}/{turn}"], environment)
             for turn in range(repeats + 1)
-        ]
-    first, *again = runs
+        )
     yield ResultRow("start/generate/first", first, "CPU s")
     yield ResultRow("start/generate/again", min(again), "CPU s", n=len(again))
     yield ResultRow("start/generate/again vs first", first / min(again), "x faster")
@@ -158,15 +154,12 @@ def time_loading(model: lj.Model, repeats: int) -> Iterator[ResultRow]:
         folder = Path(name)
         save_huggingface(folder, model.config, model.params)
         for when, load in (("first", _load_first), ("again", lj.load)):
-            ways = {
-                "unchecked": partial(_unchecked, load, folder),
-                "checked": partial(load, folder),
-            }
+            unchecked = partial(_unchecked, load, folder)
+            ways = {"unchecked": unchecked, "checked": partial(load, folder)}
             times = times_in_turns(ways, repeats)
             for way, seconds in times.items():
                 yield from spread(f"loading/{when}/{way}", seconds, "s")
-            pairs = zip(times["checked"], times["unchecked"], strict=True)
-            ratios = [checked / unchecked for checked, unchecked in pairs]
+            ratios = [b / a for a, b in zip(*times.values(), strict=True)]
             yield from spread(f"loading/{when}/checked vs unchecked", ratios, "x as long")
 
 

@@ -4,6 +4,7 @@ The weights stay arguments of the module: they are filled in, tensor by tensor, 
 backend writes. `check` names what a target cannot take before its converter starts.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -25,9 +26,7 @@ CANNOT: dict[str, dict[str, str]] = {
         "while": "does not convert; unroll the loop or run it on the host",
         "rng_bit_generator": "does not convert; make noise an input",
         "custom_call": "is opaque to the converter",
-        "bf16": "has no kernels of this type; lower in float32",
-        "f16": "has no kernels of this type; lower in float32",
-        "f64": "has no kernels of this type; lower in float32",
+        **dict.fromkeys(("bf16", "f16", "f64"), "has no kernels of this type; lower in float32"),
     }
 }
 CANNOT["qnn"] = CANNOT["litert"] | {
@@ -141,9 +140,7 @@ def _record(op: ir.OpView, name: str, scope: str, weights: Mapping[Any, str]) ->
     contraction = 0
     if name == "dot_general":
         numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
-        contraction = 1
-        for axis in numbers.lhs_contracting_dimensions:
-            contraction *= inputs[0].shape[axis]
+        contraction = math.prod(inputs[0].shape[i] for i in numbers.lhs_contracting_dimensions)
     return Operation(
         name=name,
         scope=scope,

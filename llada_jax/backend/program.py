@@ -1,13 +1,12 @@
-"""A model in memory as a compiled program: each shape is compiled when a run needs it."""
+"""A model in memory as a compiled program, each shape when a run needs it; and one that records."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
 
-from llada_jax.backend.packed import sizes_within
-from llada_jax.backend.protocol import Backend, Bucket, Executable
-from llada_jax.backend.session import Shard
+from llada_jax.backend.canvases import Turn, sizes_within
+from llada_jax.backend.protocol import Backend, Bucket, Executable, Inputs
+from llada_jax.backend.session import Program, Shard
 from llada_jax.backend.steps import body_step, head_chunks, head_steps
 from llada_jax.backend.weights import InMemory
 from llada_jax.config import ModelConfig
@@ -38,13 +37,11 @@ class CompiledOnDemand:
         self.head_chunks = head_chunks(config)
         self._backend, self._head_backend = backend, head or backend
         self._row_buckets, self._canvases = row_buckets, canvases
-        self._embedding = np.asarray(params.embedding)
+        self.embedding = np.asarray(params.embedding)
         self._weights = InMemory(params)
+        self.turn = Turn()
         self._bodies: dict[Bucket, list[Shard]] = {}
         self._heads: dict[int, Mapping[str, Executable]] = {}
-
-    def embed(self, tokens: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
-        return self._embedding[tokens].astype(np.float32)
 
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
         bucket = bucket_size(rows, self._row_buckets)
@@ -53,13 +50,12 @@ class CompiledOnDemand:
     def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
         bucket = Bucket(bucket_size(rows, self._row_buckets), bucket_size(cache, ()), canvases)
         if bucket not in self._bodies:
-            self._bodies[bucket] = self._compiled(bucket)
+            layers = range(self.config.n_layers)
+            compiled = self._backend.compile(
+                [body_step(self.config, layers, bucket)], self._weights
+            )
+            self._bodies[bucket] = [Shard(layers, compiled[bucket.name])]
         return bucket, self._bodies[bucket]
-
-    def _compiled(self, bucket: Bucket) -> list[Shard]:
-        layers = range(self.config.n_layers)
-        step = body_step(self.config, layers, bucket)
-        return [Shard(layers, self._backend.compile([step], self._weights)[step.name])]
 
     def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
         rounded = bucket_size(rows, ROW_BUCKETS)
@@ -73,3 +69,33 @@ def bucket_size(count: int, sizes: Sequence[int]) -> int:
     """Returns the smallest of the sizes that holds the count; beyond them, a multiple of 32."""
     larger = -(-count // _MULTIPLE) * _MULTIPLE
     return next((size for size in sizes if size >= count), larger)
+
+
+class Recorder:
+    """A `Program` that runs one of a single shard in its largest shape, and keeps what it is given,
+    in the order of the forwards: real inputs, for static quantization."""
+
+    def __init__(self, program: Program, bucket: Bucket, limit: int):
+        """Keeps the first `limit` forwards, of rows and canvases that fit the bucket."""
+        self._program, self._bucket, self._limit = program, bucket, limit
+        self.config = program.config
+        self.largest_head, self.head_chunks = program.largest_head, program.head_chunks
+        self.embedding, self.head, self.turn = program.embedding, program.head, program.turn
+        self.samples: list[Inputs] = []
+
+    def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
+        return max(rows, self._bucket.rows), (1,)
+
+    def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
+        """Returns a shard that is the recorder itself."""
+        at_least = max(rows, self._bucket.rows), self._bucket.cache
+        bucket, ((layers, self._executable),) = self._program.body(*at_least)
+        return bucket, [Shard(layers, self)]
+
+    def allocate(self, name: str) -> np.ndarray:
+        return self._executable.allocate(name)
+
+    def run(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        if len(self.samples) < self._limit:
+            self.samples.append({name: array.copy() for name, array in arrays.items()})
+        return self._executable.run(arrays)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 Shapes = Mapping[str, tuple[int, ...]]
+Inputs = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)

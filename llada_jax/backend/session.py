@@ -6,17 +6,23 @@ and values. Canvases share a forward where the program is compiled for several.
 """
 
 from collections.abc import Mapping, Sequence
-from threading import Lock
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from llada_jax.backend.canvas_cache import CanvasCache, Fresh, Turn
-from llada_jax.backend.packed import LiveRows, Pack, behind_each_other, bias_of, packs
+from llada_jax.backend.canvases import (
+    CanvasCache,
+    Fresh,
+    LiveRows,
+    Pack,
+    Turn,
+    behind_each_other,
+    bias_of,
+    packs,
+)
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.resources import require_memory
 from llada_jax.backend.steps import cache_names, padded
@@ -44,10 +50,8 @@ class Program(Protocol):
     """Most rows that `head` takes."""
     head_chunks: list[tuple[int, int]]
     """First id and end of each chunk of the vocabulary."""
-
-    def embed(self, tokens: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
-        """Returns embeddings of token ids, float32."""
-        ...
+    embedding: Float[np.ndarray, "V D"]
+    turn: Turn
 
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
         """Returns the rows of the smallest bucket with at least so many, and the numbers of
@@ -64,10 +68,6 @@ class Program(Protocol):
         ...
 
 
-_turns: WeakKeyDictionary[Program, Turn] = WeakKeyDictionary()
-_adding_a_turn = Lock()
-
-
 class Session:
     """A program as the sampler's denoiser. It holds the canvases of one run at a time.
 
@@ -77,8 +77,6 @@ class Session:
 
     def __init__(self, program: Program, rules: ScoreRules):
         self._program = program
-        with _adding_a_turn:
-            self._turn = _turns.setdefault(program, Turn())
         self._rules = rules
         self._canvases: list[CanvasCache] = []
         self._length = 0
@@ -106,7 +104,7 @@ class Session:
         hidden = np.zeros((batch, n_rows, self._program.config.width), np.float32)
         run = [np.nonzero(live)[0] for live in arrays.live]
         asked = [_live_rows(arrays, b, run[b]) for b in range(batch)]
-        with self._turn.lock:
+        with self._program.turn.lock:
             for canvas, each in zip(self._canvases, asked, strict=True):
                 canvas.write_left(each.positions[each.written], each.sees_cache.any(axis=0))
             for pack in packs([len(each) for each in run], self._program.sizes_for):
@@ -120,7 +118,7 @@ class Session:
         self, pack: Pack, asked: Sequence[LiveRows]
     ) -> tuple[Bucket, Float[np.ndarray, "R D"]]:
         canvases = [self._canvases[b] for b in pack.canvases]
-        self._turn.take(canvases)
+        self._program.turn.take(canvases)
         bucket, shards = self._program.body(pack.rows, self._length, pack.places)
         if bucket.cache:
             self._allocate_caches(canvases, bucket, shards)
@@ -147,13 +145,20 @@ class Session:
             what = f"the cache of {batch} canvases of {bucket.cache} positions"
             require_memory(4 * batch * numbers, what)
         for canvas in canvases:
-            canvas.cache = canvas.cache or list(map(allocate_cache, shards))
+            canvas.cache = canvas.cache or [
+                {
+                    name: shard.executable.allocate(name)
+                    for layer in shard.layers
+                    for name in cache_names(layer)
+                }
+                for shard in shards
+            ]
 
     def _inputs(self, asked: Sequence[LiveRows], bucket: Bucket) -> dict[str, np.ndarray]:
         """Returns what the first shard takes beside the cache, padded to the bucket."""
         self._extend_angles(1 + max(int(rows.positions.max()) for rows in asked))
         columns = {
-            "hidden": [self._program.embed(rows.tokens) for rows in asked],
+            "hidden": [self._program.embedding[rows.tokens] for rows in asked],
             "cos": [self._cos[rows.positions] for rows in asked],
             "sin": [self._sin[rows.positions] for rows in asked],
         }
@@ -175,13 +180,13 @@ class Session:
         keys = None if noise_keys is None else noise_keys.reshape(-1)
         size = self._program.largest_head
         parts = []
-        with self._turn.lock:
+        with self._program.turn.lock:
             for start in range(0, len(flat), size):
                 part = slice(start, start + size)
                 if self._rules.plain and keys is None:
                     parts.append(self._score_greedily(flat[part]))
                 else:
-                    some = None if keys is None else keys[part]
+                    some = None if keys is None else keys[None, part]
                     parts.append(self._score_in_chunks(flat[part], some))
         return jax.tree.map(lambda *each: np.concatenate(each).reshape(batch, count), *parts)
 
@@ -194,13 +199,12 @@ class Session:
         return Scores(token, confidence, unknown, unknown)  # pyright: ignore
 
     def _score_in_chunks(
-        self, hidden: Float[np.ndarray, "r D"], keys: Key[Array, " r"] | None
+        self, hidden: Float[np.ndarray, "r D"], keys: Key[Array, "1 r"] | None
     ) -> Scores:
         """Scores by any rule: the head gives logits, a chunk at a time, and JAX does the rest."""
         count = len(hidden)
         rows, steps = self._program.head(count)
         inputs = {"hidden": padded(hidden, rows)}
-        keys = None if keys is None else keys[None]
         running = start_scores((1, count), jnp.dtype(self._rules.confidence_dtype))
         for chunk, (start, _) in enumerate(self._program.head_chunks):
             logits = steps[f"rows{rows}_chunk{chunk}"].run(inputs)["logits"]
@@ -216,12 +220,6 @@ def _live_rows(rows: Any, canvas: int, run: Int[np.ndarray, " r"]) -> LiveRows:
     tokens, positions, _, sees_cache, sees_rows, written = (array[canvas] for array in rows)
     sees_rows = sees_rows[np.ix_(run, run)]
     return LiveRows(tokens[run], positions[run], sees_cache[run], sees_rows, written[run])
-
-
-def allocate_cache(shard: Shard) -> dict[str, np.ndarray]:
-    """Returns an empty cache of a shard's layers, by the names of its inputs."""
-    names = [name for layer in shard.layers for name in cache_names(layer)]
-    return {name: shard.executable.allocate(name) for name in names}
 
 
 def _caches_of(

@@ -1,34 +1,28 @@
 """The functions that backends compile: layers of the body, and the head.
 
-They are the model's own functions with static shapes, one canvas (B = 1), and named arrays:
-
-- `body`: `hidden` [R, D], RoPE's `cos` and `sin` [R, half], `bias` [R, C + R] (0, or `HIDDEN_SCORE`
-  where a row may not look), and for each layer the cache `keys_<i>`, `values_<i>` [K, C, Dh], which
-  is only read. Gives `hidden` and the rows' `new_keys_<i>`, `new_values_<i>` [K, R, Dh].
-  Of n canvases, each has R / n of the rows, one canvas behind the other, and the columns of `bias`
-  are its own: C + R / n. The caches of the second one are `canvas1_keys_<i>` and so on.
-- `head`: `hidden` [R, D] and `penalty` [V], added to the logits; gives `token` and `confidence`.
-- `logits`: `hidden` [R, D] to one chunk of the logits, for every other rule of scoring.
+They are the model's own functions with static shapes, one canvas (B = 1), and named arrays, which
+`exported/contract.txt` describes. Attention alone is written anew, a head at a time, so that caches
+are read as they lie: where positions come before heads, as in `model.layers.attend`, LiteRT turns
+every cache around twice a layer, and that takes longer than the attention itself.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from llada_jax.backend.attention import HeadsFirst, attend_by_canvas
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import PLAIN, run_layers
 from llada_jax.model.head import score_greedily
-from llada_jax.model.layers import HIDDEN_SCORE, Rotation, rms_norm
+from llada_jax.model.layers import HIDDEN_SCORE, Fresh, Rotation, rms_norm, softmax
 from llada_jax.model.params import abstract_params, named_specs
 from llada_jax.model.quantize import linear
 
-_ROWS = ("hidden", "cos", "sin", "bias")
-"""Inputs of a body step that have a row for each row."""
 HEAD_CHUNK = 8192
 """Vocabulary entries whose logits exist at one time."""
 
@@ -111,23 +105,18 @@ def resized(inputs: Mapping[str, np.ndarray], bucket: Bucket) -> dict[str, np.nd
     bias = np.full((bucket.rows, bucket.cache + bucket.rows), HIDDEN_SCORE, np.float32)
     bias[:rows, :cache] = inputs["bias"][:rows, :cache]
     bias[:rows, bucket.cache : bucket.cache + rows] = inputs["bias"][:rows, old_cache:][:, :rows]
-    out = {name: padded(inputs[name][:rows], bucket.rows) for name in _ROWS[:3]}
+    wide = {name: padded(inputs[name][:rows], bucket.rows) for name in ("hidden", "cos", "sin")}
+    out = {
+        name: np.tile(array, (bucket.canvases, 1))
+        for name, array in (wide | {"bias": bias}).items()
+    }
     for name, array in inputs.items():
         if name.startswith(("keys_", "values_")):
-            out[name] = np.zeros((array.shape[0], bucket.cache, array.shape[2]), np.float32)
-            out[name][:, :cache] = array[:, :cache]
-    return _in_every_place(out | {"bias": bias}, bucket.canvases)
-
-
-def _in_every_place(inputs: Mapping[str, np.ndarray], canvases: int) -> dict[str, np.ndarray]:
-    rows = {name: np.tile(inputs[name], (canvases, 1)) for name in _ROWS}
-    caches = {
-        f"canvas{place}_{name}": array
-        for name, array in inputs.items()
-        for place in range(1, canvases)
-        if name not in rows
-    }
-    return {**inputs, **caches, **rows}
+            cut = np.zeros((array.shape[0], bucket.cache, array.shape[2]), np.float32)
+            cut[:, :cache] = array[:, :cache]
+            out[name] = cut
+            out |= {f"canvas{place}_{name}": cut for place in range(1, bucket.canvases)}
+    return out
 
 
 def padded(values: Float[np.ndarray, "r n"], rows: int) -> Float[np.ndarray, "R n"]:
@@ -187,3 +176,57 @@ def head_steps(config: ModelConfig, rows: Sequence[int]) -> list[Step]:
     steps = [head_step(config, n) for n in rows]
     chunks = range(len(head_chunks(config)))
     return steps + [logits_step(config, n, chunk) for n in rows for chunk in chunks]
+
+
+class HeadsFirst(NamedTuple):
+    """A canvas's cache of a layer."""
+
+    keys: Float[Array, "K C Dh"]
+    values: Float[Array, "K C Dh"]
+
+
+def attend_by_canvas(
+    query: Float[Array, "1 R H Dh"],
+    fresh: Fresh,
+    bias: Float[Array, "1 R T"],
+    cached: Sequence[HeadsFirst],
+) -> Float[Array, "1 R HDh"]:
+    """Lets the rows of each canvas attend to its cache and to each other, as they would alone."""
+    split = partial(jnp.split, indices_or_sections=len(cached), axis=1)
+    parts = zip(split(query), *map(split, fresh), split(bias), cached, strict=True)
+    outs = [
+        _attend(rows[0], (keys[0], values[0]), sees[0], old)
+        for rows, keys, values, sees, old in parts
+    ]
+    return jnp.concatenate(outs, axis=0)[None]
+
+
+def _attend(
+    query: Float[Array, "R H Dh"],
+    fresh: tuple[Float[Array, "R K Dh"], Float[Array, "R K Dh"]],
+    bias: Float[Array, "R T"],
+    cached: HeadsFirst,
+) -> Float[Array, "R HDh"]:
+    """Runs grouped-query attention with a float32 softmax."""
+    n_rows, _, head_dim = query.shape
+    kv_heads = fresh[0].shape[1]
+    grouped = (query * head_dim**-0.5).reshape(n_rows, kv_heads, -1, head_dim)
+    grouped = grouped.transpose(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
+    parts = [HeadsFirst(*(part.swapaxes(0, 1) for part in fresh))]
+    parts = [cached, *parts] if cached.keys.shape[1] else parts
+    scores = jnp.concatenate([_by_head(grouped, part.keys, 2) for part in parts], axis=-1)
+    shares = softmax(scores.reshape(kv_heads, -1, *bias.shape) + bias).reshape(scores.shape)
+    out, start = jnp.float32(0), 0
+    for part in parts:
+        stop = start + part.values.shape[1]
+        out = out + _by_head(shares[..., start:stop], part.values, 1)
+        start = stop
+    out = out.reshape(kv_heads, -1, n_rows, head_dim).transpose(2, 0, 1, 3)
+    return out.reshape(n_rows, -1)
+
+
+def _by_head(
+    left: Float[Array, "K n x"], right: Float[Array, "K p q"], summed: int
+) -> Float[Array, "K n m"]:
+    """Multiplies matrices of each head over the last axis and the axis `summed` of the other."""
+    return jax.lax.dot_general(left, right, (((2,), (summed,)), ((0,), (0,))))

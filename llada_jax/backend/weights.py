@@ -5,10 +5,11 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
+import ml_dtypes
 import numpy as np
 
 from llada_jax.backend.protocol import Weights
-from llada_jax.config import Quant
+from llada_jax.config import Quant, require
 from llada_jax.lowered import LoweredWeight
 from llada_jax.model.params import ModelParams, parameter_name
 from llada_jax.model.quantize import QuantArray, dequantize, quantize
@@ -40,10 +41,10 @@ def stored_as(name: str, shape: tuple[int, ...], quant: Quant) -> LoweredWeight:
     if name.startswith(("head", "embedding")):
         return LoweredWeight(shape, 8)
     bits, group = _BITS_AND_GROUP[quant]
-    if group is not None and shape[-1] % group:
-        raise ValueError(
-            f"quant is {quant!r}, but {name} has {shape[-1]} inputs; allowed: a multiple of {group}"
-        )
+    require(
+        group is None or shape[-1] % group == 0,
+        f"quant is {quant!r}, but {name} has {shape[-1]} inputs; allowed: a multiple of {group}",
+    )
     return LoweredWeight(shape, bits, group)
 
 
@@ -58,19 +59,20 @@ class StoredPiece(NamedTuple):
 
 def store(pieces: Iterator[Any], spec: LoweredWeight) -> Iterator[StoredPiece]:
     """Yields pieces of a weight in the form of the file, a few rows at a time."""
+    step = max(1, _PIECE_ELEMENTS // spec.shape[-1])
     for piece in pieces:
-        for part in _split(piece, spec.shape[-1]):
-            yield _stored(part, spec)
-
-
-def _split(piece: Any, columns: int) -> Iterator[Any]:
-    step = max(1, _PIECE_ELEMENTS // columns)
-    for start in range(0, len(jax.tree.leaves(piece)[0]), step):
-        yield jax.tree.map(itemgetter(slice(start, start + step)), piece)
+        for start in range(0, len(jax.tree.leaves(piece)[0]), step):
+            yield _stored(jax.tree.map(itemgetter(slice(start, start + step)), piece), spec)
 
 
 def _stored(piece: Any, spec: LoweredWeight) -> StoredPiece:
-    if not (isinstance(piece, QuantArray) and _fits(piece, spec)):
+    groups = spec.shape[-1] // spec.group if spec.group else 1
+    number = {8: np.int8, 4: ml_dtypes.int4}.get(spec.bits)
+    if not (
+        isinstance(piece, QuantArray)
+        and piece.values.dtype == number
+        and piece.scale.shape[-1] == groups
+    ):
         wide = dequantize(piece, np.float32) if isinstance(piece, QuantArray) else piece
         if spec.bits == 32:
             return StoredPiece(np.ascontiguousarray(wide, np.float32), None)
@@ -78,13 +80,6 @@ def _stored(piece: Any, spec: LoweredWeight) -> StoredPiece:
         piece = quantize(np.asarray(wide), bits, spec.group or spec.shape[-1])
     values, scale = np.asarray(piece.values), np.asarray(piece.scale, np.float32)
     return StoredPiece(pack_int4(values) if spec.bits == 4 else values, scale)
-
-
-def _fits(piece: QuantArray, spec: LoweredWeight) -> bool:
-    """Tells whether the integers are already those that the file stores."""
-    bits = 8 if piece.values.dtype == np.int8 else 4
-    groups = spec.shape[-1] // spec.group if spec.group else 1
-    return bits == spec.bits and piece.scale.shape[-1] == groups
 
 
 def restore(piece: StoredPiece, spec: LoweredWeight) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Decoding with a model, and what a step of it takes on this machine."""
+"""Decoding with a model: prompts as one batch, as a stream, and canvases with holes."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from llada_jax.backend.latency import time_steps
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.resources import available_cores
 from llada_jax.build.denoisers import backend_denoiser, has_tiles, score_rules
 from llada_jax.build.loading import Model
-from llada_jax.config import LatencyTable, Loop, SamplerConfig, ascending_counts, require
+from llada_jax.config import Loop, SamplerConfig, require
 from llada_jax.constraint.batch import Constraints, texts_of
-from llada_jax.model.score_rules import ScoreRules
-from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiled_forward import tiled_denoiser
+from llada_jax.revision.tiles import TileMultiplier
 from llada_jax.sampler.continuous import Places
 from llada_jax.sampler.generate import Kept, Result, decode
 from llada_jax.sampler.loops import Refresher
@@ -186,43 +184,6 @@ def infill(
     give the steps per block. Options, result and errors as `generate`.
     """
     return generate(model, canvases, config, holes=True, **options)
-
-
-def latency_table(
-    model: Model,
-    rows: Sequence[int],
-    *,
-    canvas: int = 256,
-    backend: str | Backend = "xla",
-    repeats: int = 10,
-) -> LatencyTable:
-    """Measures what a window's growth costs on this machine, for `SamplerConfig.latency_table`:
-    median milliseconds of a step by its rows, each of which is scored.
-
-    Args:
-      rows: buckets, ascending, at most `canvas`.
-      canvas: positions; the rows are the last ones, and read the others from the cache.
-      backend: as in `generate`.
-      repeats: times that each bucket runs, after a first time, which compiles.
-
-    Raises:
-      ValueError: one message that names the bad value and what is allowed, before any computation.
-      FloatingPointError: the model's scores are NaN or infinite.
-    """
-    buckets, longest = ascending_counts("rows", rows), model.config.max_length
-    require(
-        canvas <= longest, f"canvas is {canvas}; allowed: up to {longest} (the model's max_length)"
-    )
-    require(buckets[-1] <= canvas, f"rows is {list(buckets)}; allowed: up to canvas ({canvas})")
-    require(repeats > 0, f"repeats is {repeats}; allowed: 1 or more")
-    return time_steps(
-        backend_denoiser(model, backend, ScoreRules(spread=False)),
-        model.params,
-        buckets,
-        canvas=canvas,
-        vocab_size=model.config.vocab_size,
-        repeats=repeats,
-    )
 
 
 def _refreshing(

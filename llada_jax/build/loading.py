@@ -16,7 +16,7 @@ from llada_jax import checkpoint
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.backend.exported.writer import write_export
-from llada_jax.backend.recorded_inputs import Inputs
+from llada_jax.backend.protocol import Inputs
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.content import content_hash
 from llada_jax.model import forward as model_forward
@@ -159,7 +159,7 @@ def export(
     Args:
       settings: default: int8, for the CPU.
       verify: run every file against JAX before the folder gets its name.
-      samples: forwards that `llada_jax.backend.recorded_inputs` recorded, for phones with static
+      samples: forwards that `llada_jax.backend.program.Recorder` recorded, for phones with static
         quantization.
 
     Raises:

@@ -10,24 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Key
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.forward import LayerHooks, cache_for, run_layers
 from llada_jax.model.head import absorb_chunk, finish_scores, score_rows, start_scores
-from llada_jax.model.layers import (
-    CachedLayer,
-    Multiply,
-    attention_bias,
-    feed_forward,
-    rms_norm,
-    rotation,
-)
+from llada_jax.model.layers import CachedLayer, attention_bias, feed_forward, rms_norm, rotation
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import QuantArray
 from llada_jax.model.score_rules import ScoreRules
-from llada_jax.revision.matmul import TileMultiplier
-from llada_jax.revision.tiles import TILE, Tiles, pack_q4_0, quantize_q4_0
+from llada_jax.revision.tiles import TILE, TileMultiplier, Tiles, pack_q4_0, quantize_q4_0
 from llada_jax.types import Denoiser, KVCache, Rows, RowsOut, Scores
 
 
@@ -69,7 +61,13 @@ def forward_tiled_rows(
     config: ModelConfig, multiply: TileMultiplier, params: ModelParams, rows: Rows, cache: KVCache
 ) -> RowsOut:
     """Runs `forward_rows`. Only live rows pass through the matrices; the others give any values."""
-    product = _product_of(multiply, np.asarray(rows.live))
+    live = np.asarray(rows.live)
+
+    def product(x: Float[Array, "B R In"], tiles: Tiles) -> Float[Array, "B R Out"]:
+        out = np.zeros((*live.shape, tiles.shape[0]), np.float32)
+        out[live] = multiply(np.asarray(x)[live], tiles)
+        return jnp.asarray(out)
+
     hidden, keys, values = run_layers(
         params.layers,
         config,
@@ -85,17 +83,6 @@ def forward_tiled_rows(
         jnp.stack(keys).astype(cache.keys.dtype),
         jnp.stack(values).astype(cache.values.dtype),
     )
-
-
-def _product_of(multiply: TileMultiplier, live: Bool[np.ndarray, "B R"]) -> Multiply:
-    """Returns the product of the live rows; it is zero for the others."""
-
-    def product(x: Float[Array, "B R In"], tiles: Tiles) -> Float[Array, "B R Out"]:
-        out = np.zeros((*live.shape, tiles.shape[0]), np.float32)
-        out[live] = multiply(np.asarray(x)[live], tiles)
-        return jnp.asarray(out)
-
-    return product
 
 
 _embedded = jax.jit(lambda embedding, tokens: embedding[tokens].astype(jnp.float32))
@@ -117,12 +104,10 @@ def score_tiled_rows(
     running = start_scores(hidden.shape[:2], jnp.dtype(rules.confidence_dtype))
     for start in range(0, vocab, chunk):
         logits = multiply(x, head.columns(start, min(start + chunk, vocab)))
-        logits = jnp.asarray(logits, rules.confidence_dtype)
-        running = _absorb(running, logits, jnp.int32(start), noise_keys, rules)
+        wide = jnp.asarray(logits, rules.confidence_dtype)
+        running = _absorb(running, wide, jnp.int32(start), noise_keys, rules)
     return finish_scores(running)
 
 
 _score = jax.jit(score_rows, static_argnums=3)
-
-
-_absorb = jax.jit(absorb_chunk, static_argnames="rules")
+_absorb = jax.jit(absorb_chunk, static_argnums=4)

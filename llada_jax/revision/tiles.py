@@ -1,4 +1,4 @@
-"""Weights as the NPU's matrix unit takes them: tiles of 32 inputs by 32 outputs.
+"""Weights as the NPU's matrix unit takes them, tiles of 32 inputs by 32 outputs; rows times them.
 
 llada.cpp (arXiv 2606.13740, §2.2 and §4) stores its weights so. A tile's rows are inputs, and its
 columns are outputs; two rows are interleaved (r0 c0, r1 c0, r0 c1, r1 c1, ...), and tiles follow
@@ -11,8 +11,9 @@ follow the nibbles. The paper leaves both open: where its scales lie, and whethe
 the columns or the interleaved order.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +27,8 @@ BIAS = 8
 NIBBLE_BYTES = TILE * TILE // 2
 Q4_0_BYTES = NIBBLE_BYTES + 2 * TILE
 """A tile in Q4_0: 512 bytes of nibbles, then 32 scales. 18 bytes for 32 weights."""
+_CHUNKS_PER_THREAD = 4
+"""So that a thread which the machine has slowed down gets less of the work."""
 Kind = Literal["q4_0"]
 
 
@@ -43,10 +46,6 @@ class Tiles:
     def shape(self) -> tuple[int, int]:
         """Gives the weight's [Out, In]."""
         return self.blocks.shape[0] * TILE, self.blocks.shape[1] * TILE
-
-    @property
-    def nbytes(self) -> int:
-        return self.blocks.nbytes
 
     def columns(self, start: int, stop: int) -> "Tiles":
         """Returns a view of outputs `start` to `stop`, multiples of 32."""
@@ -106,3 +105,63 @@ def quantize_q4_0(weight: Float[np.ndarray, "Out In"]) -> QuantArray:
     )
     rounded = scale.astype(np.float16).astype(np.float32)
     return QuantArray(values, rounded)  # pyright: ignore[reportArgumentType]
+
+
+class TileMultiplier:
+    """`multiply(x, tiles)`: x times the weight transposed, as `linear` does, in float32.
+
+    Weights are decoded where they lie, tile by tile in registers: beside the result there is a copy
+    of `x` and nothing else. Threads work without the GIL, and any number of callers may share one
+    multiplier. As a context manager it leaves no thread behind.
+    """
+
+    def __init__(self, threads: int):
+        require(threads > 0, f"threads is {threads}; allowed: 1 or more")
+        try:
+            from llada_jax.revision.kernel import MAX_ROWS, kernel_for
+        except ImportError as error:
+            raise ImportError("tiles need the extra 'revision' of llada_jax (llvmlite)") from error
+        self._kernel_for, self._most_rows = kernel_for, MAX_ROWS
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tiles")
+
+    def __call__(self, x: Float[np.ndarray, "*rows In"], tiles: Tiles) -> Float[np.ndarray, "..."]:
+        """Turns [..., In] float32 into [..., Out]. Raises ValueError where they do not fit."""
+        out, inputs = tiles.shape
+        require(x.dtype == np.float32, f"x has dtype {x.dtype}; allowed: float32")
+        require(
+            x.ndim > 0 and x.shape[-1] == inputs,
+            f"x has shape {x.shape}; allowed: [..., {inputs}], the tiles' inputs",
+        )
+        rows = x.reshape(-1, inputs)
+        result = np.empty((len(rows), out), np.float32)
+        for start in range(0, len(rows), self._most_rows):
+            some = slice(start, start + self._most_rows)
+            self._multiply(rows[some], tiles, result[some])
+        return result.reshape(*x.shape[:-1], out)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _multiply(
+        self, rows: Float[np.ndarray, "r In"], tiles: Tiles, result: Float[np.ndarray, "r Out"]
+    ) -> None:
+        kernel = self._kernel_for(len(rows))
+        inputs = np.ascontiguousarray(rows.T)
+        columns = len(tiles.blocks)
+        sums = np.empty((columns, len(rows), TILE), np.float32)
+        size = -(-columns // (_CHUNKS_PER_THREAD * self._threads))
+        starts = iter(range(0, columns, size))
+
+        def work() -> None:
+            for first in starts:  # shared: each start is taken once
+                kernel(tiles.blocks, inputs, sums, first, min(first + size, columns))
+
+        helpers = [self._pool.submit(work) for _ in range(self._threads - 1)]
+        work()
+        for helper in helpers:
+            helper.result()
+        result.reshape(len(rows), columns, TILE)[:] = sums.swapaxes(0, 1)

@@ -57,6 +57,6 @@ def test_a_head_may_run_elsewhere() -> None:
 
 def test_embeddings_are_the_models() -> None:
     params = random_params(GQA)
-    found = CompiledOnDemand(GQA, params, Counting()).embed(np.array([3, 95, 3]))
+    found = CompiledOnDemand(GQA, params, Counting()).embedding[np.array([3, 95, 3])]
     np.testing.assert_array_equal(found, params.embedding[np.array([3, 95, 3])])
     assert found.dtype == np.float32

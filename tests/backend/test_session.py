@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.backend.packed import packs
+from llada_jax.backend.canvases import Turn, packs
 from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.session import FORBIDDEN_LOGIT, Session, Shard
@@ -52,14 +52,12 @@ class Recorder:
 
     config = SMALL
     largest_head = 4
+    embedding = np.arange(SMALL.vocab_size, dtype=np.float32)[:, None]
 
     def __init__(self, canvases: Sequence[int] = (1,)) -> None:
         self.calls: list[Arrays] = []
-        self._canvases = canvases
+        self._canvases, self.turn = canvases, Turn()
         self._executables: dict[Bucket, list[Shard]] = {}
-
-    def embed(self, tokens: np.ndarray) -> np.ndarray:
-        return tokens[:, None].astype(np.float32)
 
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
         return rows, self._canvases

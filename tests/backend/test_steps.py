@@ -11,11 +11,25 @@ from llada_jax.backend import steps
 from llada_jax.backend.lower import lower
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.session import FORBIDDEN_LOGIT
-from llada_jax.backend.steps import body_step, head_chunks, head_step, head_steps, logits_step
+from llada_jax.backend.steps import (
+    HeadsFirst,
+    attend_by_canvas,
+    body_step,
+    head_chunks,
+    head_step,
+    head_steps,
+    logits_step,
+)
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import forward_rows
 from llada_jax.model.head import logits_of, score_rows
-from llada_jax.model.layers import attention_bias, rotation
+from llada_jax.model.layers import (
+    HIDDEN_SCORE,
+    CachedLayer,
+    attend_to_cache,
+    attention_bias,
+    rotation,
+)
 from llada_jax.model.score_rules import ScoreRules
 from llada_jax.rows import make_rows
 from llada_jax.types import KVCache
@@ -31,6 +45,7 @@ from tests.backend.models import (
 )
 
 ROWS = 8
+FEW, HEAD_DIM = 3, 8
 
 
 def a_forward(config: ModelConfig, cached: int):
@@ -204,3 +219,31 @@ def test_a_head_has_a_step_for_every_number_of_rows(monkeypatch: pytest.MonkeyPa
     assert names == ["rows1", "rows8", *chunks]
     tied = head_step(GQA.replace(tied_embeddings=True), 8)
     assert list(tied.weights) == ["embedding[0:40]", "embedding[40:80]", "embedding[80:96]"]
+
+
+@pytest.mark.parametrize("canvases", [1, 2])
+@pytest.mark.parametrize("cached", [0, 5])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2)])
+def test_it_is_the_models_attention(canvases, cached, heads, kv_heads):
+    rng = np.random.default_rng(0)
+
+    def noise(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape, np.float32))
+
+    rows = canvases * FEW
+    query = noise(1, rows, heads, HEAD_DIM)
+    keys, values = noise(1, rows, kv_heads, HEAD_DIM), noise(1, rows, kv_heads, HEAD_DIM)
+    hidden = rng.random((1, rows, cached + FEW)) < 0.3
+    hidden[..., -1] = False  # a row that sees nothing gives any value
+    bias = jnp.where(hidden, jnp.float32(HIDDEN_SCORE), jnp.float32(0))
+    caches = [
+        HeadsFirst(noise(kv_heads, cached, HEAD_DIM), noise(kv_heads, cached, HEAD_DIM))
+        for _ in range(canvases)
+    ]
+    found = attend_by_canvas(query, (keys, values), bias, caches)
+    for canvas, cache in enumerate(caches):
+        own = slice(canvas * FEW, (canvas + 1) * FEW)
+        fresh = keys[:, own], values[:, own]
+        old = CachedLayer(*(part.swapaxes(0, 1)[None] for part in cache))
+        wanted = attend_to_cache(query[:, own], fresh, bias[:, own], old)
+        np.testing.assert_allclose(found[:, own], wanted, rtol=1e-5, atol=1e-6)

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llada_jax.model.quantize import QuantArray, dequantize
-from llada_jax.revision.matmul import TileMultiplier
-from llada_jax.revision.tiles import Tiles, pack_q4_0
+from llada_jax.revision.tiles import TileMultiplier, Tiles, pack_q4_0
 from tests.revision.unpacked import unpack_q4_0
 
 pytest.importorskip("llvmlite")
@@ -103,7 +102,7 @@ def test_nothing_decoded_is_stored(multiply):
     found = multiply(x, tiles)
     allocated = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert allocated < x.nbytes + 2 * found.nbytes + 32 * 1024 < tiles.nbytes / 10
+    assert allocated < x.nbytes + 2 * found.nbytes + 32 * 1024 < tiles.blocks.nbytes / 10
 
 
 def test_no_thread_is_left_behind():

@@ -16,9 +16,8 @@ from llada_jax.model.forward import forward_rows
 from llada_jax.model.head import score_rows
 from llada_jax.model.quantize import QuantArray, dequantize
 from llada_jax.model.score_rules import ScoreRules
-from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
-from llada_jax.revision.tiles import Tiles
+from llada_jax.revision.tiles import TileMultiplier, Tiles
 from llada_jax.rows import make_rows
 from llada_jax.types import KVCache
 from tests.drawn_params import drawn_params
@@ -285,7 +284,7 @@ def test_memory_of_the_weights(multiply):
     config = CONFIG.replace(width=512, n_heads=8, n_kv_heads=8, head_dim=64, ffn_width=1536)
     packed, params = model_of(config)
     pairs = [
-        (tiles.nbytes, weight.nbytes)
+        (tiles.blocks.nbytes, weight.nbytes)
         for tiles, weight in zip(jax.tree.leaves(packed), jax.tree.leaves(params), strict=True)
         if isinstance(tiles, Tiles)
     ]

@@ -68,7 +68,7 @@ def test_gguf_blocks_keep_their_integers():
     raw = gguf.quantize(weight, gguf.GGMLQuantizationType.Q4_0)
     blocks = QuantArray(*_q4_0(raw))
     tiles = pack_q4_0(blocks)
-    assert tiles.nbytes == raw.nbytes
+    assert tiles.blocks.nbytes == raw.nbytes
     np.testing.assert_array_equal(
         np.asarray(dequantize(QuantArray(*map(np.asarray, unpack_q4_0(tiles))), np.float32)),
         gguf.dequantize(raw, gguf.GGMLQuantizationType.Q4_0),
@@ -78,8 +78,8 @@ def test_gguf_blocks_keep_their_integers():
 @pytest.mark.parametrize("shape", [(32, 32), (96, 64)])
 def test_q4_0_is_a_seventh_of_float32(shape):
     tiles = pack_q4_0(q4_0(0, *shape))
-    assert 7 * tiles.nbytes <= 4 * np.prod(shape)
-    assert tiles.nbytes * 32 == 18 * np.prod(shape)
+    assert 7 * tiles.blocks.nbytes <= 4 * np.prod(shape)
+    assert tiles.blocks.nbytes * 32 == 18 * np.prod(shape)
 
 
 def test_quantized_weights_are_near():

@@ -1,8 +1,9 @@
 """Random weights as the contenders have them: a GGUF file in bfloat16, from which llama.cpp makes
 its own formats, and how far quantized weights are from a checkpoint in bfloat16."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -28,11 +29,12 @@ def write_gguf(path: Path, config: ModelConfig, weights: RandomWeights) -> None:
     specs = named_specs(config)
     with atomic.new_file(path) as part:
         writer = gguf.GGUFWriter(part, _ARCHITECTURES[0])
-        for key, value in _metadata(config):
-            if isinstance(value, float):
-                writer.add_float32(key, value)
-            else:
-                writer.add_uint32(key, value)
+        for architecture in _ARCHITECTURES:
+            for ours, key in gguf_keys(architecture).items():
+                value = getattr(config, ours)
+                if value is not None and key.startswith(architecture):
+                    add: Any = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+                    add(key, value)
         writer.add_tokenizer_model("no_vocab")
         writer.add_causal_attention(False)
         for name, spec in specs.items():
@@ -44,18 +46,10 @@ def write_gguf(path: Path, config: ModelConfig, weights: RandomWeights) -> None:
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for name, spec in specs.items():
-            pieces = list(weights.rows(name))
             dtype = np.float32 if len(spec.shape) == 1 else ml_dtypes.bfloat16
-            writer.write_tensor_data(np.concatenate(pieces, dtype=dtype, casting="same_kind"))
+            whole = np.concatenate([*weights.rows(name)], dtype=dtype, casting="same_kind")
+            writer.write_tensor_data(whole)
         writer.close()
-
-
-def _metadata(config: ModelConfig) -> Iterator[tuple[str, int | float]]:
-    for architecture in _ARCHITECTURES:
-        for ours, key in gguf_keys(architecture).items():
-            value = getattr(config, ours)
-            if value is not None and key.startswith(architecture):
-                yield key, value
 
 
 def gguf_name(name: str) -> str:

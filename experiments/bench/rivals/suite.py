@@ -8,7 +8,7 @@ a cache holds, and the time in layers is scaled to the model's depth.
 import os
 import shutil
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -103,7 +103,10 @@ class _Suite:
             yield from self._machine()
             mine, *others = self._contenders()
             with self._running(mine) as ours:
-                yield from self._alone(mine, ours)
+                yield self._error(mine)
+                for work, number, times in self._works():
+                    asked = [ours.ask(work, number) for _ in range(times + 1)]
+                    yield from self._seconds(mine, ours.about, work, number, asked[1:])
                 for each in others:
                     yield from self._beside(mine, ours, each)
                 for program in self._config.programs:
@@ -119,9 +122,8 @@ class _Suite:
             peak = measure_peak(numbers, cores)
             if peak is not None:
                 self._peaks[numbers] = peak
-                yield ResultRow(
-                    f"peak/{numbers}", peak.ops_per_second / 1e9, "GOP/s", source=peak.how
-                )
+                speed = peak.ops_per_second / 1e9
+                yield ResultRow(f"peak/{numbers}", speed, "GOP/s", source=peak.how)
 
     def _contenders(self) -> Iterator[Contender]:
         for kind in self._config.ours:
@@ -161,12 +163,6 @@ class _Suite:
             yield running
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _alone(self, mine: Contender, ours: Running) -> Iterator[ResultRow]:
-        yield self._error(mine)
-        for work, number, times in self._works():
-            asked = [ours.ask(work, number) for _ in range(times + 1)]
-            yield from self._seconds(mine, ours.about, work, number, asked[1:])
-
     def _beside(self, mine: Contender, ours: Running, other: Contender) -> Iterator[ResultRow]:
         """Times another one in turns with ours. Where it is missing, or ends, it says so."""
         try:
@@ -176,19 +172,17 @@ class _Suite:
                     asked = self._in_turns(ours, running, other, work, number, times)
                     theirs = [each for _, each in asked]
                     yield from self._seconds(other, running.about, work, number, theirs)
-                    yield from self._ratios(mine, other, work, number, asked)
+                    for part, of in self._parts(work).items():
+                        ratios = [of(theirs) / of(ours) for ours, theirs in asked]
+                        name = f"ratio/{_named(part, other, number)}"
+                        yield from spread(name, ratios, f"x {mine.name}")
         except Missing as error:
             left_out(other.name, str(error))
 
-    def _ratios(
-        self, mine: Contender, other: Contender, work: str, number: int, asked: list[TimedPair]
-    ) -> Iterator[ResultRow]:
-        unit, deeper = f"x {mine.name}", self._deeper
-        whole = [theirs.at_depth(deeper) / ours.at_depth(deeper) for ours, theirs in asked]
-        yield from spread(f"ratio/{_named(work, other, number)}", whole, unit)
-        if work == "forward":
-            heads = [theirs.head / ours.head for ours, theirs in asked]
-            yield from spread(f"ratio/head/{other.name}/{number}", heads, unit)
+    def _parts(self, work: str) -> dict[str, Callable[[Timed], float]]:
+        """Returns what is told of a piece of work: its seconds, and those of a forward's head."""
+        parts = {work: lambda timed: timed.at_depth(self._deeper)}
+        return parts | ({"head": lambda timed: timed.head} if work == "forward" else {})
 
     def _works(self) -> Iterator[tuple[str, int, int]]:
         """Yields what is asked for, with how many rows or steps, and how often."""
@@ -209,9 +203,9 @@ class _Suite:
             call()  # what it compiles, and what the one before left in the caches
         asked = []
         for turn in range(times):
-            order = (0, 1) if turn % 2 else (1, 0)
-            found = {which: calls[which]() for which in order}
-            asked.append((found[0], found[1]))
+            first, second = calls if turn % 2 else reversed(calls)
+            pair = first(), second()
+            asked.append(pair if turn % 2 else pair[::-1])
         return asked
 
     def _error(self, contender: Contender) -> ResultRow:
@@ -226,14 +220,11 @@ class _Suite:
     def _seconds(
         self, contender: Contender, about: str, work: str, number: int, asked: list[Timed]
     ) -> Iterator[ResultRow]:
-        seconds = [each.at_depth(self._deeper) for each in asked]
-        yield from spread(_named(work, contender, number), seconds, "s", about)
-        if work != "forward":
-            return
-        heads = [each.head for each in asked]
-        yield from spread(f"head/{contender.name}/{number}", heads, "s", about)
-        if contender.numbers in self._peaks:
-            speed = 2 * number * self._products / statistics.median(seconds)
+        for part, of in self._parts(work).items():
+            yield from spread(_named(part, contender, number), list(map(of, asked)), "s", about)
+        if work == "forward" and contender.numbers in self._peaks:
+            seconds = statistics.median(each.at_depth(self._deeper) for each in asked)
+            speed = 2 * number * self._products / seconds
             share = speed / self._peaks[contender.numbers].ops_per_second
             yield ResultRow(f"peak_share/{contender.name}/{number}", share, "of the peak")
 
@@ -256,5 +247,5 @@ class _Suite:
         yield ResultRow(f"ratio/step/{name}", ratio, f"x {mine.name}")
 
 
-def _named(work: str, contender: Contender, number: int) -> str:
-    return f"forward/{contender.name}/{number}" if work == "forward" else f"decode/{contender.name}"
+def _named(part: str, contender: Contender, number: int) -> str:
+    return f"{part}/{contender.name}" + ("" if part == "decode" else f"/{number}")

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llada_jax.backend.canvases import sizes_within
 from llada_jax.backend.litert import tflite
-from llada_jax.backend.packed import sizes_within
-from llada_jax.backend.protocol import Bucket, Weights
-from llada_jax.backend.recorded_inputs import Inputs
+from llada_jax.backend.protocol import Bucket, Inputs, Weights
 from llada_jax.backend.weights import stored_as
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.model.params import named_specs
@@ -57,12 +56,15 @@ def shard_layers(model: ModelConfig, settings: ExportConfig) -> list[range]:
         max(sizes) <= settings.shard_bytes,
         f"shard_bytes is {settings.shard_bytes}; allowed: at least one layer ({max(sizes)})",
     )
-    for count in range(1, model.n_layers + 1):
+
+    def cut(count: int) -> list[range]:
         cuts = [model.n_layers * i // count for i in range(count + 1)]
-        shards = [range(a, b) for a, b in itertools.pairwise(cuts)]
-        if all(sum(sizes[layers.start : layers.stop]) <= settings.shard_bytes for layers in shards):
-            return shards
-    raise AssertionError("a file for each layer fits")
+        return list(itertools.starmap(range, itertools.pairwise(cuts)))
+
+    def fits(layers: range) -> bool:
+        return sum(sizes[layers.start : layers.stop]) <= settings.shard_bytes
+
+    return next(each for each in map(cut, range(1, model.n_layers + 1)) if all(map(fits, each)))
 
 
 def float32_shards(model: ModelConfig) -> list[range]:
@@ -73,13 +75,16 @@ def float32_shards(model: ModelConfig) -> list[range]:
 
 def layer_bytes(model: ModelConfig, settings: ExportConfig) -> list[int]:
     """Returns about how many bytes each layer takes in a file."""
-    stored = [{} for _ in range(model.n_layers)]
-    for name, spec in named_specs(model).items():
-        room, _, rest = name.partition(".")
-        if room == "layers":
-            layer = stored[int(rest.partition(".")[0])]
-            layer[name] = stored_as(name, spec.shape, settings.quant)
-    return [tflite.file_bytes(layer, signatures=len(buckets(settings))) for layer in stored]
+    specs, signatures = named_specs(model), len(buckets(settings))
+    stored = [
+        {
+            name: stored_as(name, spec.shape, settings.quant)
+            for name, spec in specs.items()
+            if name.startswith(f"layers.{layer}.")
+        }
+        for layer in range(model.n_layers)
+    ]
+    return [tflite.file_bytes(layer, signatures) for layer in stored]
 
 
 def outer_bytes(model: ModelConfig, settings: ExportConfig) -> int:

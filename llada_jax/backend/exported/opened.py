@@ -6,14 +6,13 @@ from pathlib import Path
 
 import ml_dtypes  # noqa: F401  (bfloat16 by name)
 import numpy as np
-from jaxtyping import Float, Int
 
-from llada_jax.backend.exported.calibration_files import emulated_name
+from llada_jax.backend.canvases import Turn, sizes_within
+from llada_jax.backend.exported.calibration import emulated_name
 from llada_jax.backend.exported.contents import buckets
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.backend.litert.first_opening import pack_in_child
 from llada_jax.backend.litert.runtime import LiteRT
-from llada_jax.backend.packed import sizes_within
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.qnn.context import read_context, require_qnn
 from llada_jax.backend.qnn.emulated_npu import Emulator
@@ -39,12 +38,12 @@ class Exported:
         self.config = manifest.model
         self.largest_head = manifest.settings.rows[-1]
         self.head_chunks = head_chunks(self.config, manifest.head_chunk)
-        self._folder = folder
+        self._folder, self.turn = folder, Turn()
         self._settings = manifest.settings
         weights = [shard.file for shard in manifest.shards] + [manifest.head]
         require_memory(sum(file.bytes for file in weights), f"running {folder}")
         paths = {file.name: file.check(folder) for file in manifest.files}
-        self._embedding = np.memmap(
+        self.embedding: np.ndarray = np.memmap(
             paths[manifest.embedding.name],
             dtype=np.dtype(manifest.embedding_dtype),
             mode="r",
@@ -56,9 +55,9 @@ class Exported:
             for file in weights
         }
         new = {path: place for path, place in packed.items() if not place.exists()}
-        size = sum(path.stat().st_size for path in new)
-        require_disk(folder, size, "packing the weights for this CPU")
         if new:
+            size = sum(path.stat().st_size for path in new)
+            require_disk(folder, size, "packing the weights for this CPU")
             (folder / "packed").mkdir(exist_ok=True)
             pack_in_child(new)
         runtime = LiteRT()
@@ -70,13 +69,9 @@ class Exported:
         lacking += {f"rows{rows}" for rows in self._settings.rows} - self._head.keys()
         require(not lacking, f"{folder} has no graph {lacking[:1]}, of which {MANIFEST} speaks")
 
-    def embed(self, tokens: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
-        return self._embedding[tokens].astype(np.float32)
-
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
-        largest = self._settings.rows[-1]
         bucket = next((size for size in self._settings.rows if size >= rows), rows)
-        return bucket, sizes_within(self._settings.canvases, bucket, largest)
+        return bucket, sizes_within(self._settings.canvases, bucket, self.largest_head)
 
     def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
         alike = (b for b in buckets(self._settings) if b.canvases == canvases)
@@ -111,11 +106,9 @@ class EmulatedExport(Exported):
         soc = manifest.contexts[0]["soc"]
         mine = [each for each in manifest.contexts if each["soc"] == soc]
         self._layers = [range(each["start"], each["stop"]) for each in mine]
-
-        def emulator(index: int, bucket: Bucket) -> Emulator:
-            return Emulator(read_context(folder / emulated_name(soc, index, bucket)))
-
-        self._emulator = cache(emulator)
+        self._emulator = cache(
+            lambda *bucket: Emulator(read_context(folder / emulated_name(soc, *bucket)))
+        )
 
     def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
         bucket, _ = super().body(rows, cache, canvases)

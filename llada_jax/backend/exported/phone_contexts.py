@@ -56,26 +56,19 @@ def compile_for_phones(unfinished: UnfinishedExport, export: Export) -> Iterator
         missing = {soc: name for soc, name in names.items() if name not in finished}
         if missing:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                steps = [body_step(export.model, layers, bucket) for bucket in buckets]
                 quantized = write_quantized(
-                    Path(scratch),
-                    [body_step(export.model, layers, bucket) for bucket in buckets],
-                    export.weights,
-                    phones.precision,
-                    export.samples,
+                    Path(scratch), steps, export.weights, phones.precision, export.samples
                 )
                 words = f"layers {layers.start}-{layers.stop - 1}"
                 for soc, name in tqdm(missing.items(), desc=words, unit="SoC"):
                     error = _emulated_error(soc, export, layers) if export.verify else None
                     made = compile_context(quantized, soc, weight_sharing=True)
+                    entry = _entry(name, layers, made, export, error)
                     atomic.write_bytes(folder / name, made.context.binary)
-                    atomic.write_bytes(folder / compiled_name(name), made.compiled)
-                    unfinished.add_context(name, _entry(name, layers, made, export, error))
+                    atomic.write_bytes(folder / entry["compiled"], made.compiled)
+                    unfinished.add_context(name, entry)
         yield from (finished[name] for name in names.values())
-
-
-def compiled_name(context: str) -> str:
-    """Returns the file that LiteRT dispatches to the NPU, of which the context is a slice."""
-    return f"{Path(context).stem}.tflite"
 
 
 def _emulated_error(soc: str, export: Export, layers: range) -> float:
@@ -100,15 +93,14 @@ def _entry(
 ) -> dict[str, Any]:
     return {
         "file": name,
-        "compiled": compiled_name(name),
+        "compiled": f"{Path(name).stem}.tflite",  # of which the context is a slice
         "soc": made.context.soc,
         "precision": export.settings.phones.precision,
         "start": layers.start,
         "stop": layers.stop,
         "graphs": [
             graph._asdict()
-            | {"inputs": list(map(_tensor_entry, graph.inputs))}
-            | {"outputs": list(map(_tensor_entry, graph.outputs))}
+            | {end: list(map(_tensor_entry, getattr(graph, end))) for end in ("inputs", "outputs")}
             for graph in made.context.graphs
         ],
         "ddr_bytes": {name: t._asdict() for name, t in made.traffic.items()},

@@ -17,11 +17,6 @@ _RECORD = "progress.json"
 _PACKAGES = ("jax", "litert-converter", "ai-edge-litert", "llada_jax")
 
 
-def package_versions() -> dict[str, str]:
-    """Returns the versions of what makes an export's files."""
-    return {package: version(package) for package in _PACKAGES}
-
-
 def require_new(folder: Path) -> None:
     """Raises ValueError where the folder exists."""
     require(not folder.exists(), f"{folder} exists already; allowed: a new folder")
@@ -38,12 +33,13 @@ class UnfinishedExport:
         self._fingerprint = export.fingerprint
         self.fingerprint = export.fingerprint()
         """Names the weights that it is made of, as `Export` has it."""
+        self.versions = {package: version(package) for package in _PACKAGES}
         made_with = {
             "source": export.source,
             "fingerprint": self.fingerprint,
             "model": asdict(export.model),
             "settings": asdict(export.settings),
-            "versions": package_versions(),
+            "versions": self.versions,
         }
         self._made_with = json.loads(json.dumps(made_with))  # tuples become lists
         self._files: dict[str, File] = {}
@@ -56,8 +52,7 @@ class UnfinishedExport:
             return
         record = json.loads(self._record.read_text())
         for part, ours in self._made_with.items():
-            theirs = record["made_with"].get(part)
-            self._require_same(part, theirs, ours)
+            self._require_same(part, record["made_with"].get(part), ours)
         self._files = {name: File(**file) for name, file in record["files"].items()}
         self.contexts = record["contexts"]
 

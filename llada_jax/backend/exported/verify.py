@@ -5,7 +5,7 @@ larger bucket the same rows run beside padding. The reference goes layer by laye
 the float32 weights of one layer at a time.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,17 +32,17 @@ def example(model: ModelConfig, layers: range, bucket: Bucket) -> dict[str, np.n
     """Returns a body step's inputs: noise of the size that a norm leaves, everything live. Caches
     are among them where they are empty, for larger buckets."""
     rng = np.random.default_rng(0)
-    angles = rotation(model, jnp.arange(bucket.rows, dtype=jnp.int32)[None] + bucket.cache)
-    caches = body_step(model, layers, replace(bucket, cache=max(1, bucket.cache))).inputs
-    empty = {
-        name: np.zeros((shape[0], 0, shape[2]), np.float32)
-        for name, shape in caches.items()
+    step = body_step(model, layers, replace(bucket, cache=max(1, bucket.cache)))
+    inputs = {name: rng.standard_normal(shape, np.float32) for name, shape in step.inputs.items()}
+    caches = {
+        name: array[:, : bucket.cache]
+        for name, array in inputs.items()
         if name.startswith(("keys_", "values_"))
     }
-    step = body_step(model, layers, bucket)
-    inputs = {name: rng.standard_normal(shape, np.float32) for name, shape in step.inputs.items()}
+    angles = rotation(model, jnp.arange(bucket.rows, dtype=jnp.int32)[None] + bucket.cache)
     cos, sin = (np.asarray(array, np.float32)[0, :, 0] for array in angles)
-    return empty | inputs | {"cos": cos, "sin": sin, "bias": np.zeros_like(inputs["bias"])}
+    bias = np.zeros((bucket.rows, bucket.cache + bucket.rows), np.float32)
+    return {"hidden": inputs["hidden"], "cos": cos, "sin": sin, "bias": bias, **caches}
 
 
 def reference(
@@ -116,38 +116,42 @@ def check_body(
     small = Bucket(min(b.rows for b in buckets), min(b.cache for b in buckets))
     inputs = example(model, layers, small)
     wanted = reference(model, layers, small, inputs, stored)["hidden"]
-    for name, executable in _opened(path):
+
+    def error(name: str, executable: Executable) -> float:
         bucket = next(b for b in buckets if b.name == name)
         hidden = executable.run(resized(inputs, bucket))["hidden"]
         found = hidden.reshape(bucket.canvases, bucket.rows, -1)[:, : small.rows]
-        yield _checked(path, name, relative_error(found, wanted), stored)
+        return relative_error(found, wanted)
+
+    return _checked(path, stored, error)
 
 
 def check_head(
     path: Path, model: ModelConfig, rows: Sequence[int], stored: StoredWeights
 ) -> Iterator[dict[str, Any]]:
     """Yields errors of logits and confidences. Raises RuntimeError as `check_body`."""
-    rng = np.random.default_rng(0)
     count = min(rows)
-    hidden = rng.standard_normal((count, model.width), np.float32)
+    hidden = np.random.default_rng(0).standard_normal((count, model.width), np.float32)
     logits = head_logits(model, hidden, stored)
     chunks = head_chunks(model)
-    for name, executable in _opened(path):
+    penalty = np.zeros(model.vocab_size, np.float32)
+
+    def error(name: str, executable: Executable) -> float:
         size = int(name.split("_")[0].removeprefix("rows"))
-        penalty = np.zeros(model.vocab_size, np.float32)
         out = executable.run({"hidden": padded(hidden, size), "penalty": penalty})
-        if "logits" in out:
-            start, stop = chunks[int(name.split("_chunk")[1])]
-            error = relative_error(out["logits"][:count], logits[:, start:stop])
-        else:
-            error = relative_error(out["confidence"][:count], confidence_of(logits))
-        yield _checked(path, name, error, stored)
+        if "logits" not in out:
+            return relative_error(out["confidence"][:count], confidence_of(logits))
+        start, stop = chunks[int(name.split("_chunk")[1])]
+        return relative_error(out["logits"][:count], logits[:, start:stop])
+
+    return _checked(path, stored, error)
 
 
-def _checked(path: Path, signature: str, error: float, stored: StoredWeights) -> dict[str, Any]:
-    require_close(error, stored.quant, f"{path.name}, signature {signature},")
-    return {"file": path.name, "signature": signature, "error": error}
-
-
-def _opened(path: Path) -> Iterator[tuple[str, Executable]]:
-    yield from tqdm(LiteRT().open(path).items(), desc=f"check {path.name}", unit="signature")
+def _checked(
+    path: Path, stored: StoredWeights, error_of: Callable[[str, Executable], float]
+) -> Iterator[dict[str, Any]]:
+    signatures = LiteRT().open(path).items()
+    for name, executable in tqdm(signatures, desc=f"check {path.name}", unit="signature"):
+        error = error_of(name, executable)
+        require_close(error, stored.quant, f"{path.name}, signature {name},")
+        yield {"file": path.name, "signature": name, "error": error}

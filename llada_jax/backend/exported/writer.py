@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import jax.numpy as jnp
@@ -27,12 +28,11 @@ from tqdm import tqdm
 from llada_jax import atomic
 from llada_jax.backend import steps
 from llada_jax.backend.exported import verify
-from llada_jax.backend.exported.calibration_files import write_calibration
+from llada_jax.backend.exported.calibration import write_calibration
 from llada_jax.backend.exported.contents import Export, layer_bytes, outer_bytes, shard_layers
-from llada_jax.backend.exported.manifest import BodyShard, File, Manifest
+from llada_jax.backend.exported.manifest import MANIFEST, BodyShard, File, Manifest
 from llada_jax.backend.exported.phone_contexts import check_phones, compile_for_phones
-from llada_jax.backend.exported.push import PUSH, push_page
-from llada_jax.backend.exported.unfinished import UnfinishedExport, package_versions, require_new
+from llada_jax.backend.exported.unfinished import UnfinishedExport, require_new
 from llada_jax.backend.litert import tflite
 from llada_jax.backend.litert.install import require_npu
 from llada_jax.backend.lower import check, lower
@@ -43,6 +43,10 @@ from llada_jax.inside import inside
 from llada_jax.locked import LOCK_FILE, locked
 from llada_jax.model.quantize import QuantArray, dequantize
 from llada_jax.text import TOKENIZER_FILES
+
+HEXAGON = {"SM8550": 73, "SM8650": 75, "SM8750": 79, "SM8850": 81}
+"""Version of each chip's NPU, after which QNN's libraries are named."""
+_TARGET = "/data/local/tmp/llada_jax"
 
 
 def write_export(folder: Path, export: Export) -> Manifest:
@@ -104,10 +108,10 @@ def _written(
         ),
         contexts=tuple(contexts),
         checks=tuple(checks),
-        versions=package_versions(),
+        versions=unfinished.versions,
     )
-    push = unfinished.folder / PUSH
-    push.write_text(push_page(manifest, unfinished.target.name))
+    push = unfinished.folder / "PUSH.md"
+    push.write_text(_push_page(manifest, unfinished.target.name))
     manifest = replace(manifest, others=(*manifest.others, File.of(push)))
     manifest.save(unfinished.folder)
     unfinished.finish()
@@ -163,3 +167,40 @@ def _copy_tokenizer(folder: Path, tokenizer: Path | None) -> Iterator[File]:
         if tokenizer is not None and (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, folder / name)
             yield File.of(folder / name)
+
+
+def _push_page(manifest: Manifest, folder: str) -> str:
+    """Returns Markdown: the commands of `adb`, and what each file is for."""
+    target = f"{_TARGET}/{folder}"
+
+    def pushes(names: Iterable[str]) -> str:
+        return "\n".join(f"adb push {name} {target}/" for name in names)
+
+    def filled(template: str, *values: dict[str, Any], **more: str) -> str:
+        text = Path(__file__).with_name(template).read_text()
+        return Template(text).substitute(*values, target=target, **more)
+
+    bodies = [shard.file.name for shard in manifest.shards]
+    by_soc: dict[str, list[str]] = {}
+    for context in manifest.contexts:
+        by_soc.setdefault(context["soc"], []).append(context["compiled"])
+    special = {
+        *bodies,
+        *(each[name] for each in manifest.contexts for name in ("file", "compiled")),
+    }
+    for_this_machine = ("calibration", "emulated-", "golden-")
+    names = [file.name for file in manifest.files if file.name not in special]
+    page = filled(
+        "push_cpu.md",
+        folder=folder,
+        source=manifest.source,
+        quant=manifest.settings.quant,
+        common=pushes([*(n for n in names if not n.startswith(for_this_machine)), MANIFEST]),
+        bodies=pushes(bodies),
+    )
+    if by_soc:
+        page += filled("push_npu.md", manifest.contexts[0])
+    for soc, names in by_soc.items():
+        libraries = f"libQnnHtpV{HEXAGON[soc]}Stub.so and libQnnHtpV{HEXAGON[soc]}Skel.so"
+        page += f"\n{soc}, with {libraries}:\n\n```\n{pushes(names)}\n```\n"
+    return page

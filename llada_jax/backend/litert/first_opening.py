@@ -27,12 +27,8 @@ def pack_in_child(packed: Mapping[Path, Path]) -> None:
     pairs = [str(path) for pair in packed.items() for path in pair]
     try:
         child = subprocess.run(
-            [sys.executable, "-m", __name__, *pairs],
-            env={
-                **os.environ,
-                "PYTHONSAFEPATH": "1",
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            },
+            [sys.executable, "-P", "-m", __name__, *pairs],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             capture_output=True,
             text=True,
             check=False,

@@ -1,18 +1,15 @@
 """The optional packages of the extra `npu`, imported when they are used."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import ModuleType
+from importlib import import_module
 from typing import Any
 
 from llada_jax.backend.silenced import silenced
 
 
-@contextmanager
-def _importing(package: str) -> Iterator[None]:
+def _modules(package: str, *names: str) -> list[Any]:
     try:
         with silenced(package):
-            yield
+            return [import_module(f"{package.replace('-', '_')}.{name}") for name in names]
     except ImportError as error:
         raise ImportError(
             f"backend 'litert' needs {package} ({error}); "
@@ -27,30 +24,19 @@ def require_npu() -> None:
     litert_runtime()
 
 
-def litert_converter() -> tuple[Any, Any, Any, Any]:
+def litert_converter() -> list[Any]:
     """Returns MLIR, its pass manager, the StableHLO dialect and the API of `litert-converter`."""
-    with _importing("litert-converter"):
-        from litert_converter import converter_api_ext  # pyright: ignore
-        from litert_converter.mlir import ir, passmanager
-        from litert_converter.mlir.dialects import stablehlo
-    return ir, passmanager, stablehlo, converter_api_ext
+    mlir = ("mlir.ir", "mlir.passmanager", "mlir.dialects.stablehlo")
+    return _modules("litert-converter", *mlir, "converter_api_ext")
 
 
-def litert_schema() -> ModuleType:
+def litert_schema() -> Any:
     """Returns the classes of TFLite's flatbuffers."""
-    with _importing("ai-edge-litert"):
-        from ai_edge_litert import schema_py_generated
-    return schema_py_generated
+    return _modules("ai-edge-litert", "schema_py_generated")[0]
 
 
 def litert_runtime() -> Any:
     """Returns LiteRT's package with the modules that run files."""
-    with _importing("ai-edge-litert"):
-        import ai_edge_litert
-        import ai_edge_litert.compiled_model
-        import ai_edge_litert.cpu_options
-        import ai_edge_litert.environment
-        import ai_edge_litert.hardware_accelerator
-        import ai_edge_litert.options
-        import ai_edge_litert.tensor_buffer
-    return ai_edge_litert
+    names = ("compiled_model", "cpu_options", "environment", "hardware_accelerator", "options")
+    _modules("ai-edge-litert", *names, "tensor_buffer")
+    return import_module("ai_edge_litert")

@@ -7,9 +7,9 @@ no copy of the model ever exists in memory. Steps that are converted together sh
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -18,7 +18,7 @@ from llada_jax import atomic
 from llada_jax.backend.litert.install import litert_converter, litert_schema
 from llada_jax.backend.protocol import Weights
 from llada_jax.backend.silenced import silenced
-from llada_jax.backend.weights import StoredPiece, pieces_of, store
+from llada_jax.backend.weights import pieces_of, store
 from llada_jax.config import require
 from llada_jax.lowered import Lowered, LoweredWeight
 
@@ -74,9 +74,10 @@ def file_bytes(specs: Mapping[str, LoweredWeight], signatures: int = 1) -> int:
 
     Scales and zero points of rows (12 bytes) stand in each graph, scales of blocks (2) once.
     """
-    rows = sum(_n_scales(spec) for spec in specs.values() if spec.group is None)
-    blocks = sum(_n_scales(spec) for spec in specs.values() if spec.group is not None)
-    return sum(map(_stored_bytes, specs.values())) + 12 * signatures * rows + 2 * blocks
+    return sum(
+        _stored_bytes(spec) + _n_scales(spec) * (12 * signatures if spec.group is None else 2)
+        for spec in specs.values()
+    )
 
 
 def write(
@@ -96,34 +97,21 @@ def write(
     with atomic.new_file(path) as part, part.open("wb") as file:
         for name, offset in offsets.items():
             file.seek(offset)
-            pieces = store(pieces_of(weights, name), specs[name])
-            constants.set_scales(name, _write_numbers(file, pieces, name, specs[name], progress))
+            scales = []
+            for numbers, scale in store(pieces_of(weights, name), specs[name]):
+                numbers.tofile(file)
+                scales.append(scale)
+                if progress is not None:
+                    progress.update(numbers.nbytes)
+            written, wanted = file.tell() - offset, _stored_bytes(specs[name])
+            shape = list(specs[name].shape)
+            require(
+                written == wanted, f"{name} gave {written} bytes; expected: {wanted} for {shape}"
+            )
+            constants.set_scales(name, scales)
         file.truncate()
         file.seek(0)
         file.write(constants.packed())
-
-
-def _write_numbers(
-    file: BinaryIO,
-    pieces: Iterator[StoredPiece],
-    name: str,
-    spec: LoweredWeight,
-    progress: tqdm | None,
-) -> np.ndarray | None:
-    """Writes the numbers to the file, and returns the scales."""
-    scales, written = [], 0
-    for numbers, scale in pieces:
-        numbers.tofile(file)
-        written += numbers.nbytes
-        if scale is not None:
-            scales.append(scale)
-        if progress is not None:
-            progress.update(numbers.nbytes)
-    require(
-        written == _stored_bytes(spec),
-        f"{name} gave {written} bytes; expected: {_stored_bytes(spec)} for {list(spec.shape)}",
-    )
-    return np.concatenate(scales) if scales else None
 
 
 def _stored_bytes(spec: LoweredWeight) -> int:
@@ -141,27 +129,25 @@ class _Constants:
 
     def __init__(self, model: Any, specs: Mapping[str, LoweredWeight]):
         self._schema = litert_schema()
-        self._model = model
-        self._specs = specs
+        self._model, self._specs = model, specs
         self._buffers: dict[str, Any] = {}
         self._quantization: dict[str, list[Any]] = {name: [] for name in specs}
         self._block_scales: dict[str, Any] = {}
         for signature in model.signatureDefs:
-            self._fill_in(model.subgraphs[signature.subgraphIndex], signature)
-
-    def _fill_in(self, graph: Any, signature: Any) -> None:
-        inputs = {tensor.name.decode(): tensor.tensorIndex for tensor in signature.inputs}
-        filled = {inputs[name] for name in self._specs if name in inputs}
-        for name in self._specs:
-            if name in inputs:
-                self._to_constant(graph, graph.tensors[inputs[name]], name)
-        graph.inputs = [index for index in graph.inputs if index not in filled]
-        signature.inputs = [t for t in signature.inputs if t.tensorIndex not in filled]
+            graph = model.subgraphs[signature.subgraphIndex]
+            inputs = {tensor.name.decode(): tensor.tensorIndex for tensor in signature.inputs}
+            filled = {inputs[name]: name for name in specs if name in inputs}
+            for index, name in filled.items():
+                self._to_constant(graph, graph.tensors[index], name)
+            graph.inputs = [index for index in graph.inputs if index not in filled]
+            signature.inputs = [t for t in signature.inputs if t.tensorIndex not in filled]
 
     def _to_constant(self, graph: Any, tensor: Any, name: str) -> None:
-        types = self._schema.TensorType
-        spec = self._specs[name]
-        tensor.buffer = self._buffer(name)
+        types, spec = self._schema.TensorType, self._specs[name]
+        if name not in self._buffers:
+            # Placeholders of the final width; 0 and 1 would mean that the buffer has no offset.
+            self._buffers[name] = self._new_buffer(offset=MAX_FILE_BYTES, size=_stored_bytes(spec))
+        tensor.buffer = self._buffers[name][0]
         if spec.bits == 32:
             return
         tensor.type = types.INT8 if spec.bits == 8 else types.INT4
@@ -191,13 +177,6 @@ class _Constants:
         tensor.quantization.detailsType = self._schema.QuantizationDetails.BlockwiseQuantization
         tensor.quantization.details = blocks
 
-    def _buffer(self, name: str) -> int:
-        if name not in self._buffers:
-            # Placeholders of the final width; 0 and 1 would mean that the buffer has no offset.
-            size = _stored_bytes(self._specs[name])
-            self._buffers[name] = self._new_buffer(offset=MAX_FILE_BYTES, size=size)
-        return self._buffers[name][0]
-
     def _new_buffer(self, **fields: Any) -> tuple[int, Any]:
         buffer = self._schema.BufferT(**fields)
         self._model.buffers.append(buffer)
@@ -212,14 +191,15 @@ class _Constants:
             end = _aligned(end + buffer.size)
         return offsets, end
 
-    def set_scales(self, name: str, scale: np.ndarray | None) -> None:
-        if scale is None:
+    def set_scales(self, name: str, pieces: Sequence[Any]) -> None:
+        if not self._quantization[name]:  # float32
             return
+        scale = np.concatenate(pieces).reshape(-1)
         if name in self._block_scales:
-            self._block_scales[name][1].data = scale.astype(np.float16).reshape(-1).view(np.uint8)
+            self._block_scales[name][1].data = scale.astype(np.float16).view(np.uint8)
         else:
             for quantization in self._quantization[name]:
-                quantization.scale = scale.reshape(-1)
+                quantization.scale = scale
 
     def packed(self) -> bytes:
         """Packs the flatbuffer; its length does not depend on the values of scales and offsets."""

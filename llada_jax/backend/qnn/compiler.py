@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,9 +55,7 @@ class Compilation:
         return memoryview(self.context.binary.obj)
 
 
-def compile_context(
-    tflite: str | PathLike[str], soc: str, *, weight_sharing: bool = False
-) -> Compilation:
+def compile_context(tflite: Path, soc: str, *, weight_sharing: bool = False) -> Compilation:
     """Compiles every signature of a .tflite file into a graph of one QNN context.
 
     Args:
@@ -71,12 +68,12 @@ def compile_context(
     """
     require_qnn()
     require_choice("soc", soc, Soc)
-    if not Path(tflite).is_file():
+    if not tflite.is_file():
         raise FileNotFoundError(f"no file {tflite}")
-    with tempfile.TemporaryDirectory(dir=Path(tflite).parent) as folder:
+    with tempfile.TemporaryDirectory(dir=tflite.parent) as folder:
         out = Path(folder, "compiled.tflite")  # each signature is a single op of the NPU there
         start = time.perf_counter()
-        log = _run_compiler(Path(tflite), out, soc, weight_sharing)
+        log = _run_compiler(tflite, out, soc, weight_sharing)
         seconds = time.perf_counter() - start
         _check_offloaded(out, soc, log)
         context = read_context(out)

@@ -4,7 +4,6 @@ import importlib.util
 import mmap
 import platform
 from collections.abc import Iterator, Mapping
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,7 +65,7 @@ def require_qnn() -> None:
         raise ImportError(f"no {', '.join(missing)}; install with: pip install 'llada_jax[qnn]'")
 
 
-def read_context(compiled: str | PathLike[str]) -> Context:
+def read_context(compiled: Path) -> Context:
     """Returns the context binary in a .tflite of the compiler: one for all signatures.
 
     Raises ImportError without the extra, ValueError for a file that is something else.
@@ -74,7 +73,7 @@ def read_context(compiled: str | PathLike[str]) -> Context:
     require_qnn()
     from flatbuffers import flexbuffers
 
-    model, raw = read_tflite(Path(compiled))
+    model, raw = read_tflite(compiled)
     graphs, places = [], set()
     for signature, subgraph in signatures(model):
         ops = [op_name(model, operator) for operator in subgraph.operators]

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from llada_jax.backend.protocol import Executable, Step, Weights
+from llada_jax.backend.protocol import Executable, Inputs, Step, Weights
 from llada_jax.backend.qnn.compiler import Compilation, compile_context
 from llada_jax.backend.qnn.context import SOCS, Context, NpuGraph, Tensor, require_qnn
 from llada_jax.backend.qnn.quantizer import write_quantized
-from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.silenced import silenced
 from llada_jax.config import STATIC_PRECISIONS, PhoneConfig, require
 
@@ -39,7 +38,7 @@ class EmulatedNpu:
         require(
             bool(samples) or precision not in STATIC_PRECISIONS,
             f"precision is {precision!r} without samples; allowed: samples of real forwards "
-            "(llada_jax.backend.recorded_inputs), or fp16 and int8 without",
+            "(llada_jax.backend.program.Recorder), or fp16 and int8 without",
         )
         require_qnn()
         self._samples = samples
@@ -115,13 +114,9 @@ def _wrapped(graph: NpuGraph, binary: str) -> bytes:
     """Returns an ONNX model that is one graph of the context binary in a file of its folder."""
     from onnx import helper
 
-    def described(tensors: tuple[Tensor, ...]) -> list[Any]:
-        return [
-            helper.make_tensor_value_info(
-                tensor.name, helper.np_dtype_to_tensor_dtype(tensor.dtype), tensor.shape
-            )
-            for tensor in tensors
-        ]
+    def described(tensor: Tensor) -> Any:
+        dtype = helper.np_dtype_to_tensor_dtype(tensor.dtype)
+        return helper.make_tensor_value_info(tensor.name, dtype, tensor.shape)
 
     node = helper.make_node(
         "EPContext",
@@ -135,7 +130,8 @@ def _wrapped(graph: NpuGraph, binary: str) -> bytes:
         partition_name=graph.name,
         source="QNN",
     )
-    wrapped = helper.make_graph([node], "step", described(graph.inputs), described(graph.outputs))
+    inputs, outputs = (list(map(described, each)) for each in (graph.inputs, graph.outputs))
+    wrapped = helper.make_graph([node], "step", inputs, outputs)
     versions = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(wrapped, opset_imports=versions, ir_version=10)
     return model.SerializeToString()

@@ -11,7 +11,6 @@ import re
 import shutil
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ import numpy as np
 from llada_jax import atomic
 from llada_jax.backend.litert import tflite as tflite_file
 from llada_jax.backend.lower import check, lower
-from llada_jax.backend.protocol import Step, Weights
+from llada_jax.backend.protocol import Inputs, Step, Weights
 from llada_jax.backend.qnn.context import op_name, read_tflite, require_qnn, signatures
-from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.silenced import silenced
 from llada_jax.backend.steps import bucket_of, padded, resized
 from llada_jax.config import STATIC_PRECISIONS, Precision, require
@@ -31,22 +29,12 @@ Samples = Mapping[str, Sequence[Mapping[str, np.ndarray]]]
 """Recorded values of all inputs, by signature and name."""
 
 
-def quantize(
-    tflite: str | PathLike[str],
-    out: str | PathLike[str],
-    precision: Precision,
-    samples: Samples | None = None,
-) -> None:
-    """Quantizes the FULLY_CONNECTED ops with constant weights of a float32 .tflite file.
+def quantize(tflite: Path, out: Path, precision: Precision, samples: Samples | None = None) -> None:
+    """Quantizes the FULLY_CONNECTED ops with constant weights of a float32 .tflite file: a scale
+    for each output. For fp16 it is copied: the compiler converts float32 itself.
 
-    Args:
-      tflite: its constants may lie in the flatbuffer or after it.
-      out: the file to write. For fp16 it is a copy: the compiler converts float32 itself.
-      precision: weights get a scale for each output.
-      samples: real inputs of every signature, for a16w8, a8w8 and a16w4. An activation's range is
-        all that it takes in them.
-
-    Raises ImportError without the extra.
+    `samples` are real inputs of every signature, for a16w8, a8w8 and a16w4. An activation's range
+    is all that it takes in them. Raises ImportError without the extra.
     """
     require_qnn()
     with atomic.new_file(out) as part:
@@ -54,7 +42,7 @@ def quantize(
             shutil.copyfile(tflite, part)
             return
         with silenced("ai-edge-quantizer"):
-            part.write_bytes(_quantized(Path(tflite), precision, samples or {}))
+            part.write_bytes(_quantized(tflite, precision, samples or {}))
 
 
 def write_quantized(
@@ -74,7 +62,7 @@ def write_quantized(
         check(step, "qnn")
     wide, narrow = folder / "wide.tflite", folder / "narrow.tflite"
     tflite_file.write(wide, lowered, weights)
-    by_step = None
+    by_step = {}
     if precision in STATIC_PRECISIONS:
         needed = sorted(steps[0].inputs)
         for sample in samples:
@@ -123,8 +111,7 @@ def _ranges(tflite: Path, recipe: Any, samples: Any) -> dict[str, Any]:
     from ai_edge_quantizer.calibrator import Calibrator
     from ai_edge_quantizer.utils.qsv_utils import min_max_update
 
-    threads = os.cpu_count() or 1
-    calibrator = Calibrator(str(tflite), threads, qsv_update_func=min_max_update)
+    calibrator = Calibrator(str(tflite), os.cpu_count() or 1, qsv_update_func=min_max_update)
     calibrator.calibrate(samples, recipe)
     return calibrator.get_model_qsvs()
 

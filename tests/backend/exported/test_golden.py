@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llada_jax.backend.exported import calibration_files, golden, verify
+from llada_jax.backend.exported import calibration, golden, verify
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.litert import tflite
 from llada_jax.backend.lower import lower
@@ -49,12 +49,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, steps in (("shard-00", bodies), ("head", head_steps(MODEL, SETTINGS.rows))):
         lowered = [lower(step, SETTINGS.quant) for step in steps]
         tflite.write(folder / f"{name}.tflite", lowered, EXPORT.weights)
-    for name, graph, quant, cases in calibration_files._golden(EXPORT, {}):
+    for name, graph, quant, cases in calibration._golden(EXPORT, {}):
         if (folder / graph).exists():
             path = folder / f"golden-{name}.tar"
             golden.write_golden(path, folder / graph, verify.tolerance(quant), cases)
     shutil.copy(Path(golden.__file__).with_name("calibration.sh"), folder)
-    calibration_files._write_rows([], folder / "calibration-rows.csv")
+    calibration._write_rows([], folder / "calibration-rows.csv")
     return folder
 
 

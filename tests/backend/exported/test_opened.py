@@ -223,7 +223,7 @@ def test_packed_weights_are_made_once(folder: Path, monkeypatch: pytest.MonkeyPa
     packed = files(folder / "packed")
     assert [name.split(".")[0] for name in packed] == ["head", "shard-00"]
     assert all(name.endswith(".xnnpack") for name in packed)
-    assert first.embed(np.array([3])).shape == (1, MODEL.width)
+    assert first.embedding[np.array([3])].shape == (1, MODEL.width)
     full = SimpleNamespace(free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     Exported(folder)

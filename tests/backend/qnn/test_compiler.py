@@ -353,9 +353,9 @@ def test_inputs_have_to_fit(inputs, message, one_compiled):
 
 
 ENTRIES = {
-    "quantize": lambda: quantize("a.tflite", "b.tflite", "int8"),
-    "compile_context": lambda: compile_context("a.tflite", SOC),
-    "read_context": lambda: read_context("a.tflite"),
+    "quantize": lambda: quantize(Path("a.tflite"), Path("b.tflite"), "int8"),
+    "compile_context": lambda: compile_context(Path("a.tflite"), SOC),
+    "read_context": lambda: read_context(Path("a.tflite")),
 }
 
 

@@ -12,10 +12,10 @@ import llada_jax as lj
 from llada_jax.backend.exported import phone_contexts, verify
 from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.exported.verify import example
+from llada_jax.backend.program import Recorder
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.qnn.context import read_context, require_qnn
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu, Emulator
-from llada_jax.backend.recorded_inputs import Recorder
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import InMemory
 from llada_jax.build.denoisers import score_rules
@@ -65,8 +65,7 @@ def recorded(model, limit=6):
     sampler = with_ids(SAMPLER, model.config)
     denoiser = Session(recorder, score_rules(sampler)).denoiser()
     result = decode(denoiser, None, model.config, [prompt(model)], sampler, loop="host")
-    (samples,) = recorder.samples.values()
-    return samples, result
+    return recorder.samples, result
 
 
 def test_a_forward_in_a_larger_bucket_and_back_is_the_same():

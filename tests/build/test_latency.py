@@ -5,8 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llada_jax.backend.latency import time_steps
+import llada_jax as lj
+from llada_jax.build import latency
+from llada_jax.config import ModelConfig
 from llada_jax.types import Denoiser, KVCache, RowsOut, Scores
+
+MODEL = lj.Model(
+    ModelConfig(
+        family="llada", vocab_size=5, width=8, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=8,
+        ffn_width=8, rope_theta=1e4, norm_eps=1e-5, max_length=16,
+    ),
+    None,
+    None,
+)  # fmt: skip
 
 
 def fake(forwards: list, scored: list, score: float = 0.0) -> Denoiser:
@@ -28,10 +39,10 @@ def fake(forwards: list, scored: list, score: float = 0.0) -> Denoiser:
     return Denoiser(forward_rows, score_rows, empty_cache, traceable=False)
 
 
-def test_every_bucket_runs_the_last_rows_and_scores_them():
+def test_every_bucket_runs_the_last_rows_and_scores_them(monkeypatch):
     forwards, scored = [], []
-    denoiser = fake(forwards, scored)
-    table = time_steps(denoiser, None, (4, 16), canvas=16, vocab_size=5, repeats=2)
+    monkeypatch.setattr(latency, "backend_denoiser", lambda *_: fake(forwards, scored))
+    table = lj.latency_table(MODEL, (4, 16), canvas=16, repeats=2)
     assert table.rows == (4, 16) and len(table.ms) == 2
     assert scored == [4, 16] * 3, "once to compile, and then in turns"
     few, all_ = forwards[:2]
@@ -41,6 +52,7 @@ def test_every_bucket_runs_the_last_rows_and_scores_them():
     assert not all_.sees_cache.any() and all_.sees_rows.all()
 
 
-def test_a_model_without_numbers_has_no_time():
+def test_a_model_without_numbers_has_no_time(monkeypatch):
+    monkeypatch.setattr(latency, "backend_denoiser", lambda *_: fake([], [], np.nan))
     with pytest.raises(FloatingPointError, match="confidence in 4 rows: NaN or infinite"):
-        time_steps(fake([], [], np.nan), None, (4,), canvas=16, vocab_size=5, repeats=2)
+        lj.latency_table(MODEL, (4,), canvas=16, repeats=2)

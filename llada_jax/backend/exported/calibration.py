@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from llada_jax import atomic
 from llada_jax.backend.exported import golden, verify
-from llada_jax.backend.exported.calibration_rows import CACHES, MATRICES, SHARDS, calibration_rows
 from llada_jax.backend.exported.contents import Export, float32_shards, shard_layers
 from llada_jax.backend.exported.manifest import File
 from llada_jax.backend.exported.unfinished import UnfinishedExport
@@ -29,6 +28,13 @@ from llada_jax.config import ModelConfig, Precision, require
 from llada_jax.model.params import named_specs
 from llada_jax.model.quantize import linear
 
+ROWS = (1, 32, 33, 64, 65, 96, 128)
+"""Both sides of every edge of a tile, and a single row."""
+CACHES = (256, 1024)
+"""Two, as one alone hides what an attention score costs."""
+SHARDS = (1, 4)
+MATRICES = ("ffn.down", "ffn.gate")
+"""One whose unpacking may be faster, and another."""
 STORED: Mapping[str, Literal["fp16", "int8", "int4"]] = {
     "fp16": "fp16", "int8": "int8", "a16w8": "int8", "a8w8": "int8", "a16w4": "int4",
 }  # fmt: skip
@@ -37,6 +43,55 @@ _PRODUCTS: Mapping[str, Precision] = {"fp16": "fp16", "int8": "int8", "int4": "a
 """The precision of single products, by how their weights are stored."""
 _COLUMNS = ("name", "file", "signature", "graph", "processor", "precision", "rows", "cache",
             "layers", "weight", "thermal", "version")  # fmt: skip
+
+
+def calibration_rows(
+    caches: Sequence[int] = CACHES,
+    shards: Sequence[int] = SHARDS,
+    body: str = "int4",
+    head_rows: Sequence[int] = (1, 8, 64),
+) -> list[dict[str, Any]]:
+    """Returns what to measure on a phone, the most telling first, as fields of a measurement
+    without times; `file` and `signature` say what runs.
+
+    Args:
+      caches: two lengths of the cache, ascending; shards: two numbers of layers.
+      body: how the weights of layers are stored.
+      head_rows: of `head.tflite`, which is int8.
+    """
+    (short, long), (one, more), products = caches, shards, [*_PRODUCTS]
+    first = [(1, short, one), (1, short, more), (64, short, one), (64, long, one)]
+    first += [(128, short, one), (33, short, one)]
+    rows = [_layers(*each, body) for each in first]
+    rows += [_product_row(matrix, 32, products[-1]) for matrix in MATRICES]
+    rows += [_product_row(MATRICES[0], 1, products[0])]
+    rows += [_row("head", "head", f"rows{n}", n, "int8") for n in head_rows]
+    rows += [_layers(*each, body) for each in product(ROWS, (short, long), (one, more))]
+    rows += [_product_row(*each) for each in product(MATRICES, (1, 32, 64, 128), products)]
+    return [*{row["name"]: row for row in rows}.values()]
+
+
+def _layers(rows: int, cache: int, layers: int, precision: str) -> dict[str, Any]:
+    of = {"cache": cache, "layers": layers}
+    return _row("layers", f"layers{layers}", Bucket(rows, cache).name, rows, precision, **of)
+
+
+def _product_row(weight: str, rows: int, precision: str) -> dict[str, Any]:
+    return _row("product", _file(weight, precision), f"rows{rows}", rows, precision, weight=weight)
+
+
+def _file(matrix: str, precision: str) -> str:
+    return f"{matrix.replace('.', '_')}_{precision}"
+
+
+def _row(
+    graph: str, file: str, signature: str, rows: int, precision: str, **more: Any
+) -> dict[str, Any]:
+    return {
+        "name": f"{file}-{signature}", "file": file, "signature": signature, "graph": graph,
+        "processor": "cpu" if graph == "head" else "npu", "rows": rows, "precision": precision,
+        **more,
+    }  # fmt: skip
 
 
 def emulated_name(soc: str, index: int, bucket: Bucket) -> str:
@@ -48,23 +103,25 @@ def write_calibration(unfinished: UnfinishedExport, export: Export) -> Iterator[
     """Yields the files, each written unless it is there already."""
     if not export.settings.phones.calibration:
         return
-    rows, steps = _rows(export), _steps(export.model)
+    settings, steps = export.settings, _steps(export.model)
+    precision = settings.phones.precision
+    shards = [min(n, export.model.n_layers) for n in SHARDS]
+    heads = [] if settings.quant == "float32" else settings.rows[:: max(1, len(settings.rows) // 3)]
+    rows = calibration_rows(_caches(export.model), shards, STORED[precision], heads)
     yield unfinished.file("calibration-rows.csv", partial(_write_rows, rows))
     script = Path(__file__).with_name("calibration.sh").read_bytes()
     yield unfinished.file("calibration.sh", lambda path: atomic.write_bytes(path, script))
-    for soc in export.settings.phones.socs:
+    for soc in settings.phones.socs:
         for name, some in steps.items():
             write = partial(_write_compiled, export, some, soc, _precision(name, export))
             yield unfinished.file(f"calibration-{soc}-{name}.tflite", write)
         for index, layers in enumerate(float32_shards(export.model)):
             for bucket in export.buckets:
                 step = body_step(export.model, layers, bucket)
-                write = partial(
-                    _write_compiled, export, [step], soc, export.settings.phones.precision
-                )
+                write = partial(_write_compiled, export, [step], soc, precision)
                 yield unfinished.file(emulated_name(soc, index, bucket), write)
-    for name, graph, precision, cases in _golden(export, steps):
-        path, allowed = unfinished.folder / graph, verify.tolerance(precision)
+    for name, graph, quant, cases in _golden(export, steps):
+        path, allowed = unfinished.folder / graph, verify.tolerance(quant)
         write = partial(golden.write_golden, graph=path, allowed=allowed, cases=cases)
         yield unfinished.file(f"golden-{name}.tar", write)
 
@@ -114,27 +171,19 @@ def _caches(model: ModelConfig) -> tuple[int, int]:
     return min(CACHES[0], long // 2), long
 
 
-def _rows(export: Export) -> list[dict[str, Any]]:
-    settings = export.settings
-    shards = [min(n, export.model.n_layers) for n in SHARDS]
-    heads = [] if settings.quant == "float32" else settings.rows[:: max(1, len(settings.rows) // 3)]
-    stored = STORED[settings.phones.precision]
-    return calibration_rows(_caches(export.model), shards, stored, [*_PRODUCTS], heads)
-
-
 def _steps(model: ModelConfig) -> dict[str, list[Step]]:
     """Returns what is compiled, by file: whole layers, then products of the first layer's."""
-    rows = calibration_rows(_caches(model), products=[*_PRODUCTS])
-    found: dict[str, list[Step]] = {}
-    for n in dict.fromkeys(min(n, model.n_layers) for n in SHARDS):
-        buckets = dict.fromkeys(
-            Bucket(row["rows"], row["cache"]) for row in rows if row["graph"] == "layers"
-        )
-        found[f"layers{n}"] = [body_step(model, range(n), bucket) for bucket in buckets]
+    rows = calibration_rows(_caches(model))
+    buckets = dict.fromkeys(
+        Bucket(row["rows"], row["cache"]) for row in rows if row["graph"] == "layers"
+    )
+    found = {
+        f"layers{n}": [body_step(model, range(n), bucket) for bucket in buckets]
+        for n in (min(each, model.n_layers) for each in SHARDS)
+    }
     counts = dict.fromkeys(row["rows"] for row in rows if row["graph"] == "product")
     for matrix, stored in product(MATRICES, _PRODUCTS):
-        name = f"{matrix.replace('.', '_')}_{stored}"
-        found[name] = [_product(model, matrix, n) for n in counts]
+        found[_file(matrix, stored)] = [_product(model, matrix, n) for n in counts]
     return found
 
 

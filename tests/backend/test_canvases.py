@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import llada_jax as lj
 from llada_jax.backend import session
-from llada_jax.backend.packed import EMPTY_ROWS, packs, sizes_within
+from llada_jax.backend.canvases import EMPTY_ROWS, packs, sizes_within
 from llada_jax.backend.program import CANVASES, ROW_BUCKETS, bucket_size
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.steps import body_step, resized
