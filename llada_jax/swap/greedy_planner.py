@@ -16,15 +16,17 @@ from typing import NamedTuple
 
 from llada_jax.config import require
 from llada_jax.swap.address_budget import MIB, Budget, PlanError
-from llada_jax.swap.address_layout import (
+from llada_jax.swap.address_plan import (
     Packer,
+    Plan,
+    Region,
     Room,
+    Transfer,
     assemble,
     in_slots,
     regions,
     room_for_weights,
 )
-from llada_jax.swap.address_plan import Plan, Region, Transfer
 from llada_jax.swap.graph import Graph
 
 SLOTS = 2
@@ -75,36 +77,27 @@ class Greedy:
         return size // budget.alignment * budget.alignment
 
 
-class ResidentRegion:
+class ResidentRegion(Packer):
     """Offsets for groups of residents. The first one fills buffers from the start; later ones fill
     the same buffers from their ends, where they displace what was used last."""
 
-    def __init__(self, room: int, max_buffers: int, max_buffer_bytes: int):
-        self._packer = Packer(room, max_buffers, max_buffer_bytes)
-        self._room, self._max_buffers, self._max_bytes = room, max_buffers, max_buffer_bytes
-        self._gaps: list[Region] = []
-        self._groups = 0
+    _groups = 0
 
     def begin(self) -> None:
         """Starts the next group. The second one takes all that the first one left of the room."""
         self._groups += 1
         if self._groups == 2:
-            del self.buffers[-1:]  # which grows, too
-            rest = self._room - sum(self.buffers)
-            while rest and len(self.buffers) < self._max_buffers:
-                self.buffers.append(min(rest, self._max_bytes))
-                rest -= self.buffers[-1]
-        self._gaps = regions(0, self.buffers)
-
-    @property
-    def buffers(self) -> list[int]:
-        """Bytes of each buffer."""
-        return self._packer.sizes
+            del self.sizes[-1:]  # which grows, too
+            rest = self._room - sum(self.sizes)
+            while rest and len(self.sizes) < self._max_buffers:
+                self.sizes.append(min(rest, self._max_bytes))
+                rest -= self.sizes[-1]
+        self._gaps = regions(0, self.sizes)
 
     def add(self, size: int) -> int | None:
         """Returns the offset of one more tensor of the group, or None where it does not fit."""
         if self._groups == 1:
-            return self._packer.add(size)
+            return super().add(size)
         while self._gaps and self._gaps[-1].size < size:
             self._gaps.pop()
         if not self._gaps:
@@ -174,7 +167,7 @@ def _laid_out(
     groups: Sequence[Group],
     slot_bytes: int,
 ) -> Plan:
-    slots = regions(room.start + sum(region.buffers), [slot_bytes] * SLOTS) if slot_bytes else []
+    slots = regions(room.start + sum(region.sizes), [slot_bytes] * SLOTS) if slot_bytes else []
     address = {
         index: room.start + offset
         for group in groups
@@ -190,7 +183,7 @@ def _laid_out(
     place = {index: position for position, index in enumerate(order)}
     transfers = [*(staged if len(staged) > SLOTS else []), *_displaced(groups, sizes)]
     transfers.sort(key=lambda transfer: place[transfer.operators[0]])
-    return assemble(graph, room, order, transfers, address, region.buffers, slots)
+    return assemble(graph, room, order, transfers, address, region.sizes, slots)
 
 
 def _slot_chunks(

@@ -13,8 +13,7 @@ from fractions import Fraction
 
 from llada_jax.config import require
 from llada_jax.swap.address_budget import Budget, PlanError
-from llada_jax.swap.address_layout import in_slots, room_for_weights
-from llada_jax.swap.address_plan import Plan, Planner
+from llada_jax.swap.address_plan import Plan, Planner, in_slots, room_for_weights
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.greedy_planner import PUBLISHED_SLOT_BYTES, Greedy
 from llada_jax.swap.stall_times import Waits, prefix_sums, stall_of, steady_stall

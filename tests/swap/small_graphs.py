@@ -7,8 +7,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from llada_jax.swap.address_budget import Budget
-from llada_jax.swap.address_layout import assemble, room_for_weights
-from llada_jax.swap.address_plan import Plan, Transfer
+from llada_jax.swap.address_plan import Plan, Transfer, assemble, room_for_weights
 from llada_jax.swap.graph import Graph, Operator
 
 

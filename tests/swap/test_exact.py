@@ -6,8 +6,7 @@ from itertools import permutations, product
 
 import pytest
 
-from llada_jax.swap.address_layout import assemble, room_for_weights
-from llada_jax.swap.address_plan import Plan, Transfer
+from llada_jax.swap.address_plan import Plan, Transfer, assemble, room_for_weights
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.graph import Graph, Operator
 from llada_jax.swap.plan_checker import problems

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from llada_jax.swap.address_budget import Budget
-from llada_jax.swap.address_layout import in_slots
-from llada_jax.swap.address_plan import Plan, Region
+from llada_jax.swap.address_plan import Plan, Region, in_slots
 from llada_jax.swap.graph import Graph, Operator
 from llada_jax.swap.plan_checker import problems
 from tests.swap.small_graphs import in_shared_places

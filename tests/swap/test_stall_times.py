@@ -4,7 +4,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llada_jax.swap.address_budget import PlanError
-from llada_jax.swap.address_layout import in_slots
+from llada_jax.swap.address_plan import in_slots
 from llada_jax.swap.planners import PLANNERS
 from llada_jax.swap.stall_times import last_users, staged_bytes, stall_of, unfold
 from tests.swap.small_graphs import budgets, chain, graphs, in_shared_places, one_buffer
