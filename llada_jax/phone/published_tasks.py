@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,38 +51,18 @@ class PublishedTasks:
 
     def __init__(self, graphs: GraphsLike, runs: int = RUNS) -> None:
         self.graphs, self.runs = graphs, runs
+        self.figures = read_figures("fit")
+        self.published = read_figures("validation")
+        """For references of results, never for the fit."""
+        self.fitted = read_figures("tasks")
+        self.dynamics = Dynamics(**self.fitted["dynamics"])
+        """The process of LLaDA-8B, whatever the dataset."""
+        self.spread: float = self.fitted["spread"]
+        """What the process leaves of llada.cpp's cells: a standard deviation of logarithms."""
+        self.prompt_spread: float = self.fitted["prompt_spread"]
+        """Tokens that the prompts' lengths are known to: a standard deviation."""
         self.workloads = cache(self._workloads)
         self.phone = cache(self._phone)
-
-    @cached_property
-    def figures(self) -> dict[str, Any]:
-        """Figures that the fit may know."""
-        return read_figures("fit")
-
-    @cached_property
-    def published(self) -> dict[str, Any]:
-        """Validation figures: for references of results, never for the fit."""
-        return read_figures("validation")
-
-    @cached_property
-    def fitted(self) -> dict[str, Any]:
-        """What was fitted: the process of LLaDA-8B, and what each dataset has of its own."""
-        return read_figures("tasks")
-
-    @property
-    def dynamics(self) -> Dynamics:
-        """The process of LLaDA-8B, whatever the dataset."""
-        return Dynamics(**self.fitted["dynamics"])
-
-    @property
-    def spread(self) -> float:
-        """What the process leaves of llada.cpp's cells: a standard deviation of logarithms."""
-        return self.fitted["spread"]
-
-    @property
-    def prompt_spread(self) -> float:
-        """Tokens that the prompts' lengths are known to: a standard deviation."""
-        return self.fitted["prompt_spread"]
 
     def task(self, name: str) -> PublishedTask:
         """Returns a dataset by its name."""

@@ -1,8 +1,8 @@
 """What was measured on a phone, row by row, with the state that it was measured in."""
 
 import csv
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from math import isfinite
 from os import PathLike
 from pathlib import Path
@@ -104,6 +104,14 @@ def write_measurements(path: str | PathLike[str], rows: Iterable[Measurement]) -
         table.writerows(map(asdict, rows))
 
 
+def hold_out(measurements: Sequence[Measurement], every: int) -> list[Measurement]:
+    """Returns the rows with each `every`-th one kept from the fit; 0: none but those that are."""
+    return [
+        replace(row, held_out=True) if every and index % every == every - 1 else row
+        for index, row in enumerate(measurements)
+    ]
+
+
 def _timed(folder: Path, name: str) -> dict[str, Any]:
     files = sorted((folder / RESULTS).glob(f"{name}.*")) if name else []
     return read_timing(inside(folder, f"{RESULTS}/{files[0].name}"))._asdict() if files else {}
@@ -114,10 +122,7 @@ def _measurement(line: Mapping[str, Any]) -> Measurement:
     known = {each.name: each for each in fields(Measurement)}
     missing = [n for n, f in known.items() if n not in line and f.default is MISSING]
     require(not missing, f"{', '.join(missing)} missing; allowed: {', '.join(known)}")
-    values: dict[str, Any] = {}
-    for name in known.keys() & line.keys():
-        values[name] = _value(name, line[name], hints[name])
-    return Measurement(**values)
+    return Measurement(**{n: _value(n, line[n], hints[n]) for n in known.keys() & line.keys()})
 
 
 def _value(name: str, text: Any, kind: Any) -> Any:
