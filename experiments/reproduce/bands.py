@@ -23,7 +23,7 @@ def _timers(shape: str, soc: str, system: System) -> list[tuple[Moved, ForwardTi
 
 @cache
 def phone_of(shape: str, soc: str, system: System) -> ForwardTimer:
-    """Returns what prices forwards of a shape on a phone as its profile has it."""
+    """Returns what prices forwards of a shape on a phone that is cool, as its profile has it."""
     return _timer(shape, load_profile(soc), system)
 
 

@@ -28,7 +28,6 @@ Parts = dict[str, dict[str, float]]
 class Chapter:
     """One table or figure of the report."""
 
-    name: str
     title: str
     rows: list[ResultRow]
     words: list[str]
@@ -44,7 +43,7 @@ def chapter(
 ) -> Chapter:
     """Returns a chapter: its own words, then those of `chapters.yaml`, with these values in."""
     told = [text.format(**values) for text in TEXTS[name]["words"]]
-    return Chapter(name, TEXTS[name]["title"], list(rows), [*words, *told], parts or {})
+    return Chapter(TEXTS[name]["title"], list(rows), [*words, *told], parts or {})
 
 
 def is_close(row: ResultRow) -> bool:

@@ -1,16 +1,13 @@
 """The paper's datasets, as far as time goes: their prompts and dynamics, as they were fitted."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llada_jax.phone.dynamics import Decoding, Dynamics, decode
-from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
-from llada_jax.phone.profile import load_profile
-from llada_jax.phone.system import System
+from llada_jax.phone.forward_timer import GraphsLike
 from llada_jax.phone.workload import Workload
 
 PUBLISHED = Path(__file__).parent / "published"
@@ -52,8 +49,6 @@ class PublishedTasks:
     def __init__(self, graphs: GraphsLike, runs: int = RUNS) -> None:
         self.graphs, self.runs = graphs, runs
         self.figures = read_figures("fit")
-        self.published = read_figures("validation")
-        """For references of results, never for the fit."""
         self.fitted = read_figures("tasks")
         self.dynamics = Dynamics(**self.fitted["dynamics"])
         """The process of LLaDA-8B, whatever the dataset."""
@@ -62,7 +57,11 @@ class PublishedTasks:
         self.prompt_spread: float = self.fitted["prompt_spread"]
         """Tokens that the prompts' lengths are known to: a standard deviation."""
         self.workloads = cache(self._workloads)
-        self.phone = cache(self._phone)
+
+    @cached_property
+    def published(self) -> dict[str, Any]:
+        """Validation figures: for references of results, never for the fit."""
+        return read_figures("validation")
 
     def task(self, name: str) -> PublishedTask:
         """Returns a dataset by its name."""
@@ -70,16 +69,7 @@ class PublishedTasks:
         dynamics = replace(self.dynamics, reach=own["reach"], answer=own["answer"])
         return PublishedTask(own["prompt"], dynamics)
 
-    def _phone(self, soc: str, system: System) -> ForwardTimer:
-        return ForwardTimer(self.graphs, load_profile(soc), system, CANVAS)
-
     def _workloads(self, task: str, tokens: int, decoding: Decoding) -> tuple[Workload, ...]:
-        found = self.task(task)
-        return tuple(
-            decode(found.dynamics, decoding, found.prompt, tokens, seed)
-            for seed in range(self.runs)
-        )
-
-    def seconds(self, soc: str, system: System, workloads: Iterable[Workload]) -> list[float]:
-        """Returns the latency of each run on a phone that is cool."""
-        return [*map(self.phone(soc, system).latency, workloads)]
+        prompt, dynamics = self.task(task)
+        runs = range(self.runs)
+        return tuple(decode(dynamics, decoding, prompt, tokens, seed) for seed in runs)
