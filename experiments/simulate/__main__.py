@@ -180,8 +180,8 @@ def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
         yield f"{experts:.0f} of {moe.n_experts} experts a layer and forward: {ASSUMED}"
         gib = weights_mib(model, head=False) / 1024
         yield (
-            f"{gib:,.1f} GiB of weights are taken to lie in the phone's memory, whose size no profile "
-            "has; what a forward stages is of all experts, as none is known in time"
+            f"{gib:,.1f} GiB of weights are taken to lie in the phone's memory, whose size no "
+            "profile has; what a forward stages is of all experts, as none is known in time"
         )
     yield from unknown_so_far()
 
