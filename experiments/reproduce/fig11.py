@@ -14,16 +14,18 @@ from typing import NamedTuple
 
 from experiments.harness.estimates import mean_of, ratio
 from experiments.harness.results import ResultRow
-from experiments.reproduce.bands import band, changes_of, phone_of
 from experiments.reproduce.chapter import (
     LENGTHS,
     PAPER,
     SOCS,
     TASKS,
     Chapter,
+    band,
+    changes_of,
     chapter,
     is_close,
     modelled,
+    phone_of,
 )
 from llada_jax.phone.dynamics import Decoding
 from llada_jax.phone.profile import load_profile

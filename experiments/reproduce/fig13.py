@@ -6,14 +6,13 @@ from statistics import fmean
 from typing import Any
 
 from experiments.harness.estimates import difference, mean_of, ratio
-from experiments.reproduce.bands import band, phone_of
-from experiments.reproduce.chapter import PAPER, Chapter, chapter, modelled
+from experiments.reproduce.chapter import PAPER, Chapter, band, chapter, modelled, phone_of
 from llada_jax.phone.dynamics import SOURCE, Decoding
+from llada_jax.phone.memory import transfers_by_rule
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import Energy, simulate
 from llada_jax.phone.system import System
-from llada_jax.phone.transfers import transfers_by_rule
 from llada_jax.phone.uncertainty import POWER_SPREAD
 from llada_jax.phone.workload import autoregressive, blockwise
 

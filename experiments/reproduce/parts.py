@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 
 from experiments.harness.results import ResultRow
-from experiments.reproduce.bands import band
-from experiments.reproduce.chapter import Chapter, chapter, modelled
+from experiments.reproduce.chapter import Chapter, band, chapter, modelled
 from llada_jax.config import Quant
-from llada_jax.lowered import LoweredWeight
+from llada_jax.lowered import LoweredWeight, product_step
 from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
-from llada_jax.phone.published_tasks import PublishedTasks, read_figures
-from llada_jax.phone.single_steps import one_pass, product_step
+from llada_jax.phone.published_tasks import PublishedTasks, one_pass, read_figures
 from llada_jax.phone.system import System
 from llada_jax.phone.timeline import LaneTask, run
 from llada_jax.phone.uncertainty import with_uncertainty

@@ -4,8 +4,7 @@ from typing import Any, NamedTuple
 
 from experiments.harness.estimates import mean_of
 from experiments.harness.results import Kind
-from experiments.reproduce.bands import phone_of
-from experiments.reproduce.chapter import PAPER, TEXTS, Chapter, chapter, modelled
+from experiments.reproduce.chapter import PAPER, TEXTS, Chapter, chapter, modelled, phone_of
 from llada_jax.phone.dynamics import Decoding
 from llada_jax.phone.memory import Footprint, footprint
 from llada_jax.phone.profile import load_profile

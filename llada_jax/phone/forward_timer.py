@@ -9,11 +9,11 @@ from typing import Protocol
 from llada_jax.config import ModelConfig
 from llada_jax.lowered import Lowered
 from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu, sum_of
+from llada_jax.phone.memory import WeightTransfers, transfers_by_rule
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.routed_layers import Price, experts_by_rows, layer_costs
 from llada_jax.phone.system import Processor, System
 from llada_jax.phone.timeline import LaneTask, Timeline, run
-from llada_jax.phone.transfers import WeightTransfers, transfers_by_rule
 from llada_jax.phone.workload import Forward, Workload
 
 

@@ -1,14 +1,19 @@
-"""The paper's datasets, as far as time goes: their prompts and dynamics, as they were fitted."""
+"""What published figures are of, as far as time goes: datasets, as they were fitted, and steps."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llada_jax.config import ModelConfig
+from llada_jax.lowered import Lowered, LoweredWeight, product_step
+from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.dynamics import Decoding, Dynamics, decode
-from llada_jax.phone.forward_timer import GraphsLike
-from llada_jax.phone.workload import Workload
+from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
+from llada_jax.phone.profile import Profile
+from llada_jax.phone.workload import Forward, Workload
 
 PUBLISHED = Path(__file__).parent / "published"
 """`fit.json`: figures that the calibration may know. `validation.json`: others, to judge it by.
@@ -29,6 +34,34 @@ def whole_figure(name: str) -> dict[str, list[float]]:
     lists = [key for key, value in parts[0].items() if isinstance(value, list)]
     points = sorted(point for part in parts for point in zip(*map(part.get, lists), strict=True))
     return dict(zip(lists, map(list, zip(*points, strict=True)), strict=True))
+
+
+def ffn_down(model: ModelConfig, rows: int) -> Lowered:
+    """Returns the product of Figure 3, in Q4_0."""
+    weight = LoweredWeight((model.width, model.ffn_width), 4, 32)
+    return product_step(rows, model.ffn_width, model.width, weight, "layers.0.ffn.down")
+
+
+def one_pass(
+    graphs: GraphsLike,
+    profile: Profile,
+    rows: int,
+    *,
+    kernels: str = "vendor",
+    context: int = 4096,
+    head_rows: int = 1,
+) -> float:
+    """Returns seconds of a pass with a static context, all computed, and the head of some rows."""
+    chosen = profile.npu[kernels]
+    layer = price_on_npu(graphs.layer(rows, context - rows), chosen, profile.memory)
+    head = price_on_npu(graphs.head(head_rows), chosen, profile.memory)
+    call = chosen.step_overhead_us * 1e-6
+    return layer.seconds * graphs.model.n_layers + head.seconds * graphs.head_chunks + call
+
+
+def table2_seconds(figures: Mapping[str, Any], phone: ForwardTimer) -> list[float]:
+    """Returns seconds of the steps of Table 2."""
+    return [phone.step(Forward(n, 0, n)).seconds for n in figures["table2_step_ms"]["rows"]]
 
 
 class PublishedTask(NamedTuple):

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from llada_jax.config import require
 from llada_jax.phone.cost import stored_bits
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
-from llada_jax.phone.memory import temporaries_mib
+from llada_jax.phone.memory import WeightTransfer, WeightTransfers, temporaries_mib
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.system import System
-from llada_jax.phone.transfers import WeightTransfer, WeightTransfers
 from llada_jax.phone.workload import Workload
 from llada_jax.swap.address_budget import MIB, Budget, MappingPath, PlanError, kv_bytes_per_token
 from llada_jax.swap.address_plan import Plan

@@ -17,12 +17,11 @@ import numpy as np
 from scipy import optimize
 
 from llada_jax.config import Quant, require
-from llada_jax.lowered import LoweredWeight
+from llada_jax.lowered import LoweredWeight, product_step
 from llada_jax.phone.calibration.measurements import Measurement
 from llada_jax.phone.cost import price_on_cpu, price_on_npu
 from llada_jax.phone.graphs import Graphs, Shape, graphs_of
 from llada_jax.phone.profile import Profile, Sourced, profile_of
-from llada_jax.phone.single_steps import product_step
 from llada_jax.phone.uncertainty import COUNTED, TWO_SIDED, doubt_of
 
 MODEL_DOUBT = 0.03
