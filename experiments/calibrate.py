@@ -118,11 +118,7 @@ def drawn_phone(parent: Profile, rows: Rows, seed: int) -> Profile:
 
 
 def measured(
-    phone: Profile,
-    rows: Rows,
-    plan: Sequence[Mapping[str, Any]],
-    seed: int,
-    noise: float = 0.02,
+    phone: Profile, rows: Rows, plan: Sequence[Mapping[str, Any]], seed: int, noise: float = 0.02
 ) -> Iterator[Measurement]:
     """Yields rows as a phone would give them: to `noise`, and to what the model misses.
 

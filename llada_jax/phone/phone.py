@@ -99,12 +99,7 @@ class Phone:
         return f"Phone({self.profile.soc}, {self.profile.phone}: {', '.join(software)})"
 
     def time(
-        self,
-        run: Any,
-        shape: Shape,
-        *,
-        row: int = 0,
-        planner: str | None = None,
+        self, run: Any, shape: Shape, *, row: int = 0, planner: str | None = None
     ) -> ModelledRun:
         """Returns what a decoding run would take for a model of this shape.
 
@@ -256,10 +251,7 @@ class Phone:
 
 
 def phone(
-    name_or_path: str | PathLike[str],
-    *,
-    quant: Quant = "int4_block32",
-    **software: Any,
+    name_or_path: str | PathLike[str], *, quant: Quant = "int4_block32", **software: Any
 ) -> Phone:
     """Returns a phone that comes with the package by its SoC, or one of your own by a YAML file.
 

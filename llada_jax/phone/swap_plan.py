@@ -108,11 +108,7 @@ class SwapPlan:
 
 
 def plan_swaps(
-    planner: str,
-    workload: Workload,
-    graphs: GraphsLike,
-    profile: Profile,
-    system: System,
+    planner: str, workload: Workload, graphs: GraphsLike, profile: Profile, system: System
 ) -> SwapPlan:
     """Plans the forward that a run consists of the most, on its canvas, and checks the plan.
 

@@ -9,6 +9,7 @@ step, exactly, and with the paper's planner, which is never better.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 
 from llada_jax.config import require
@@ -16,7 +17,7 @@ from llada_jax.swap.address_budget import Budget, PlanError
 from llada_jax.swap.address_plan import Plan, Planner, in_slots, room_for_weights
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.greedy_planner import PUBLISHED_SLOT_BYTES, Greedy
-from llada_jax.swap.stall_times import Waits, prefix_sums, stall_of, steady_stall
+from llada_jax.swap.stall_times import Waits, prefix_sums, stall_of, steady_stall, waits_of
 
 LARGEST_OPERATORS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Sizes of slots that are tried, in largest operators."""
@@ -44,19 +45,13 @@ def steady(graph: Graph, budget: Budget) -> Plan:
     if found is None:  # too many buffers: all through one slot takes a single one
         found = in_slots(graph, budget, order, [[index] for index in spread.weighted], 1)
     plans = [*filter(None, [found]), *_as_published(graph, budget)]
-    return min(plans, key=lambda plan: (stall_of(graph, plan), _staging_ns(graph, plan)))
-
-
-def _staging_ns(graph: Graph, plan: Plan) -> int:
-    return sum(graph.transfer_ns(transfer.operators) for transfer in plan.transfers)
+    return min(plans, key=lambda plan: (stall_of(graph, plan), sum(waits_of(graph, plan).ns)))
 
 
 def _as_published(graph: Graph, budget: Budget) -> Iterator[Plan]:
     for planner in (Greedy(), Greedy(PUBLISHED_SLOT_BYTES)):
-        try:
+        with suppress(PlanError):
             yield planner(graph, budget)
-        except PlanError:
-            continue
 
 
 class _Spread:
