@@ -134,16 +134,13 @@ class Packer:
 
 
 def in_slots(
-    graph: Graph,
-    budget: Budget,
-    order: Sequence[int],
-    groups: Sequence[Sequence[int]],
-    n_slots: int,
+    graph: Graph, budget: Budget, groups: Sequence[Sequence[int]], n_slots: int
 ) -> Plan | None:
-    """Returns a plan in which groups of operators take turns in the slots, and all others stay.
+    """Returns a plan in the graph's own order in which groups of operators take turns in the slots,
+    and all others stay. Groups are in order of use. Where there are no more of them than slots,
+    each would stay in its slot from step to step: then all are residents.
 
-    Groups are in order of use. Where there are no more of them than slots, each would stay in its
-    slot from step to step: then all are residents. It is None where it does not fit.
+    It is None where it does not fit. Raises PlanError as `room_for_weights`.
     """
     if len(groups) <= n_slots:
         groups, n_slots = [], 0
@@ -156,7 +153,7 @@ def in_slots(
     left = room.size - n_slots * slot_bytes
     packer = Packer(left, room.buffers - n_slots, budget.max_buffer_bytes)
     address = {}
-    for i in (i for i in order if i not in staged and sizes[i]):
+    for i in (i for i, size in enumerate(sizes) if size and i not in staged):
         offset = packer.add(sizes[i])
         if offset is None:
             return None
@@ -166,7 +163,7 @@ def in_slots(
         starts = accumulate((sizes[i] for i in group), initial=slots[rank % n_slots].start)
         address |= dict(zip(group, starts, strict=False))
     transfers = [Transfer(tuple(group), rank % n_slots) for rank, group in enumerate(groups)]
-    return assemble(graph, room, order, transfers, address, packer.sizes, slots)
+    return assemble(graph, room, range(len(graph)), transfers, address, packer.sizes, slots)
 
 
 def assemble(
@@ -179,17 +176,10 @@ def assemble(
     slots: Sequence[Region],
 ) -> Plan:
     """Returns the plan of all these; operators without an address have no weights."""
-    return Plan(
-        order=tuple(order),
-        transfers=tuple(transfers),
-        weights=tuple(
-            Region(address.get(i, room.start), operator.weight_bytes)
-            for i, operator in enumerate(graph.operators)
-        ),
-        buffers=tuple(regions(room.start, buffers)),
-        slots=tuple(slots),
-        fixed=Region(0, room.start),
-    )
+    sizes = enumerate(operator.weight_bytes for operator in graph.operators)
+    weights = tuple(Region(address.get(i, room.start), size) for i, size in sizes)
+    placed, fixed = tuple(regions(room.start, buffers)), Region(0, room.start)
+    return Plan(tuple(order), tuple(transfers), weights, placed, tuple(slots), fixed)
 
 
 def regions(start: int, sizes: Sequence[int]) -> list[Region]:

@@ -53,8 +53,7 @@ class Greedy:
         require(size is None or size > 0, f"slot_bytes is {size}; allowed: above 0, or None")
 
     def __call__(self, graph: Graph, budget: Budget) -> Plan:
-        given = range(len(graph))
-        everything = in_slots(graph, budget, given, [], 0)
+        everything = in_slots(graph, budget, [], 0)
         if everything is not None:
             return everything
         room = room_for_weights(graph, budget)

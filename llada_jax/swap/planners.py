@@ -33,17 +33,15 @@ Cost = tuple[Fraction, int]
 def steady(graph: Graph, budget: Budget) -> Plan:
     """Returns the best of the plans that are tried. Raises PlanError where no weights fit, or not
     those of the largest operator."""
-    order = tuple(range(len(graph)))
-    room = room_for_weights(graph, budget).size
-    everything = in_slots(graph, budget, order, [], 0)
+    everything = in_slots(graph, budget, [], 0)
     if everything is not None:
         return everything
-    spread = _Spread(graph, budget, room)
+    spread = _Spread(graph, budget)
     tried = sorted(spread.priced(), key=lambda each: each[0])
-    fitting = (in_slots(graph, budget, order, groups, slots) for _, groups, slots in tried)
+    fitting = (in_slots(graph, budget, groups, slots) for _, groups, slots in tried)
     found = next((plan for plan in fitting if plan is not None), None)
     if found is None:  # too many buffers: all through one slot takes a single one
-        found = in_slots(graph, budget, order, [[index] for index in spread.weighted], 1)
+        found = in_slots(graph, budget, [[index] for index in spread.weighted], 1)
     plans = [*filter(None, [found]), *_as_published(graph, budget)]
     return min(plans, key=lambda plan: (stall_of(graph, plan), sum(waits_of(graph, plan).ns)))
 
@@ -57,9 +55,9 @@ def _as_published(graph: Graph, budget: Budget) -> Iterator[Plan]:
 class _Spread:
     """Transfers of a graph in its own order, spread over the step."""
 
-    def __init__(self, graph: Graph, budget: Budget, room: int):
-        self._graph, self._budget, self._room = graph, budget, room
-        self._sizes = budget.sizes(graph)
+    def __init__(self, graph: Graph, budget: Budget):
+        self._graph, self._budget, self._sizes = graph, budget, budget.sizes(graph)
+        self._room = room_for_weights(graph, budget).size
         self._computed = prefix_sums(graph, range(len(graph)))
         self.weighted = [index for index, size in enumerate(self._sizes) if size]
 
