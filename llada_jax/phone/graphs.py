@@ -30,14 +30,10 @@ def _resized(lowered: Lowered, rows: int, cache: int) -> Lowered:
         return tuple(TensorType(tuple(map(length, each.shape)), each.dtype) for each in tensors)
 
     operations = tuple(
-        replace(
-            each,
-            inputs=sized(each.inputs),
-            outputs=sized(each.outputs),
-            contraction=length(each.contraction),
-        )
+        replace(each, inputs=sized(each.inputs), outputs=sized(each.outputs),
+                contraction=length(each.contraction))
         for each in lowered.operations
-    )
+    )  # fmt: skip
     return replace(lowered, module=b"", inputs={}, outputs={}, operations=operations)
 
 
@@ -50,8 +46,7 @@ class Graphs:
     """
 
     def __init__(self, model: ModelConfig, quant: Quant = "int4_block32") -> None:
-        self.model: ModelConfig = model
-        self.quant: Quant = quant
+        self.model, self.quant = model, quant
         self.head_chunks = max(1.0, model.vocab_size / HEAD_CHUNK)
         self.layer, self.head = cache(self._layer), cache(self._head)
         self._any_layer, self._any_head = cache(self._layer_of), cache(self._head_of)

@@ -37,11 +37,9 @@ def mapping_path(profile: Profile, name: str) -> MappingPath:
         "delayed": ("delayed_ms_per_gib", 0, 0, 1024 * MIB / (costs.delayed_ms_per_gib * 1e-3)),
     }
     require(name in paths, f"path is {name!r}; allowed: {', '.join(map(repr, paths))}")
-    number, map_ms, step_ms, bytes_per_second = paths[name]
+    number, map_ms, step_ms, speed = paths[name]
     entry = profile.numbers[f"mapping.{number}"]
-    return MappingPath(
-        round(map_ms * 1e6), round(step_ms * 1e6), bytes_per_second, entry.tag, entry.source
-    )
+    return MappingPath(round(map_ms * 1e6), round(step_ms * 1e6), speed, entry.tag, entry.source)
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,12 +87,9 @@ class SwapPlan:
         whole = sum(graph.transfer_ns(each.operators) for each in self.plan.transfers) / 1e9
         copied = graph.weight_bytes - self.resident_bytes if self.runtime == "swap" else 0
         waited = copied * stall / whole if whole else 0.0
-        return WeightTransfers(
-            (
-                WeightTransfer("stall", stall, waited, 0, None),
-                WeightTransfer("stage", whole - stall, copied - waited, None, None),
-            )
-        )
+        first = WeightTransfer("stall", stall, waited, 0, None)
+        hidden = WeightTransfer("stage", whole - stall, copied - waited, None, None)
+        return WeightTransfers((first, hidden))
 
     def __repr__(self) -> str:
         """Names the plan in one line."""
@@ -130,12 +125,9 @@ def plan_swaps(
     (forward, _), *_ = Counter(workload.forwards).most_common(1)
     weights = graphs.layer(forward.rows, forward.cache).weights.values()
     timer = ForwardTimer(graphs, profile, system, transfers=WeightTransfers())
-    body = model_graph(
-        graphs.model,
-        weight_bits=max(stored_bits(weight) for weight in weights if len(weight.shape) > 1),
-        step_ns=round(timer.body_seconds(forward) * 1e9),
-    )
-    graph = path.price(body)
+    bits = max(stored_bits(weight) for weight in weights if len(weight.shape) > 1)
+    step_ns = round(timer.body_seconds(forward) * 1e9)
+    graph = path.price(model_graph(graphs.model, weight_bits=bits, step_ns=step_ns))
     budget = Budget(
         session_bytes=int(profile.memory.mapping_cap_mib * MIB),
         max_buffer_bytes=int(profile.memory.buffer_mib * MIB),
