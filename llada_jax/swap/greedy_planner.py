@@ -12,7 +12,6 @@ residents that no other group overlaps, and temporaries if the two slots hold al
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
 
 from llada_jax.config import require
 from llada_jax.swap.address_budget import MIB, Budget, PlanError
@@ -34,12 +33,8 @@ PUBLISHED_SLOT_BYTES = 128 * MIB
 """Size of one of the two slots through which Figure 13c stages 256 MB."""
 
 
-class Group(NamedTuple):
-    """Residents or temporaries, in order of use."""
-
-    operators: list[int]
-    offsets: list[int]
-    """Offsets of the residents' weights in the region; empty for temporaries."""
+Round = tuple[dict[int, int], list[int]]
+"""Residents with the offsets of their weights in the region, then temporaries, in order of use."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +51,24 @@ class Greedy:
         everything = in_slots(graph, budget, [], 0)
         if everything is not None:
             return everything
-        room = room_for_weights(graph, budget)
+        room, sizes = room_for_weights(graph, budget), budget.sizes(graph)
         slot_bytes = self._slot(graph, budget, room)
         buffers = room.buffers - (SLOTS if slot_bytes else 0)
         max_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
         region = ResidentRegion(room.size - SLOTS * slot_bytes, buffers, max_bytes)
-        groups = alternate(graph, budget, region, slot_bytes)
-        return _laid_out(graph, budget, room, region, groups, slot_bytes)
+        rounds = alternate(graph, budget, region, slot_bytes)
+        address = {i: room.start + at for residents, _ in rounds for i, at in residents.items()}
+        slots = regions(room.start + sum(region.sizes), [slot_bytes] * SLOTS) if slot_bytes else []
+        chunks = [chunk for _, hidden in rounds for chunk in _chunks(hidden, sizes, slot_bytes)]
+        for rank, chunk in enumerate(chunks):
+            starts = accumulate((sizes[i] for i in chunk), initial=slots[rank % SLOTS].start)
+            address |= dict(zip(chunk, starts, strict=False))
+        staged = [Transfer(tuple(chunk), rank % SLOTS) for rank, chunk in enumerate(chunks)]
+        order = [i for residents, hidden in rounds for i in (*residents, *hidden)]
+        place = {index: position for position, index in enumerate(order)}
+        transfers = [*(staged if len(staged) > SLOTS else []), *_displaced(rounds, sizes)]
+        transfers.sort(key=lambda transfer: place[transfer.operators[0]])
+        return assemble(graph, room, order, transfers, address, region.sizes, slots)
 
     def _slot(self, graph: Graph, budget: Budget, room: Room) -> int:
         """Returns a slot's bytes (0: none): as wanted, if the largest operator then has a place."""
@@ -106,18 +112,17 @@ class ResidentRegion(Packer):
         return start + free - size
 
 
-def alternate(graph: Graph, budget: Budget, region: ResidentRegion, slot_bytes: int) -> list[Group]:
-    """Walks through the operators as the paper does; the groups hold each of them once."""
-    left, done, groups = list(range(len(graph))), set[int](), []
+def alternate(graph: Graph, budget: Budget, region: ResidentRegion, slot_bytes: int) -> list[Round]:
+    """Walks through the operators as the paper does; the rounds hold each of them once."""
+    left, done, rounds = list(range(len(graph))), set[int](), []
     while left:
         region.begin()
-        residents, offsets = [], []
+        residents: dict[int, int] = {}
         for index in left:
             offset = region.add(budget.aligned(graph.operators[index].weight_bytes))
             if offset is None:
                 break
-            residents.append(index)
-            offsets.append(offset)
+            residents[index] = offset
         left = left[len(residents) :]
         done.update(residents)
         behind = sum(graph.operators[i].compute_ns for i in residents)
@@ -133,8 +138,8 @@ def alternate(graph: Graph, budget: Budget, region: ResidentRegion, slot_bytes: 
                 )
         done.update(hidden)
         left = [i for i in left if i not in done]
-        groups += [Group(residents, offsets), Group(hidden, [])]
-    return [group for group in groups if group.operators]
+        rounds.append((residents, hidden))
+    return rounds
 
 
 def _hidden(
@@ -158,56 +163,24 @@ def _hidden(
     return taken
 
 
-def _laid_out(
-    graph: Graph,
-    budget: Budget,
-    room: Room,
-    region: ResidentRegion,
-    groups: Sequence[Group],
-    slot_bytes: int,
-) -> Plan:
-    slots = regions(room.start + sum(region.sizes), [slot_bytes] * SLOTS) if slot_bytes else []
-    address = {
-        index: room.start + offset
-        for group in groups
-        for index, offset in zip(group.operators, group.offsets, strict=False)
-    }
-    sizes = budget.sizes(graph)
-    chunks = list(_slot_chunks(groups, sizes, slot_bytes))
-    for rank, chunk in enumerate(chunks):
-        starts = accumulate((sizes[i] for i in chunk), initial=slots[rank % SLOTS].start)
-        address |= dict(zip(chunk, starts, strict=False))
-    staged = [Transfer(tuple(chunk), rank % SLOTS) for rank, chunk in enumerate(chunks)]
-    order = [i for group in groups for i in group.operators]
-    place = {index: position for position, index in enumerate(order)}
-    transfers = [*(staged if len(staged) > SLOTS else []), *_displaced(groups, sizes)]
-    transfers.sort(key=lambda transfer: place[transfer.operators[0]])
-    return assemble(graph, room, order, transfers, address, region.sizes, slots)
-
-
-def _slot_chunks(
-    groups: Sequence[Group], sizes: Sequence[int], slot_bytes: int
-) -> Iterator[list[int]]:
+def _chunks(hidden: Sequence[int], sizes: Sequence[int], slot_bytes: int) -> Iterator[list[int]]:
     """Yields neighbours among the temporaries that one slot holds."""
-    for group in groups:
-        chunk: list[int] = []
-        for index in group.operators:
-            if group.offsets or not sizes[index]:
-                continue
-            if chunk and sum(sizes[i] for i in chunk) + sizes[index] > slot_bytes:
-                yield chunk
-                chunk = []
-            chunk.append(index)
-        if chunk:
+    chunk: list[int] = []
+    for index in (i for i in hidden if sizes[i]):
+        if chunk and sum(sizes[i] for i in chunk) + sizes[index] > slot_bytes:
             yield chunk
+            chunk = []
+        chunk.append(index)
+    if chunk:
+        yield chunk
 
 
-def _displaced(groups: Sequence[Group], sizes: Sequence[int]) -> Iterator[Transfer]:
-    """Yields a transfer for each resident that shares its place with one of another group."""
+def _displaced(rounds: Sequence[Round], sizes: Sequence[int]) -> list[Transfer]:
+    """Returns a transfer for each resident that shares its place with one of another round."""
     placed = sorted(
         (offset, offset + sizes[index], number, index)
-        for number, group in enumerate(groups)
-        for index, offset in zip(group.operators, group.offsets, strict=False)
+        for number, (residents, _) in enumerate(rounds)
+        for index, offset in residents.items()
         if sizes[index]
     )
     active: list[tuple[int, int, int]] = []
@@ -217,4 +190,4 @@ def _displaced(groups: Sequence[Group], sizes: Sequence[int]) -> Iterator[Transf
         others = [other for _, theirs, other in active if theirs != number]
         shared.update([index, *others] if others else [])
         active.append((end, number, index))
-    yield from (Transfer((index,), None) for index in sorted(shared))
+    return [Transfer((index,), None) for index in sorted(shared)]
