@@ -78,17 +78,8 @@ Planner = Callable[[Graph, Budget], Plan]
 """Returns a plan within the budget; raises `PlanError`, with the reason, for none."""
 
 
-class Room(NamedTuple):
-    """What is left for weights behind keys, values and temporaries."""
-
-    start: int
-    size: int
-    buffers: int
-    """Mappings that are left."""
-
-
-def room_for_weights(graph: Graph, budget: Budget) -> Room:
-    """Returns what is left for weights.
+def room_for_weights(graph: Graph, budget: Budget) -> tuple[int, int]:
+    """Returns bytes and mappings that keys, values and temporaries leave for weights.
 
     Raises PlanError where no weights fit, or not those of the largest operator.
     """
@@ -107,7 +98,7 @@ def room_for_weights(graph: Graph, budget: Budget) -> Room:
             f"leaves {limit:,} (of {budget.session_bytes:,}, keys, values and temporaries "
             f"take {fixed:,})"
         )
-    return Room(fixed, size, buffers)
+    return size, buffers
 
 
 class Packer:
@@ -144,42 +135,54 @@ def in_slots(
     """
     if len(groups) <= n_slots:
         groups, n_slots = [], 0
-    room = room_for_weights(graph, budget)
-    sizes = budget.sizes(graph)
+    (room, buffers), sizes = room_for_weights(graph, budget), budget.sizes(graph)
     slot_bytes = max((sum(sizes[i] for i in group) for group in groups), default=0)
-    if slot_bytes > budget.max_buffer_bytes or room.buffers < n_slots:
+    if slot_bytes > budget.max_buffer_bytes or buffers < n_slots:
         return None
     staged = {i for group in groups for i in group}
-    left = room.size - n_slots * slot_bytes
-    packer = Packer(left, room.buffers - n_slots, budget.max_buffer_bytes)
-    address = {}
+    packer = Packer(room - n_slots * slot_bytes, buffers - n_slots, budget.max_buffer_bytes)
+    offsets = {}
     for i in (i for i, size in enumerate(sizes) if size and i not in staged):
-        offset = packer.add(sizes[i])
-        if offset is None:
+        offsets[i] = packer.add(sizes[i])
+        if offsets[i] is None:
             return None
-        address[i] = room.start + offset
-    slots = regions(room.start + packer.used, [slot_bytes] * n_slots)
-    for rank, group in enumerate(groups):
-        starts = accumulate((sizes[i] for i in group), initial=slots[rank % n_slots].start)
-        address |= dict(zip(group, starts, strict=False))
-    transfers = [Transfer(tuple(group), rank % n_slots) for rank, group in enumerate(groups)]
-    return assemble(graph, room, range(len(graph)), transfers, address, packer.sizes, slots)
+    slots = [slot_bytes] * n_slots
+    return assemble(graph, budget, range(len(graph)), offsets, packer.sizes, slots, groups)
 
 
 def assemble(
     graph: Graph,
-    room: Room,
+    budget: Budget,
     order: Sequence[int],
-    transfers: Sequence[Transfer],
-    address: Mapping[int, int],
+    offsets: Mapping[int, int],
     buffers: Sequence[int],
-    slots: Sequence[Region],
+    slots: Sequence[int] = (),
+    groups: Sequence[Sequence[int]] = (),
+    displaced: Sequence[Transfer] = (),
 ) -> Plan:
-    """Returns the plan of all these; operators without an address have no weights."""
-    sizes = enumerate(operator.weight_bytes for operator in graph.operators)
-    weights = tuple(Region(address.get(i, room.start), size) for i, size in sizes)
-    placed, fixed = tuple(regions(room.start, buffers)), Region(0, room.start)
-    return Plan(tuple(order), tuple(transfers), weights, placed, tuple(slots), fixed)
+    """Returns the plan of all these; operators of no offset and no group have no weights.
+
+    Args:
+      offsets: places of weights in the buffers, which lie one behind the other, as the slots do.
+      groups: operators that take turns in the slots; they stay there where each has one of its own.
+      displaced: transfers of weights that share their places in the buffers.
+    """
+    start, sizes = budget.fixed_bytes, budget.sizes(graph)
+    placed = regions(start + sum(buffers), slots)
+    address = {i: start + offset for i, offset in offsets.items()}
+    transfers = [*displaced]
+    for rank, group in enumerate(groups):
+        slot = rank % len(slots)
+        starts = accumulate((sizes[i] for i in group), initial=placed[slot].start)
+        address |= dict(zip(group, starts, strict=False))
+        transfers += [Transfer(tuple(group), slot)] if len(groups) > len(slots) else []
+    place = {index: position for position, index in enumerate(order)}
+    transfers.sort(key=lambda transfer: place[transfer.operators[0]])
+    weights = (
+        Region(address.get(i, start), op.weight_bytes) for i, op in enumerate(graph.operators)
+    )
+    filled, fixed = tuple(regions(start, buffers)), Region(0, start)
+    return Plan(tuple(order), tuple(transfers), tuple(weights), filled, tuple(placed), fixed)
 
 
 def regions(start: int, sizes: Sequence[int]) -> list[Region]:

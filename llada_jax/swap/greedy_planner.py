@@ -11,7 +11,6 @@ residents that no other group overlaps, and temporaries if the two slots hold al
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from llada_jax.config import require
 from llada_jax.swap.address_budget import MIB, Budget, PlanError
@@ -19,7 +18,6 @@ from llada_jax.swap.address_plan import (
     Packer,
     Plan,
     Region,
-    Room,
     Transfer,
     assemble,
     in_slots,
@@ -51,34 +49,24 @@ class Greedy:
         everything = in_slots(graph, budget, [], 0)
         if everything is not None:
             return everything
-        room, sizes = room_for_weights(graph, budget), budget.sizes(graph)
-        slot_bytes = self._slot(graph, budget, room)
-        buffers = room.buffers - (SLOTS if slot_bytes else 0)
+        (room, buffers), sizes = room_for_weights(graph, budget), budget.sizes(graph)
+        slot_bytes = self._slot(budget, max(sizes), room) if buffers > SLOTS else 0
+        slots = [slot_bytes] * SLOTS if slot_bytes else []
         max_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
-        region = ResidentRegion(room.size - SLOTS * slot_bytes, buffers, max_bytes)
+        region = ResidentRegion(room - sum(slots), buffers - len(slots), max_bytes)
         rounds = alternate(graph, budget, region, slot_bytes)
-        address = {i: room.start + at for residents, _ in rounds for i, at in residents.items()}
-        slots = regions(room.start + sum(region.sizes), [slot_bytes] * SLOTS) if slot_bytes else []
-        chunks = [chunk for _, hidden in rounds for chunk in _chunks(hidden, sizes, slot_bytes)]
-        for rank, chunk in enumerate(chunks):
-            starts = accumulate((sizes[i] for i in chunk), initial=slots[rank % SLOTS].start)
-            address |= dict(zip(chunk, starts, strict=False))
-        staged = [Transfer(tuple(chunk), rank % SLOTS) for rank, chunk in enumerate(chunks)]
         order = [i for residents, hidden in rounds for i in (*residents, *hidden)]
-        place = {index: position for position, index in enumerate(order)}
-        transfers = [*(staged if len(staged) > SLOTS else []), *_displaced(rounds, sizes)]
-        transfers.sort(key=lambda transfer: place[transfer.operators[0]])
-        return assemble(graph, room, order, transfers, address, region.sizes, slots)
+        offsets = {i: offset for residents, _ in rounds for i, offset in residents.items()}
+        chunks = [chunk for _, hidden in rounds for chunk in _chunks(hidden, sizes, slot_bytes)]
+        shared = _displaced(rounds, sizes)
+        return assemble(graph, budget, order, offsets, region.sizes, slots, chunks, shared)
 
-    def _slot(self, graph: Graph, budget: Budget, room: Room) -> int:
+    def _slot(self, budget: Budget, largest: int, room: int) -> int:
         """Returns a slot's bytes (0: none): as wanted, if the largest operator then has a place."""
-        largest = budget.aligned(max(op.weight_bytes for op in graph.operators))
-        if room.buffers <= SLOTS:
-            return 0
-        limit = min(room.size // SLOTS, budget.max_buffer_bytes)
+        limit = min(room // SLOTS, budget.max_buffer_bytes)
         size = min(budget.aligned(self.slot_bytes or largest), limit)
         if size < largest:
-            size = min(size, (room.size - largest) // SLOTS)
+            size = min(size, (room - largest) // SLOTS)
         return size // budget.alignment * budget.alignment
 
 

@@ -57,7 +57,7 @@ class _Spread:
 
     def __init__(self, graph: Graph, budget: Budget):
         self._graph, self._budget, self._sizes = graph, budget, budget.sizes(graph)
-        self._room = room_for_weights(graph, budget).size
+        self._room, _ = room_for_weights(graph, budget)
         self._computed = prefix_sums(graph, range(len(graph)))
         self.weighted = [index for index, size in enumerate(self._sizes) if size]
 
