@@ -46,7 +46,8 @@ class Graphs:
     """
 
     def __init__(self, model: ModelConfig, quant: Quant = "int4_block32") -> None:
-        self.model, self.quant = model, quant
+        self.model: ModelConfig = model
+        self.quant: Quant = quant
         self.head_chunks = max(1.0, model.vocab_size / HEAD_CHUNK)
         self.layer, self.head = cache(self._layer), cache(self._head)
         self._any_layer, self._any_head = cache(self._layer_of), cache(self._head_of)

@@ -101,7 +101,7 @@ def write_measurements(path: str | PathLike[str], rows: Iterable[Measurement]) -
     with atomic.new_file(Path(path)) as part, part.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, [each.name for each in fields(Measurement)])
         table.writeheader()
-        table.writerows(map(asdict, rows))
+        table.writerows(asdict(row) for row in rows)
 
 
 def hold_out(measurements: Sequence[Measurement], every: int) -> list[Measurement]:
