@@ -6,8 +6,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from matplotlib.colors import to_rgba
 
-from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments import plan
+from experiments.harness.run import REPOSITORY, Run, read_config
 
 SMALL = [
     "architecture.width=64", "architecture.ffn_width=128", "architecture.n_layers=3",
