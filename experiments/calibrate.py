@@ -13,6 +13,7 @@ phones from what the parent leaves open instead, and says how far 10 and 30 rows
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean, median
 from typing import Any
 
@@ -22,15 +23,10 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.backend.exported.calibration import calibration_rows
 from llada_jax.config import require
-from llada_jax.phone.calibration.calibrate import (
-    MODEL_DOUBT,
-    Calibration,
-    Rows,
-    calibrate,
-    hold_out,
-)
+from llada_jax.phone.calibration.calibrate import MODEL_DOUBT, Calibration, Rows, calibrate
 from llada_jax.phone.calibration.measurements import (
     Measurement,
+    hold_out,
     read_measurements,
     write_measurements,
 )
@@ -40,6 +36,7 @@ from llada_jax.phone.uncertainty import doubt_of
 SHOWN_CORRELATIONS = 5
 COUNTS = (0, 10, 30)
 """Rows of a drawn phone that the fit sees; 0: the parent alone."""
+ROW = partial(ResultRow, kind="modelled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +67,15 @@ class CalibrateConfig:
 def calibrate_phone(config: CalibrateConfig, run: Run) -> None:
     """Writes a phone's profile, or the table of drawn phones."""
     if config.measurements is None:
-        load_profile(config.parent)
+        parent = load_profile(config.parent)
         run.begin()
-        run.finish(list(_drawn(config)))
+        run.finish(list(_drawn(config, parent)))
         return
     rows = hold_out(read_measurements(config.measurements), config.hold_every)
-    settings: Any = {"kernels": config.kernels, "cpu": config.cpu, "name": config.name}
-    found = calibrate(rows, config.parent, config.shape, **settings)
+    found = calibrate(
+        rows, load_profile(config.parent), config.shape, kernels=config.kernels, cpu=config.cpu,
+        name=config.name,
+    )  # fmt: skip
     run.begin()
     write_measurements(run.folder / "measured.csv", rows)
     path = run.folder / f"{config.name}.yaml"
@@ -88,45 +87,38 @@ def calibrate_phone(config: CalibrateConfig, run: Run) -> None:
 def _rows(found: Calibration) -> Iterator[ResultRow]:
     profile = found.profile
     for path, (before, after) in found.counted.items():
-        unit = f"{profile.numbers[path].unit}, for {before:g}"
-        yield ResultRow(f"changed/{path}", after, unit, kind="modelled")
+        yield ROW(f"changed/{path}", after, f"{profile.numbers[path].unit}, for {before:g}")
     for path, parent, value, before, doubt in found.identified:
         factor = math.exp(1.96 * doubt)
-        yield ResultRow(
-            f"identified/{path}", value, profile.numbers[path].unit, kind="modelled",
-            interval=(value / factor, value * factor), reference=parent,
-            source=f"parent, known to {before:.0%}",
+        yield ROW(
+            f"identified/{path}", value, profile.numbers[path].unit, reference=parent,
+            interval=(value / factor, value * factor), source=f"parent, known to {before:.0%}",
         )  # fmt: skip
     for one, other, correlation in found.correlations[:SHOWN_CORRELATIONS]:
-        yield ResultRow(f"correlation/{one}, {other}", correlation, "-", kind="modelled")
+        yield ROW(f"correlation/{one}, {other}", correlation, "-")
     for row, ms, low, high in found.predicted:
-        yield ResultRow(
-            f"held_out/{row.name}", ms, "ms", kind="modelled", reference=row.median_ms,
-            band=(low, high), fitted=False, source="measured, not fitted",
+        yield ROW(
+            f"held_out/{row.name}", ms, "ms", reference=row.median_ms, band=(low, high),
+            fitted=False, source="measured, not fitted",
         )  # fmt: skip
-    if found.predicted:
-        inside = fmean(each.is_inside for each in found.predicted)
-        n = len(found.predicted)
-        yield ResultRow("held_out/in_band", 100 * inside, "% of rows", kind="modelled", n=n)
+    yield from _in_band("held_out", [each.is_inside for each in found.predicted])
+
+
+def _in_band(name: str, inside: Sequence[bool]) -> Iterator[ResultRow]:
+    if inside:
+        yield ROW(f"{name}/in_band", 100 * fmean(inside), "% of rows", n=len(inside))
 
 
 def drawn_phone(parent: Profile, rows: Rows, seed: int) -> Profile:
     """Draws a phone from what the parent leaves open: each number by its doubt, alone."""
-    draw = np.random.default_rng(seed).standard_normal
+    draw, numbers = np.random.default_rng(seed).standard_normal, rows.numbers(parent)
     return parent.with_values(
-        {
-            path: entry.value * math.exp(doubt_of(entry) * draw())
-            for path, entry in rows.numbers(parent).items()
-        }
+        {path: each.value * math.exp(doubt_of(each) * draw()) for path, each in numbers.items()}
     )
 
 
 def measured(
-    phone: Profile,
-    rows: Rows,
-    plan: Sequence[Mapping[str, Any]],
-    seed: int,
-    noise: float = 0.02,
+    phone: Profile, rows: Rows, plan: Sequence[Mapping[str, Any]], seed: int, noise: float = 0.02
 ) -> Iterator[Measurement]:
     """Yields rows as a phone would give them: to `noise`, and to what the model misses.
 
@@ -142,10 +134,9 @@ def measured(
         yield replace(unknown, median_ms=median, p5_ms=0.98 * median, p95_ms=1.04 * median)
 
 
-def _drawn(config: CalibrateConfig) -> Iterator[ResultRow]:
+def _drawn(config: CalibrateConfig, parent: Profile) -> Iterator[ResultRow]:
     """Yields how far the rows that the fit did not see are off, and how many bands hold them."""
     rows, plan = Rows(config.shape, config.kernels, config.cpu), calibration_rows()
-    parent = load_profile(config.parent)
     for count in COUNTS:
         errors, inside = [], []
         for seed in range(config.synthetic):
@@ -160,12 +151,9 @@ def _drawn(config: CalibrateConfig) -> Iterator[ResultRow]:
             else:
                 errors += [abs(1e3 * rows.seconds(parent, m) / m.median_ms - 1) for m in held]
         name, n = f"drawn/{count}_rows", len(errors)
-        yield ResultRow(f"{name}/median_error", 100 * median(errors), "%", kind="modelled", n=n)
-        largest = sorted(errors)[int(0.95 * n)]
-        yield ResultRow(f"{name}/error_of_95_%", 100 * largest, "%", kind="modelled", n=n)
-        if inside:
-            covered = 100 * fmean(inside)
-            yield ResultRow(f"{name}/in_band", covered, "% of rows", kind="modelled", n=n)
+        yield ROW(f"{name}/median_error", 100 * median(errors), "%", n=n)
+        yield ROW(f"{name}/error_of_95_%", 100 * sorted(errors)[int(0.95 * n)], "%", n=n)
+        yield from _in_band(name, inside)
 
 
 main = entry_point("calibrate", calibrate_phone, CalibrateConfig)

@@ -89,3 +89,9 @@ class Lowered:
     def weight_bytes(self) -> int:
         """Bytes of the weights' numbers, without their scales."""
         return sum(math.prod(w.shape) * w.bits // 8 for w in self.weights.values())
+
+
+def product_step(rows: int, inputs: int, outputs: int, weight: LoweredWeight, name: str) -> Lowered:
+    """Returns a step that is one product with weights, as it would be lowered."""
+    operation = product_with(name, rows, inputs, outputs)
+    return Lowered(name, b"", {name: weight}, {}, {}, (operation,))

@@ -1,7 +1,7 @@
 """Pictures of results, as PNG files. They need the extra `plots`."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GRID = {"color": "0.9", "linewidth": 0.8}
-PROBED = "/exact_match"
+PROBED, SCORE = "/exact_match", "exact match, 95 % interval"
 
 
 class ScorePoint(NamedTuple):
@@ -75,13 +75,11 @@ def scores(title: str, shares: Mapping[str, ScorePoint]) -> "Figure":
     drawn = figure()
     axes = drawn.subplots()
     names = [fill(name.replace("@", " @"), 30) for name in shares]
-    points = list(shares.values())
-    axes.barh(
-        names, [point.value for point in points], xerr=_errors(points),
-        color="tab:blue", ecolor="0.3", capsize=3, height=0.6,
-    )  # fmt: skip
+    values = [point.value for point in shares.values()]
+    axes.barh(names, values, xerr=_errors(shares.values()), color="tab:blue", ecolor="0.3",
+              capsize=3, height=0.6)  # fmt: skip
     axes.invert_yaxis()
-    axes.set(xlabel="exact match, 95 % interval", xlim=(0, 1))
+    axes.set(xlabel=SCORE, xlim=(0, 1))
     drawn.suptitle(title)  # over the names as well
     axes.grid(axis="x", **GRID)
     axes.set_axisbelow(True)
@@ -94,9 +92,7 @@ def score_curves(title: str, curves: Mapping[str, Sequence[ScorePoint]], at: str
     axes = drawn.subplots()
     for name, points in curves.items():
         _line(axes, sorted(points), marker="o", capsize=3, label=name)
-    axes.set(title=title, xlabel=at, ylabel="exact match, 95 % interval", ylim=(0, 1.02))
-    axes.grid(**GRID)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
+    _explain(axes, title=title, xlabel=at, ylabel=SCORE, ylim=(0, 1.02))
     return drawn
 
 
@@ -114,10 +110,8 @@ def forwards_curves(
         marker = "s" if number >= 10 else "o"
         axes.scatter([p.at for p in ordered], [p.value for p in ordered], 9, color=color)
         _line(axes, line, marker=marker, elinewidth=0.6, color=color, label=name)
-    axes.set(title=title, xlabel=cost, ylabel="exact match, 95 % interval")
     _log_scale(axes)
-    axes.grid(**GRID)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
+    _explain(axes, title=title, xlabel=cost, ylabel=SCORE)
     return drawn
 
 
@@ -147,12 +141,18 @@ def _log_scale(axes: "Axes") -> None:
     axes.xaxis.set_minor_formatter(LogFormatter())
 
 
+def _explain(axes: "Axes", **labels: Any) -> None:
+    axes.set(**labels)
+    axes.grid(**GRID)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
+
+
 def _line(axes: "Axes", points: Sequence[ScorePoint], **style: Any) -> None:
     at, values = [point.at for point in points], [point.value for point in points]
     axes.errorbar(at, values, yerr=_errors(points), markersize=4, **style)
 
 
-def _errors(points: Sequence[ScorePoint]) -> tuple[list[float], list[float]]:
+def _errors(points: Collection[ScorePoint]) -> tuple[list[float], list[float]]:
     """Returns how far the interval of each reaches down and up."""
     return [p.value - p.low for p in points], [p.high - p.value for p in points]
 
@@ -171,10 +171,8 @@ def training_curve(title: str, rows: Sequence[Mapping[str, float]]) -> "Figure":
     right.set(ylabel="accuracy on masked tokens", ylim=(0, 1))
     axes[0].legend(handles=[*axes[0].lines, *right.lines], loc="center right")
     for key in sorted(probed):
-        points = [(row["step"], row[key]) for row in rows if key in row]
-        axes[1].plot(
-            *zip(*points, strict=True), marker="o", markersize=3, label=key[: -len(PROBED)]
-        )
+        points = zip(*((row["step"], row[key]) for row in rows if key in row), strict=True)
+        axes[1].plot(*points, marker="o", markersize=3, label=key.removesuffix(PROBED))
     if probed:
         axes[1].set(ylabel="exact match of the probe", ylim=(0, 1.02))
         axes[1].legend(fontsize="small")

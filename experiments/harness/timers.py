@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
@@ -16,7 +15,6 @@ from experiments.harness.results import ResultRow
 from llada_jax.model.finite import require_finite_results
 
 T = TypeVar("T")
-NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Took(NamedTuple):
@@ -59,12 +57,12 @@ def times_in_turns(
 
 
 def in_own_process(
-    function: Callable[..., T], *arguments: object, environment: Mapping[str, str] = NOTHING
+    function: Callable[..., T], *arguments: object, environment: Mapping[str, str] | None = None
 ) -> T:
     """Returns what a function of some module gives in a new process, so that what one piece of work
     leaves behind is not in the next; raises what it raises."""
     alone = ProcessPoolExecutor(1, get_context("spawn"))
-    with patch.dict(os.environ, environment), alone as process:
+    with patch.dict(os.environ, environment or {}), alone as process:
         return process.submit(function, *arguments).result()
 
 

@@ -16,7 +16,7 @@ from statistics import median
 from experiments.harness.results import ResultRow, number
 from experiments.harness.run import Run, entry_point
 from experiments.report.markdown import MarkdownPage
-from experiments.reproduce.chapter import SOCS, TEXTS, Chapter, is_close, modelled
+from experiments.reproduce.chapter import SOCS, TEXTS, Chapter, is_close
 from experiments.reproduce.chapters import CHAPTERS
 from experiments.reproduce.fig11 import by_own_session
 from llada_jax.config import require
@@ -77,29 +77,26 @@ def _summary(chapters: Sequence[Chapter]) -> Iterator[Mapping[str, str]]:
     """Tells how far predictions are off, by what they are of, and how many bands hold them."""
     for title, some in _groups(chapters).items():
         errors = [abs(row.error or 0.0) for row in some]
-        banded = [row for row in some if row.band]
+        banded = [row.is_in_band for row in some if row.band]
         yield {
             "": title,
             "predictions": str(len(errors)),
             "within 15 %": str(sum(map(is_close, some))),
             "within 20 %": str(sum(error <= 0.20 for error in errors)),
             "median error": f"{median(errors):.0%}" if errors else "",
-            "bands that hold": f"{sum(r.is_in_band for r in banded)} of {len(banded)}"
-            if banded else "",
-        }  # fmt: skip
+            "bands that hold": f"{sum(banded)} of {len(banded)}" if banded else "",
+        }
 
 
 def counted(chapters: Sequence[Chapter]) -> dict[str, ResultRow]:
     """Returns the counts of the summary as rows, by their names."""
-    found = []
-    row = partial(modelled, unit="predictions", kind="repeated")
+    counts = {}
     for title, rows in _groups(chapters).items():
-        banded = [each for each in rows if each.band]
-        found.append(row(f"count/{title}/within_15", sum(map(is_close, rows)), n=len(rows)))
-        if banded:
-            held = sum(each.is_in_band for each in banded)
-            found.append(row(f"count/{title}/in_band", held, n=len(banded)))
-    return {each.name: each for each in found}
+        counts[f"count/{title}/within_15"] = [*map(is_close, rows)]
+        if banded := [each.is_in_band for each in rows if each.band]:
+            counts[f"count/{title}/in_band"] = banded
+    row = partial(ResultRow, unit="predictions", kind="repeated")
+    return {name: row(name, sum(each), n=len(each)) for name, each in counts.items()}
 
 
 def _groups(chapters: Sequence[Chapter]) -> dict[str, list[ResultRow]]:
@@ -132,15 +129,11 @@ def _titles(row: ResultRow) -> Iterator[str]:
 
 def _what(row: ResultRow) -> str:
     """Names the phone that a row is of; decoding's statistics are of none."""
+    of_decoding = row.name.startswith(("fig5", "fig8", "fig13a", "fig13b"))
+    other = "how decoding goes" if of_decoding else FITTED
+    named = next((soc for soc in SOCS if soc in row.name), other)
     apart = {"fig14": "watts and joules", "held_out": OTHERS}
-    if (figure := row.name.partition("/")[0]) in apart:
-        return apart[figure]
-    named = [soc for soc in SOCS if soc in row.name]
-    if named:
-        return named[0]
-    return (
-        "how decoding goes" if row.name.startswith(("fig5", "fig8", "fig13a", "fig13b")) else FITTED
-    )
+    return apart.get(row.name.partition("/")[0], named)
 
 
 def _line(row: ResultRow) -> Mapping[str, str]:

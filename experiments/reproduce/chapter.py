@@ -1,16 +1,26 @@
 """A chapter of the report: rows with references and errors, reasons in words, and a picture's data.
 
-All values are modelled; `fitted` says of each row whether its reference went into the calibration.
+All values are modelled; `fitted` says of each row whether its reference went into the calibration,
+and its band of 95 % how far a latency, or the ratio of two, may be off.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from experiments.harness.estimates import Estimate
 from experiments.harness.results import Kind, ResultRow
 from llada_jax.config_files import read_yaml
+from llada_jax.phone.forward_timer import ForwardTimer
+from llada_jax.phone.graphs import graphs_of
+from llada_jax.phone.profile import Profile, load_profile
+from llada_jax.phone.published_tasks import CANVAS
+from llada_jax.phone.system import System
+from llada_jax.phone.uncertainty import TWO_SIDED, Moved, moved_profiles, strongest
+from llada_jax.phone.workload import Workload
 
 PAPER = "arXiv 2606.13740"
 TASKS = ("GSM8K", "BoolQ", "ARC-C", "HellaSwag")
@@ -28,7 +38,6 @@ Parts = dict[str, dict[str, float]]
 class Chapter:
     """One table or figure of the report."""
 
-    name: str
     title: str
     rows: list[ResultRow]
     words: list[str]
@@ -44,7 +53,7 @@ def chapter(
 ) -> Chapter:
     """Returns a chapter: its own words, then those of `chapters.yaml`, with these values in."""
     told = [text.format(**values) for text in TEXTS[name]["words"]]
-    return Chapter(name, TEXTS[name]["title"], list(rows), [*words, *told], parts or {})
+    return Chapter(TEXTS[name]["title"], list(rows), [*words, *told], parts or {})
 
 
 def is_close(row: ResultRow) -> bool:
@@ -71,3 +80,34 @@ def modelled(
     if kind == "modelled":
         more["fitted"] = fitted
     return ResultRow(name=name, value=value, unit=unit, kind=kind, **more)
+
+
+@lru_cache(6)
+def _timers(shape: str, soc: str, system: System) -> list[tuple[Moved, ForwardTimer]]:
+    """Returns the profile with each number moved."""
+    moved = moved_profiles(load_profile(soc), system.uses)
+    return [(each, _timer(shape, each.profile, system)) for each in moved]
+
+
+@cache
+def phone_of(shape: str, soc: str, system: System) -> ForwardTimer:
+    """Returns what prices forwards of a shape on a phone that is cool, as its profile has it."""
+    return _timer(shape, load_profile(soc), system)
+
+
+def _timer(shape: str, profile: Profile, system: System) -> ForwardTimer:
+    return ForwardTimer(graphs_of(shape), profile, system, CANVAS)
+
+
+def changes_of(shape: str, soc: str, system: System, workload: Workload) -> dict[str, float]:
+    """Returns by how much a latency's logarithm moves with each number's doubt."""
+    alike = workload.alike()
+    base = phone_of(shape, soc, system).latency(alike)
+    moved = _timers(shape, soc, system)
+    return strongest(base, ((each, timer.latency(alike)) for each, timer in moved))
+
+
+def band(value: float, *doubts: float) -> tuple[float, float]:
+    """Returns 95 % around a value, of independent standard deviations of its logarithm."""
+    factor = math.exp(TWO_SIDED * math.hypot(*doubts))
+    return value / factor, value * factor

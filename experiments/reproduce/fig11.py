@@ -10,20 +10,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import product
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from experiments.harness.estimates import mean_of, ratio
 from experiments.harness.results import ResultRow
-from experiments.reproduce.bands import band, changes_of, phone_of
 from experiments.reproduce.chapter import (
     LENGTHS,
     PAPER,
     SOCS,
     TASKS,
     Chapter,
+    band,
+    changes_of,
     chapter,
     is_close,
     modelled,
+    phone_of,
 )
 from llada_jax.phone.dynamics import Decoding
 from llada_jax.phone.profile import load_profile
@@ -99,9 +101,8 @@ def _cells_of(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]
     found = {}
     for tokens in LENGTHS:
         of_fit = fitted.get(str(tokens), {})
-        found[tokens] = _columns(
-            world, "llada_8b", soc, name, tokens, published[str(tokens)] | of_fit, of_fit
-        )
+        known = published[str(tokens)] | of_fit
+        found[tokens] = _columns(world, "llada_8b", soc, name, tokens, known, of_fit)
         yield from _rows(f"fig11/{soc}/{name}/{tokens}", found[tokens], FIGURE)
     for base in dict.fromkeys(PAIRS.values()):
         if load_profile(soc).session.slowdown(SYSTEMS[base].body) != 1.0:
@@ -132,22 +133,17 @@ def _columns(
     world: PublishedTasks, shape: str, soc: str, task: str, tokens: int,
     known: Mapping[str, float], fitted: Mapping[str, float],
 ) -> dict[str, Cell]:  # fmt: skip
-    prompt, workloads = world.task(task).prompt, _workloads(world, task, tokens)
-    canvas = world.prompt_spread / (prompt + tokens)
+    workloads = _workloads(world, task, tokens)
+    canvas = world.prompt_spread / workloads["cpu"][0].canvas
     open_to = {"cpu": canvas, "cpu_cache": 0.0, "npu": canvas, "llada_cpp": world.spread}
-    session = load_profile(soc).session
     found = {}
     for column, runs in workloads.items():
-        system = SYSTEMS[column]
-        slowdown = session.slowdown(system.body)
+        phone = phone_of(shape, soc, SYSTEMS[column])
+        slowdown = phone.profile.session.slowdown(SYSTEMS[column].body)
+        seconds = [slowdown * each for each in map(phone.latency, runs)]
+        changes = _changes(world, shape, soc, column, tokens)
         found[column] = Cell(
-            soc,
-            [slowdown * s for s in map(phone_of(shape, soc, system).latency, runs)],
-            _changes(world, shape, soc, column, tokens),
-            open_to[column],
-            known[column],
-            column in fitted,
-            runs[0].source,
+            soc, seconds, changes, open_to[column], known[column], column in fitted, runs[0].source
         )
     return found
 
@@ -173,22 +169,21 @@ def _rows(prefix: str, cells: Mapping[str, Cell], source: str) -> Iterator[Resul
     for column, cell in cells.items():
         session = load_profile(cell.soc).session.spread(SYSTEMS[column].body)
         mean = mean_of(cell.seconds)
-        more: Any = {"kind": "repeated" if column in PAIRS and not cell.fitted else "modelled"}
         yield modelled(
             f"{prefix}/{column}", mean, "s", reference=cell.reference, fitted=cell.fitted,
+            kind="repeated" if column in PAIRS and not cell.fitted else "modelled",
             band=band(mean.value, *cell.changes.values(), session, cell.workload),
-            source=source, trace_source=cell.source, **more,
+            source=source, trace_source=cell.source,
         )  # fmt: skip
     for column, base in PAIRS.items():
         slow, fast = cells[base], cells[column]
         found = ratio(slow.seconds * len(fast.seconds), fast.seconds)
         both = slow.fitted and fast.fitted
-        more = {"kind": "repeated" if fast.fitted and not both else "modelled"}
         yield modelled(
             f"{prefix}/{base}_over_{column}", found, "times",
             reference=slow.reference / fast.reference, fitted=both, source=source,
-            band=band(found.value, *_apart(slow, fast, column)),
-            trace_source=fast.source, **more,
+            kind="repeated" if fast.fitted and not both else "modelled",
+            band=band(found.value, *_apart(slow, fast, column)), trace_source=fast.source,
         )  # fmt: skip
 
 
@@ -209,11 +204,10 @@ def _llama(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]:
         seconds = phone_of("llama3_8b", soc, system).latency(workload)
         seconds *= session.slowdown(system.body)
         changes = changes_of("llama3_8b", soc, system, workload).values()
-        more: Any = {"kind": "informed" if column == "npu" else "modelled"}
         yield modelled(
             f"fig11/{soc}/{name}/128/llama_{column}", seconds, "s", reference=published[column],
-            fitted=False, band=band(seconds, *changes, session.spread(system.body)), source=FIGURE,
-            trace_source=workload.source, **more,
+            kind="informed" if column == "npu" else "modelled", fitted=False, source=FIGURE,
+            band=band(seconds, *changes, session.spread(system.body)), trace_source=workload.source,
         )  # fmt: skip
 
 

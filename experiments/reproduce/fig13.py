@@ -6,14 +6,13 @@ from statistics import fmean
 from typing import Any
 
 from experiments.harness.estimates import difference, mean_of, ratio
-from experiments.reproduce.bands import band, phone_of
-from experiments.reproduce.chapter import PAPER, Chapter, chapter, modelled
+from experiments.reproduce.chapter import PAPER, Chapter, band, chapter, modelled, phone_of
 from llada_jax.phone.dynamics import SOURCE, Decoding
+from llada_jax.phone.memory import transfers_by_rule
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import Energy, simulate
 from llada_jax.phone.system import System
-from llada_jax.phone.transfers import transfers_by_rule
 from llada_jax.phone.uncertainty import POWER_SPREAD
 from llada_jax.phone.workload import autoregressive, blockwise
 
@@ -28,21 +27,19 @@ def fig13a(world: PublishedTasks) -> Chapter:
 
     def seconds(**settings: Any) -> list[float]:
         runs = world.workloads("GSM8K", 128, Decoding(**settings))
-        return world.seconds("SM8750", System(), runs)
+        return [*map(phone_of("llada_8b", "SM8750", System()).latency, runs)]
 
     found = {trigger: seconds(trigger=trigger) for trigger in published}
     best = min(found, key=lambda trigger: mean_of(found[trigger]).value)
     optimum = min(published, key=lambda trigger: published[trigger])
-    row = partial(
-        modelled, source=f"{PAPER}, Figure 13a (its task is not named)", fitted=False,
-        trace_source=SOURCE,
-    )  # fmt: skip
+    source = f"{PAPER}, Figure 13a (its task is not named)"
+    row = partial(modelled, source=source, fitted=False, trace_source=SOURCE)
     rows = [row("fig13a/optimum", best, "masks left", reference=optimum, n=world.runs)]
-    for trigger in [each for each in found if each != optimum]:
-        rows.append(
-            row(f"fig13a/relative/{trigger}", ratio(found[trigger], found[optimum]),
-                f"of the time at {optimum}", reference=published[trigger] / published[optimum])
-        )  # fmt: skip
+    rows += [
+        row(f"fig13a/relative/{trigger}", ratio(found[trigger], found[optimum]),
+            f"of the time at {optimum}", reference=published[trigger] / published[optimum])
+        for trigger in found if trigger != optimum
+    ]  # fmt: skip
     ladder = dict(world.published["table6_s"]["rows"])
     return chapter(
         "fig13a",
@@ -63,11 +60,8 @@ def fig13c(world: PublishedTasks) -> Chapter:
     points += [(b, ms, False) for b, ms in zip(inside["resident_mib"], inside["ms"], strict=True)]
     staged = partial(transfers_by_rule, model=world.graphs.model, profile=load_profile("SM8750"))
     rows = [
-        modelled(
-            f"fig13c/{budget}",
-            1e3 * staged(System(resident_mib=budget)).seconds,
-            "ms", reference=ms, source=f"{PAPER}, Figure 13c", fitted=fitted,
-        )
+        modelled(f"fig13c/{budget}", 1e3 * staged(System(resident_mib=budget)).seconds, "ms",
+                 reference=ms, source=f"{PAPER}, Figure 13c", fitted=fitted)
         for budget, ms, fitted in sorted(points, reverse=True)
     ]  # fmt: skip
     return chapter("fig13c", rows)
@@ -90,17 +84,16 @@ def fig14(world: PublishedTasks) -> Chapter:
         energies = [simulate(each, timer).energy for each in workloads]
         found = Energy(*map(fmean, zip(*energies, strict=True)))
         label = name.replace(" ", "_").lower()
-        for what, value, unit, published in (
-            ("watts", found.watts, "W", figure["power_W"]),
-            ("joules", found.above_idle, "J", figure["energy_J"]),
-        ):
-            rows.append(
-                modelled(f"fig14/{label}/{what}", value, unit, fitted=False,
-                         reference=published[name], source=f"{PAPER}, Figure 14",
-                         band=band(value, POWER_SPREAD, world.spread),
-                         trace_source=workloads[0].source)
-            )  # fmt: skip
-    joules = [figure["energy_J"][name] for name in ("LLaDA CPU", "LLaDA llada.cpp")]
-    watts = [figure["power_W"][name] for name in ("LLaDA CPU", "LLaDA llada.cpp")]
-    published = joules[0] / joules[1]
-    return chapter("fig14", rows, published=published, implied=published * watts[1] / watts[0])
+        rows += [
+            modelled(f"fig14/{label}/{what}", value, unit, fitted=False, reference=published[name],
+                     source=f"{PAPER}, Figure 14", band=band(value, POWER_SPREAD, world.spread),
+                     trace_source=workloads[0].source)
+            for what, value, unit, published in (
+                ("watts", found.watts, "W", figure["power_W"]),
+                ("joules", found.above_idle, "J", figure["energy_J"]),
+            )
+        ]  # fmt: skip
+    joules, watts = figure["energy_J"], figure["power_W"]
+    published = joules["LLaDA CPU"] / joules["LLaDA llada.cpp"]
+    implied = published * watts["LLaDA llada.cpp"] / watts["LLaDA CPU"]
+    return chapter("fig14", rows, published=published, implied=implied)

@@ -11,19 +11,18 @@ from typing import Any
 import numpy as np
 
 from experiments.harness.results import ResultRow
-from experiments.reproduce.bands import band
-from experiments.reproduce.chapter import Chapter, chapter, modelled
-from llada_jax.lowered import LoweredWeight
+from experiments.reproduce.chapter import Chapter, band, chapter, modelled
+from llada_jax.config import Quant
+from llada_jax.lowered import LoweredWeight, product_step
 from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
-from llada_jax.phone.published_tasks import PublishedTasks, read_figures
-from llada_jax.phone.single_steps import one_pass, product_step
+from llada_jax.phone.published_tasks import PublishedTasks, one_pass, read_figures
 from llada_jax.phone.system import System
 from llada_jax.phone.timeline import LaneTask, run
 from llada_jax.phone.uncertainty import with_uncertainty
 
-LEDGER_CLASSES = {
+LEDGER_CLASSES: Mapping[str, tuple[Quant, str]] = {
     "w16a16": ("float32", "native_fp16"),
     "w4a16": ("int4_block32", "native_fp16"),
     "w4a8": ("int4", "native_int8"),
@@ -40,12 +39,12 @@ def genie(world: PublishedTasks) -> Chapter:
             fitted = soc in fit
             cell = fit[soc] if fitted else world.published[name][soc]
             wanted = {128: np.mean(cell["rows128_ms"]), 1: 1e3 / np.mean(cell["tokens_per_second"])}
-            for count, milliseconds in wanted.items():
-                seconds = one_pass(graphs, load_profile(soc), count)
-                rows.append(
-                    modelled(f"genie/{soc}/{label}/rows{count}", seconds * 1e3, "ms",
-                              reference=milliseconds, source=fit["source"], fitted=fitted)
-                )  # fmt: skip
+            rows += [
+                modelled(f"genie/{soc}/{label}/rows{count}",
+                         one_pass(graphs, load_profile(soc), count) * 1e3, "ms",
+                         reference=milliseconds, source=fit["source"], fitted=fitted)
+                for count, milliseconds in wanted.items()
+            ]  # fmt: skip
     return chapter("genie", rows)
 
 
@@ -59,21 +58,17 @@ def ledger3b(world: PublishedTasks) -> Chapter:
                           ("qwen3_1_7b", "ledger_qwen")):  # fmt: skip
         for precision, (quant, kernels) in LEDGER_CLASSES.items():
             fitted = (shape, precision) in known
-            # Overlap, rows of a pass and the calls' price are read off the 3B's other columns.
-            kind: Any = "informed" if shape == "llama32_3b" and not fitted else "modelled"
             cells = known.get((shape, precision), ledger[shape].get(precision))
-            if cells is None:
-                continue
-            graphs = graphs_of(shape, quant)  # pyright: ignore[reportArgumentType]
-            for count in (64, 1):
-                seconds = one_pass(
-                    graphs, profile, count, kernels=kernels, context=128, head_rows=count
-                )
-                rows.append(
-                    modelled(f"{prefix}/{precision}/rows{count}", seconds * 1e3, "ms",
-                              reference=cells[f"rows{count}_ms"], source=ledger["source"],
-                              fitted=fitted, kind=kind)
-                )  # fmt: skip
+            price = partial(
+                one_pass, graphs_of(shape, quant), profile, kernels=kernels, context=128
+            )
+            # Overlap, rows of a pass and the calls' price are read off the 3B's other columns.
+            rows += [
+                modelled(f"{prefix}/{precision}/rows{n}", price(n, head_rows=n) * 1e3, "ms",
+                         reference=cells[f"rows{n}_ms"], source=ledger["source"], fitted=fitted,
+                         kind="informed" if shape == "llama32_3b" and not fitted else "modelled")
+                for n in (64, 1) if cells is not None
+            ]  # fmt: skip
     return chapter("ledger3b", rows)
 
 
@@ -86,8 +81,7 @@ def held_out(world: PublishedTasks) -> Chapter:
         profile = load_profile(each["soc"])
         wanted = {each["rows"]: each["pass_ms"], 1: 1e3 / each["tokens_per_second"]}
         for count, milliseconds in wanted.items():
-            graphs = graphs_of(model, "int4")
-            price = partial(one_pass, graphs, rows=count, context=each["context"])
+            price = partial(one_pass, graphs_of(model, "int4"), rows=count, context=each["context"])
             found = with_uncertainty(profile, price, System(kernels="vendor").uses)
             ms = 1e3 * found.seconds
             rows.append(
@@ -119,10 +113,10 @@ def platform(world: PublishedTasks) -> Chapter:
         step = product_step(count, sweep["inputs"], sweep["outputs"], weight, "fc")
         seconds = price_on_npu(step, profile.npu["hexkl"], profile.memory).seconds
         # How many rows share a pass over the weights is read off this sweep.
-        kind: Any = "informed" if count > max(fitted) else "modelled"
         rows.append(
             modelled(f"fc/rows{count}", seconds * 1e6, "us", reference=wanted,
-                      source=sweep["source"], fitted=count in fitted, kind=kind)
+                     source=sweep["source"], fitted=count in fitted,
+                     kind="informed" if count > max(fitted) else "modelled")
         )  # fmt: skip
     rows += _bandwidths(world)
     remap = world.figures["platform_remap_sweep"]
@@ -140,11 +134,9 @@ def _bandwidths(world: PublishedTasks) -> Iterator[ResultRow]:
     cpu = profile.cpu["tuned"].gemv_gweights * 4.5 / 8
     npu = profile.npu["llada_cpp"].dma_gbps
     tasks = [LaneTask("npu", "npu", 1.0, npu * 1e9), LaneTask("cpu", "cpu", 1.0, cpu * 1e9)]
-    both = run(tasks, profile.memory.dram_gbps)
-    overlap = min(event.end for event in both.events)
-    drawn = sum(
-        min(event.end, overlap) / event.end * event.task.dram_bytes for event in both.events
-    )
+    events = run(tasks, profile.memory.dram_gbps).events
+    overlap = min(each.end for each in events)
+    drawn = sum(min(each.end, overlap) / each.end * each.task.dram_bytes for each in events)
     values = {"npu": npu, "cpu": cpu, "together": drawn / overlap / 1e9}
     for name, value in values.items():
         yield modelled(

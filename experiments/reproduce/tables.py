@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from experiments.harness.estimates import mean_of
 from experiments.harness.results import Kind
-from experiments.reproduce.chapter import PAPER, TEXTS, Chapter, chapter, modelled
+from experiments.reproduce.chapter import PAPER, TEXTS, Chapter, chapter, modelled, phone_of
 from llada_jax.phone.dynamics import Decoding
 from llada_jax.phone.memory import Footprint, footprint
 from llada_jax.phone.profile import load_profile
@@ -58,22 +58,21 @@ def table6(world: PublishedTasks) -> Chapter:
     published = dict(world.published["table6_s"]["rows"]) | fitted
     rows, words, parts = [], [], {}
     for rung in ladder(world):
-        seconds = mean_of(world.seconds("SM8750", rung.system, rung.workloads))
+        phone = phone_of("llada_8b", "SM8750", rung.system)
+        seconds = mean_of([*map(phone.latency, rung.workloads)])
         rows.append(
             modelled(f"table6/{rung.name}", seconds, "s", reference=published[rung.published],
                       source=f"{PAPER}, Table 6", fitted=rung.published in fitted,
                       kind=rung.kind, trace_source=rung.workloads[0].source)
         )  # fmt: skip
-        found = simulate(rung.workloads[0], world.phone("SM8750", rung.system))
-        parts[rung.name] = found.parts
+        parts[rung.name] = simulate(rung.workloads[0], phone).parts
         why = TEXTS["table6"]["why"][rung.name]
-        words.append(f"`{rung.name}`: {why}; {_largest(found.parts)}.")
+        words.append(f"`{rung.name}`: {why}; {_largest(parts[rung.name])}.")
     return chapter("table6", rows, words, parts)
 
 
-def _largest(parts: dict[str, float], count: int = 3) -> str:
-    total = sum(parts.values())
-    largest = sorted(parts.items(), key=lambda item: -item[1])[:count]
+def _largest(parts: dict[str, float]) -> str:
+    total, largest = sum(parts.values()), sorted(parts.items(), key=lambda item: -item[1])[:3]
     return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in largest)
 
 
@@ -83,10 +82,8 @@ def table7(world: PublishedTasks) -> Chapter:
     memory, prompt = load_profile("SM8750").memory, world.task("GSM8K").prompt
     rows, words = [], []
     for setting, batch, target, published in world.published["table7"]["rows"]:
-        found = footprint(
-            System(runtime=runtimes[setting]), world.graphs.model, memory, canvas=prompt + target,
-            rows=batch,
-        )  # fmt: skip
+        system, canvas = System(runtime=runtimes[setting]), prompt + target
+        found = footprint(system, world.graphs.model, memory, canvas=canvas, rows=batch)
         name = f"table7/{setting.lower().replace(' ', '_')}/{batch}"
         rows.append(
             modelled(name, 1 if found.fits else -1, "runs (1) or fails (-1)", fitted=False,
@@ -100,14 +97,10 @@ def table7(world: PublishedTasks) -> Chapter:
 
 def _outcome(found: Footprint, failed: bool) -> str:
     """Says whether a setting runs, and whether that hangs on the limit's place."""
-    ends = [found._replace(limit=limit).fits for limit in ADDRESS_SPACE_MIB]
+    runs = ("fails", "runs")
+    low, high = (runs[found._replace(limit=limit).fits] for limit in ADDRESS_SPACE_MIB)
     met = "as published" if found.fits != failed else "not as published"
-    text = f"{_runs(found.fits)}, {met}: {found.reason}"
-    if len(set(ends)) == 1:
-        return f"{text}; {_runs(ends[0])} at both ends of the limit's range"
-    low, high = map(_runs, ends)
+    text = f"{runs[found.fits]}, {met}: {found.reason}"
+    if low == high:
+        return f"{text}; {low} at both ends of the limit's range"
     return f"{text}; it {low} at 3,840 and {high} at 4,096, so the model does not tell"
-
-
-def _runs(fits: bool) -> str:
-    return "runs" if fits else "fails"

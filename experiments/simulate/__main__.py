@@ -80,21 +80,26 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
     rows = []
     for phone, modelled in zip(phones, found, strict=True):
         rows += on_phone(phone, workloads, modelled, config.shape)
-        title = f"{config.shape} on {modelled.soc}, modelled ({modelled.source})"
-        last = config.drawn_from + config.drawn_forwards
-        shown = modelled.timeline(config.drawn_from, last)
         if config.pictures:
-            path = run.folder / f"timeline_{modelled.soc}.png"
-            draw_timeline(shown, title, path)
-            seconds, counters = measured_seconds(config), counters_of(phone, modelled, config)
-            path = path.with_suffix(".perfetto-trace")
-            atomic.write_bytes(path, perfetto_trace(shown, title, counters, seconds))
+            picture(phone, modelled, config, run.folder / f"timeline_{modelled.soc}.png")
         for warning in warnings_of(modelled, model):
             print(f"warning: {warning}")
     rows.append(ResultRow("simulate/processor", seconds_a_phone, "s of the processor, a phone"))
     run.finish(rows)
     if config.pictures:
         print(f"\ntimelines: {run.folder}/timeline_*; ui.perfetto.dev opens .perfetto-trace")
+
+
+def picture(phone: lj.Phone, found: ModelledRun, config: SimulateConfig, path: Path) -> None:
+    """Draws a timeline, and writes it for Perfetto beside what was measured."""
+    title = f"{config.shape} on {found.soc}, modelled ({found.source})"
+    shown = slice(config.drawn_from, config.drawn_from + config.drawn_forwards)
+    timeline = found.timeline(shown.start, shown.stop)
+    draw_timeline(timeline, title, path)
+    seconds = [] if config.trace is None else lj.Trace.load(config.trace).seconds[shown].tolist()
+    measured = seconds if all(each > 0 for each in seconds) else []  # where the trace says
+    trace = perfetto_trace(timeline, title, counters_of(phone, found, config), measured)
+    atomic.write_bytes(path.with_suffix(".perfetto-trace"), trace)
 
 
 def workloads_of(config: SimulateConfig, model: ModelConfig) -> tuple[Workload, ...]:
@@ -106,15 +111,6 @@ def workloads_of(config: SimulateConfig, model: ModelConfig) -> tuple[Workload, 
     runs = world.workloads(config.task, config.tokens, Decoding())
     usual = fmean(len(run.forwards) for run in runs)
     return tuple(sorted(runs, key=lambda run: abs(len(run.forwards) - usual)))
-
-
-def measured_seconds(config: SimulateConfig) -> list[float]:
-    """Returns what the shown forwards took where the trace was recorded, if it says."""
-    if config.trace is None:
-        return []
-    seconds = lj.Trace.load(config.trace).seconds
-    shown = seconds[config.drawn_from : config.drawn_from + config.drawn_forwards].tolist()
-    return shown if all(each > 0 for each in shown) else []
 
 
 def counters_of(phone: lj.Phone, found: ModelledRun, config: SimulateConfig) -> Counters:
@@ -144,10 +140,8 @@ def on_phone(
     workload, system, memory = workloads[0], phone.system, found.footprint
 
     def row(name: str, value: float, unit: str, **more) -> ResultRow:
-        return ResultRow(
-            name=f"{found.soc}/{name}", value=value, unit=unit, kind="modelled",
-            trace_source=found.source, **more,
-        )  # fmt: skip
+        more |= {"kind": "modelled", "trace_source": found.source}
+        return ResultRow(f"{found.soc}/{name}", value, unit, **more)
 
     timer = phone.timer(shape, workload.canvas, found.plan)
     headline = mean_of([phone.simulated(each, timer).seconds for each in workloads])
@@ -184,10 +178,10 @@ def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
     experts, moe = found.experts_per_layer, model.moe
     if experts is not None and moe is not None:
         yield f"{experts:.0f} of {moe.n_experts} experts a layer and forward: {ASSUMED}"
+        gib = weights_mib(model, head=False) / 1024
         yield (
-            f"{weights_mib(model, head=False) / 1024:,.1f} GiB of weights are taken to lie in the "
-            "phone's memory, whose size no profile has; what a forward stages is of all experts, "
-            "as none is known in time"
+            f"{gib:,.1f} GiB of weights are taken to lie in the phone's memory, whose size no "
+            "profile has; what a forward stages is of all experts, as none is known in time"
         )
     yield from unknown_so_far()
 
@@ -207,19 +201,12 @@ def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
         axes.broken_barh(spans, (place - 0.35, 0.7), facecolors=shades)
         handles += [Patch(color=f"C{place}", alpha=alpha) for alpha in (0.5, 0.9)]
     axes.set_yticks(range(len(LANES)), ["NPU", "staging", "CPU"])
-    note = ["", "", "", "", "", "shades: one task, the next"]
-    drawn.legend(
-        handles,
-        note,
-        ncols=6,
-        columnspacing=-0.5,
-        loc="outside lower right",
-        fontsize=7,
-        frameon=False,
-    )
+    note = [*[""] * 5, "shades: one task, the next"]
+    drawn.legend(handles, note, ncols=6, columnspacing=-0.5, loc="outside lower right", fontsize=7,
+                 frameon=False)  # fmt: skip
     axes.invert_yaxis()
-    axes.set(xlabel="seconds", title=title)
-    axes.title.set_fontsize(9)
+    axes.set_xlabel("seconds")
+    axes.set_title(title, fontsize=9)
     save(drawn, path)
 
 

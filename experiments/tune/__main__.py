@@ -18,13 +18,14 @@ take, `front.png`, and the study and its answers: the same command on the same f
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import llada_jax as lj
 from experiments.harness.pictures import ScorePoint, forwards_curves, require_plots, save
-from experiments.harness.results import ResultRow
+from experiments.harness.results import Kind, ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.tune.judge import Judge, Judged, Price
 from experiments.tune.search import Candidate, candidate, fastest_allowed, front, search
@@ -52,13 +53,13 @@ def tune(config: TuneConfig, run: Run) -> None:
     ]
     candidates.append(compared[0])
     best = fastest_allowed(candidates, config.loss)
+    assert best is not None, "the reference loses nothing against itself"
     _draw(config, run, [*candidates, compared[1]], best)
     rows = [
         ResultRow("tune/tried", tried, "samplers"),
         ResultRow("tune/proposed", proposed, "of them by Optuna"),
-        *_front_rows(front(candidates), _told(config)),
+        *_front_rows(front(candidates), config.kind),
     ]
-    assert best is not None, "the reference loses nothing against itself"
     rows += _reasons(config, judge, reference, best)
     rows += _confirmation(config, judge, best.judged.sampler)
     about = f"tuned for {config.phone} on {', '.join(config.tasks)}, to lose {config.loss} points"
@@ -69,12 +70,9 @@ def tune(config: TuneConfig, run: Run) -> None:
 def preset_text(sampler: SamplerConfig, about: str) -> str:
     """Returns a preset file: the settings of a sampler that are not the defaults. The answer's
     length is not among them, as tasks and prompts decide it."""
-    usual, settings = SamplerConfig().as_dict(), sampler.as_dict()
-    kept = {
-        name: value
-        for name, value in settings.items()
-        if value != usual[name] and name not in ("gen_length", "steps")
-    }
+    usual, left_out = SamplerConfig().as_dict(), ("gen_length", "steps")
+    changed = {name: each for name, each in sampler.as_dict().items() if each != usual[name]}
+    kept = {name: each for name, each in changed.items() if name not in left_out}
     return json.dumps({"about": about, "sampler": kept}, indent=2) + "\n"
 
 
@@ -93,39 +91,37 @@ def _reasons(
             yield ResultRow(f"{what}/allowed", 0.0, "without it more is lost than is allowed")
             continue
         ratio = best.price.seconds / without.price.seconds
-        yield ResultRow(f"{what}/seconds", ratio, "x as long", **_told(config))
+        yield ResultRow(f"{what}/seconds", ratio, "x as long", kind=config.kind)
         yield ResultRow(f"{what}/exact_match", without.lost - best.lost, "points")
 
 
 def _confirmation(config: TuneConfig, judge: Judge, best: SamplerConfig) -> Iterator[ResultRow]:
     """Yields what the best sampler gains over the reference and the published one, on items that
     the search never saw; and what the planners of the phone's address space make of it."""
-    told, found = _told(config), judge.confirmed(best)
-    others = {"reference": config.reference, "published": config.published}
-    judged = {name: judge.confirmed(sampler) for name, sampler in others.items()}
+    found, others = judge.confirmed(best), ("reference", "published")
+    judged = {name: judge.confirmed(getattr(config, name)) for name in others}
     prices, n = judge.prices({"confirmed": found, **judged}), len(found.tally.right)
-    price = prices["confirmed"]
-    yield ResultRow("tune/confirmed/exact_match", found.tally.exact_match, "of questions", n=n,
-                    interval=found.tally.interval)  # fmt: skip
-    yield from _price_rows("tune/confirmed", price, **told)
+    price, timed = prices["confirmed"], partial(ResultRow, kind=config.kind)
+    share = partial(ResultRow, unit="of questions", n=n)
+    yield share("tune/confirmed/exact_match", found.tally.exact_match,
+                interval=found.tally.interval)  # fmt: skip
+    yield from _price_rows("tune/confirmed", price, kind=config.kind)
     for name, other in judged.items():
-        theirs, difference = prices[name], found.against(other)
-        yield ResultRow(f"tune/{name}/seconds", theirs.seconds, "s", **told)
-        yield ResultRow(f"tune/{name}/exact_match", other.tally.exact_match, "of questions", n=n,
-                        interval=other.tally.interval)  # fmt: skip
-        yield ResultRow(f"tune/against_{name}/seconds", price.seconds / theirs.seconds, "x as long",
-                        **told)  # fmt: skip
-        yield ResultRow(f"tune/against_{name}/difference", difference.difference, "of questions",
-                        n=n, interval=difference.interval)  # fmt: skip
+        theirs, apart = prices[name].seconds, found.against(other)
+        yield timed(f"tune/{name}/seconds", theirs, "s")
+        yield share(f"tune/{name}/exact_match", other.tally.exact_match,
+                    interval=other.tally.interval)  # fmt: skip
+        yield timed(f"tune/against_{name}/seconds", price.seconds / theirs, "x as long")
+        yield share(f"tune/against_{name}/difference", apart.difference, interval=apart.interval)
     for planner in config.planners if config.phone != HERE else ():
         seconds = judge.price(found, planner).seconds
-        yield ResultRow(f"tune/planner/{planner}", seconds / price.seconds, "x as long", **told)
+        yield timed(f"tune/planner/{planner}", seconds / price.seconds, "x as long")
 
 
-def _front_rows(candidates: Sequence[Candidate], told: Mapping[str, Any]) -> Iterator[ResultRow]:
+def _front_rows(candidates: Sequence[Candidate], kind: Kind) -> Iterator[ResultRow]:
     for number, each in enumerate(candidates):
         name, n = f"tune/front/{number}/{described(each)}", len(each.judged.tally.right)
-        yield from _price_rows(name, each.price, n=n, **told)
+        yield from _price_rows(name, each.price, n=n, kind=kind)
         yield ResultRow(f"{name}/lost", each.lost, "points")
 
 
@@ -135,23 +131,15 @@ def _price_rows(name: str, price: Price, **told: Any) -> Iterator[ResultRow]:
         yield ResultRow(f"{name}/joules", price.joules, "J", **told)
 
 
-def _told(config: TuneConfig) -> dict[str, Any]:
-    """Returns how seconds and joules are known."""
-    return {"kind": "measured" if config.phone == HERE else "modelled"}
-
-
 def described(each: Candidate) -> str:
     """Returns `staged@theta_visible:0.8,theta_stable:0.99`."""
     values = (f"{n}:{getattr(each.judged.sampler, n)}" for n in each.family.over.given)
     return f"{each.family.name}@{','.join(values)}"
 
 
-def _draw(
-    config: TuneConfig, run: Run, candidates: Sequence[Candidate], best: Candidate | None
-) -> None:
+def _draw(config: TuneConfig, run: Run, candidates: Sequence[Candidate], best: Candidate) -> None:
     curves: dict[str, list[ScorePoint]] = {}
-    named = [(each.family.name, each) for each in candidates]
-    for name, each in named if best is None else [*named, ("best", best)]:
+    for name, each in [*((each.family.name, each) for each in candidates), ("best", best)]:
         tally = each.judged.tally
         point = ScorePoint(each.price.seconds, tally.exact_match, *tally.interval)
         curves.setdefault(name, []).append(point)

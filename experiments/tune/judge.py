@@ -21,7 +21,6 @@ from llada_jax.evaluation.harness import Trial, lengthened
 from llada_jax.evaluation.metrics import Paired, paired
 from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.evaluation.task import TaskItems
-from llada_jax.evaluation.tasks import load_task
 from llada_jax.phone.workload import Workload
 
 _ROUNDS = 7
@@ -68,15 +67,13 @@ class Judge:
 
     def searched(self, sampler: SamplerConfig) -> Iterator[Judged]:
         """Yields a sampler with ever more of the items that settings are chosen by."""
-        at_once, count = self.config.at_once, self.config.items
-        items = [self.config.searched(task) for task in map(load_task, self.config.tasks)]
+        at_once, count, items = self.config.at_once, self.config.items, self.config.searched
         for size in range(at_once, count + at_once, at_once):
             yield self._judged(sampler, items, min(size, count))
 
     def confirmed(self, sampler: SamplerConfig) -> Judged:
         """Returns a sampler with all items that confirm."""
-        items = [self.config.confirmed(task) for task in map(load_task, self.config.tasks)]
-        return self._judged(sampler, items, self.config.confirm_items)
+        return self._judged(sampler, self.config.confirmed, self.config.confirm_items)
 
     def price(self, judged: Judged, planner: str | None = None) -> Price:
         """Returns what an answer takes; on a phone, with a planner of its address space.
@@ -96,16 +93,11 @@ class Judge:
         items, since a machine's pace changes; the median of some rounds counts."""
         if self.config.phone != HERE:
             return {name: self.price(each) for name, each in judged.items()}
-        items = [self.config.confirmed(task) for task in map(load_task, self.config.tasks)]
-        turns = times_in_turns(
-            {name: partial(self._answer, each.sampler, items) for name, each in judged.items()},
-            _ROUNDS,
-        )
-        answers = len(items) * self.config.at_once
-        return {
-            name: Price(statistics.median(seconds) / answers, math.nan)
-            for name, seconds in turns.items()
-        }
+        items = self.config.confirmed
+        ways = {name: partial(self._answer, each.sampler, items) for name, each in judged.items()}
+        turns, answers = times_in_turns(ways, _ROUNDS), len(items) * self.config.at_once
+        prices = {name: statistics.median(seconds) / answers for name, seconds in turns.items()}
+        return {name: Price(seconds, math.nan) for name, seconds in prices.items()}
 
     def _answer(self, sampler: SamplerConfig, items: Sequence[TaskItems]) -> None:
         for each in items:
@@ -116,25 +108,20 @@ class Judge:
         return lj.phone(self.config.phone)
 
     def _judged(self, sampler: SamplerConfig, items: Sequence[TaskItems], count: int) -> Judged:
-        return Judged(sampler, tuple(self._answered(sampler, each, count) for each in items))
-
-    def _answered(self, sampler: SamplerConfig, items: TaskItems, count: int) -> Evaluation:
-        trial = self._trial(sampler, replace(items, count=count))
-        folder = self.folder / f"{items.task.name}-{items.seed}-{trial.sampler_name}"
-        return trial.run(trial.store(folder), progress=False)
+        parts = []
+        for each in items:
+            trial = self._trial(sampler, replace(each, count=count))
+            folder = self.folder / f"{each.task.name}-{each.seed}-{trial.sampler_name}"
+            parts.append(trial.run(trial.store(folder), progress=False))
+        return Judged(sampler, tuple(parts))
 
     def _trial(self, sampler: SamplerConfig, items: TaskItems) -> Trial:
         fitting = lengthened(sampler, items.task)
         return Trial(
-            model=self.model,
-            dtype=self.config.dtype,
-            items=items,
-            sampler_name=named(fitting),
-            sampler=fitting,
-            backend=self.config.backend,
-            batch_size=self.config.at_once,
+            model=self.model, dtype=self.config.dtype, items=items, sampler_name=named(fitting),
+            sampler=fitting, backend=self.config.backend, batch_size=self.config.at_once,
             places=self.config.places,
-        )
+        )  # fmt: skip
 
 
 def named(sampler: SamplerConfig) -> str:

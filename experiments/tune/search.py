@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,7 +46,7 @@ def search(
     with tqdm(total=config.budget, desc="tune", unit="sampler") as bar:
         for place in range(PROPOSALS * config.budget):
             asked = study.ask() if place >= len(told) else None
-            family, sampler = _drawn(config, asked or told[place])
+            family, sampler = drawn(config.families, partial(_draw, asked or told[place]))
             name = named(sampler)
             if name not in found:
                 proposed += place >= given
@@ -106,9 +107,8 @@ def _study(config: TuneConfig, folder: Path) -> "Study":
         load_if_exists=True,
     )
     known = study.get_trials(deepcopy=False)
-    study.sampler = optuna.samplers.TPESampler(
-        seed=config.seed + len(known),  # a study that goes on must not draw the same again
-    )
+    # A study that goes on must not draw the same again.
+    study.sampler = optuna.samplers.TPESampler(seed=config.seed + len(known))
     for trial in known:
         if trial.state == optuna.trial.TrialState.RUNNING:  # of a process that was killed
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
@@ -117,13 +117,10 @@ def _study(config: TuneConfig, folder: Path) -> "Study":
     return study
 
 
-def _drawn(config: TuneConfig, trial: "Trial | FrozenTrial") -> tuple[Family, SamplerConfig]:
-    def draw(name: str, n: int) -> int:
-        if name == "family":  # which has no order
-            return trial.suggest_categorical(name, range(n))
-        return trial.suggest_int(name, 0, n - 1)
-
-    return drawn(config.families, draw)
+def _draw(trial: "Trial | FrozenTrial", name: str, n: int) -> int:
+    if name == "family":  # which has no order
+        return trial.suggest_categorical(name, range(n))
+    return trial.suggest_int(name, 0, n - 1)
 
 
 def _tell(study: "Study", trial: "Trial", found: Candidate | None, loss: float) -> None:

@@ -3,12 +3,14 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from experiments.harness.results import Kind
 from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.harness import PLACES, lengthened
 from llada_jax.evaluation.sweep import Axes
-from llada_jax.evaluation.task import Task, TaskItems, ValidationItems
+from llada_jax.evaluation.task import TaskItems, ValidationItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.profile import load_profile
@@ -83,28 +85,31 @@ class TuneConfig:
             _ = load_profile(self.phone)
         for name in self.planners:
             _ = planner(name)
-        _ = architecture(self.shape)
-        for task in map(load_task, self.tasks):
-            _ = self.searched(task), self.confirmed(task)
-            for family in self.families:
-                for values in itertools.product(*family.over.given.values()):
-                    _ = lengthened(family.sampler_with(values), task)
+        _ = architecture(self.shape), self.searched
+        for items, family in itertools.product(self.confirmed, self.families):
+            for values in itertools.product(*family.over.given.values()):
+                _ = lengthened(family.sampler_with(values), items.task)
 
-    def searched(self, task: Task) -> TaskItems:
-        """Returns the items that settings are chosen by: none of those that confirm."""
-        return ValidationItems(
-            task=task,
-            count=self.items,
-            seed=self.seed,
-            difficulty=self.difficulty,
-            scored_seed=self.confirm_seed,
-            scored_items=self.confirm_items,
-        )
+    @property
+    def searched(self) -> list[TaskItems]:
+        """Each task's items that settings are chosen by: none of those that confirm."""
+        return [
+            ValidationItems(task=each.task, count=self.items, seed=self.seed,
+                            difficulty=each.difficulty, scored_seed=each.seed,
+                            scored_items=each.count)
+            for each in self.confirmed
+        ]  # fmt: skip
 
-    def confirmed(self, task: Task) -> TaskItems:
-        """Returns the items that only what was chosen, and what it is to beat, answer."""
-        count, seed = self.confirm_items, self.confirm_seed
-        return TaskItems(task=task, count=count, seed=seed, difficulty=self.difficulty)
+    @property
+    def confirmed(self) -> list[TaskItems]:
+        """Each task's items that only what was chosen, and what it is to beat, answer."""
+        items = partial(TaskItems, count=self.confirm_items, seed=self.confirm_seed)
+        return [items(task=load_task(name), difficulty=self.difficulty) for name in self.tasks]
+
+    @property
+    def kind(self) -> Kind:
+        """How seconds and joules are known."""
+        return "measured" if self.phone == HERE else "modelled"
 
 
 def first_proposals(families: Sequence[Family]) -> Iterator[dict[str, int]]:

@@ -193,10 +193,7 @@ def _cpu_product(
 
 
 def _priced(
-    lowered: Lowered,
-    product: Callable[[Operation], StepCost],
-    element_ns: float,
-    score_ns: float,
+    lowered: Lowered, product: Callable[[Operation], StepCost], element_ns: float, score_ns: float
 ) -> Iterator[StepCost]:
     """Yields the costs of products, attention scores and passes of vector work."""
     fused = 0

@@ -21,6 +21,7 @@ real models.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -78,15 +79,13 @@ class Decoding:
     """Which of llada.cpp's techniques run."""
 
     trigger: int = 4
-    """Masks left in the block at which its sliding window grows, and so looks ahead (MBSD)."""
+    """Masks left in the block at which its sliding window grows by a block (MBSD)."""
     commit: Commit = "threshold"
     """`one` token a forward, or every confident one (STS)."""
     skip_logits: bool = True
     """No head for rows whose decision is not open (SLS)."""
     refresh: int = 2
     """Rows that the CPU may revise beside a forward (SCR); 0: none."""
-    ahead: int = BLOCK
-    """Rows that the window grows by."""
     visible: float = VISIBLE
     stable: float = STABLE
     slides: bool = True
@@ -94,7 +93,7 @@ class Decoding:
 
     def __post_init__(self) -> None:
         require_choice("commit", self.commit, Commit)
-        require_counts(self, "trigger", "refresh", "ahead", least=0)
+        require_counts(self, "trigger", "refresh", least=0)
         require_numbers(self, "visible", "stable", above=0, most=1)
 
 
@@ -114,10 +113,7 @@ def decode(
 ) -> Workload:
     """Returns the forwards of one run. The same arguments give the same run."""
     canvas = _DecodingProcess(dynamics, decoding, prompt, tokens, seed)
-    forwards = []
-    while not canvas.done:
-        forwards.append(canvas.forward())
-    return Workload(tuple(forwards), tokens, prompt, SOURCE)
+    return Workload(tuple(canvas.forwards()), tokens, prompt, SOURCE)
 
 
 class _DecodingProcess:
@@ -138,38 +134,35 @@ class _DecodingProcess:
         """Visible tokens of all blocks that were not stable when their block was done."""
 
     @property
-    def done(self) -> bool:
-        return not self.masked.any()
-
-    @property
     def current(self) -> slice:
         """Positions of the current block."""
         return slice(self.block * BLOCK, min((self.block + 1) * BLOCK, len(self.masked)))
 
-    def forward(self) -> Forward:
+    def forwards(self) -> Iterator[Forward]:
+        while self.masked.any():
+            yield self._forward()
+
+    def _forward(self) -> Forward:
         first = not self.fed.any() and bool(self.masked.all())
-        start, stop = self._window()
-        inside = np.arange(start, stop)
-        open_rows = len(inside)
-        if self.decoding.skip_logits:
-            open_rows = round(open_rows * (1 - self.dynamics.skipped))
+        inside = self._window()
+        skipped = self.dynamics.skipped if self.decoding.skip_logits else 0.0
+        open_rows = round(len(inside) * (1 - skipped))
         refreshed = min(self.stale, self.decoding.refresh)
         self.stale -= refreshed
         self.fed[inside] |= ~self.masked[inside]
         self._settle(inside)
-        cache = 0 if first else rounded(self.prompt + start)
+        cache = 0 if first else rounded(self.prompt + int(inside[0]))
         prefill = self.prompt if first else 0
         return Forward(rounded(prefill + len(inside)), cache, open_rows, refreshed, refreshed)
 
-    def _window(self) -> tuple[int, int]:
+    def _window(self) -> np.ndarray:
         if not self.decoding.slides:
-            return self.current.start, self.current.stop
+            return np.arange(self.current.start, self.current.stop)
         kept = self.masked | ~self.fed
         kept[self.current] |= ~self.stable[self.current]
         start = int(np.argmax(kept))
         grows = self.masked[self.current].sum() <= self.decoding.trigger
-        size = BLOCK + (self.decoding.ahead if grows else 0)
-        return start, min(start + size, len(self.masked))
+        return np.arange(start, min(start + BLOCK * (1 + grows), len(self.masked)))
 
     def _settle(self, inside: np.ndarray) -> None:
         """Makes tokens visible and stable; goes to the next block, once this one is done."""
@@ -196,7 +189,7 @@ class _DecodingProcess:
         self.stable[chosen] = sure | (decoding.commit == "one")
         self.stable[inside[promoted]] = True
         self.stable[inside[after_the_answer]] = True
-        while not self.masked[self.current].any() and not self.done:
+        while not self.masked[self.current].any() and self.masked.any():
             waiting = int((~self.stable[self.current]).sum())
             self.stale, self.left_unstable = self.stale + waiting, self.left_unstable + waiting
             self.block += 1
@@ -215,8 +208,7 @@ def unstable_per_block(dynamics: Dynamics, decoding: Decoding, runs: int = 100) 
     left = blocks = 0
     for seed in range(runs):
         canvas = _DecodingProcess(dynamics, decoding, 0, 4 * BLOCK, seed)
-        while not canvas.done:
-            canvas.forward()
+        _ = list(canvas.forwards())
         left, blocks = left + canvas.left_unstable, blocks + canvas.block
     return left / blocks
 

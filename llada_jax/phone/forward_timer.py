@@ -9,11 +9,11 @@ from typing import Protocol
 from llada_jax.config import ModelConfig
 from llada_jax.lowered import Lowered
 from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu, sum_of
+from llada_jax.phone.memory import WeightTransfers, transfers_by_rule
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.routed_layers import Price, experts_by_rows, layer_costs
 from llada_jax.phone.system import Processor, System
 from llada_jax.phone.timeline import LaneTask, Timeline, run
-from llada_jax.phone.transfers import WeightTransfers, transfers_by_rule
 from llada_jax.phone.workload import Forward, Workload
 
 
@@ -46,14 +46,11 @@ class ForwardTimer:
         transfers: WeightTransfers | None = None,
     ) -> None:
         self._graphs, self.profile, self._system = graphs, profile, system
-        self._kernels = profile.kernels(system.kernels)
-        on_cpu = partial(price_on_cpu, memory=profile.memory)
-        host = profile.cpu_kernels(system.cpu)
-        self._on_npu = partial(
-            price_on_npu, kernels=self._kernels, memory=profile.memory, host=host
-        )
-        self._on_cpu = partial(on_cpu, kernels=host)
-        self._head = partial(on_cpu, kernels=profile.cpu_kernels(system.head))
+        self._kernels, memory = profile.kernels(system.kernels), profile.memory
+        host, head = profile.cpu_kernels(system.cpu), profile.cpu_kernels(system.head)
+        self._on_npu = partial(price_on_npu, kernels=self._kernels, memory=memory, host=host)
+        self._on_cpu = partial(price_on_cpu, kernels=host, memory=memory)
+        self._head = partial(price_on_cpu, kernels=head, memory=memory)
         self.transfers = transfers or transfers_by_rule(system, graphs.model, profile, canvas)
         """What each forward stages."""
         self.step = cache(self._step)
@@ -85,15 +82,17 @@ class ForwardTimer:
         """Returns the body with what it waits for, then the CPU's revision, then the head."""
         if self._system.body == "cpu":
             layers = _layer_tasks(self._layers(self._on_cpu, forward.rows, forward.cache), "cpu")
-            return [*layers, _behind(layers, self._head_task(forward, self._on_cpu))]
+            return [*layers, self._head_task(forward.head_rows, self._on_cpu, layers[-1].name)]
         layers = _layer_tasks(self._layers(self._on_npu, forward.rows, forward.cache), "npu")
         beside = []
         if forward.refreshed:
             beside.append(self._revision(forward))
         if not self._system.head_on_npu:
-            beside.append(_behind(layers, self._head_task(forward, self._head)))
+            beside.append(self._head_task(forward.head_rows, self._head, layers[-1].name))
         elif forward.head_rows:
-            beside.append(_behind(layers, self._head_on_npu(forward.head_rows)))
+            cost = self._head_cost(self._on_npu, forward.head_rows)
+            parts = {"head": cost.seconds - cost.vector, "scores": cost.vector}
+            beside.append(_task("head", "npu", cost, parts, (layers[-1].name,)))
         overhead = self._kernels.step_overhead_us * 1e-6
         call = LaneTask("call", "npu", overhead, parts={"overhead": overhead})
         return [*[call] * bool(overhead), *_staged(layers, self.transfers), *beside]
@@ -106,20 +105,21 @@ class ForwardTimer:
         """Prices the head of the whole vocabulary."""
         return price(self._graphs.head(rows)).times(self._graphs.head_chunks)
 
-    def _head_task(self, forward: Forward, price: Price) -> LaneTask:
-        rows = forward.head_rows
-        return _cpu_task("head", self._head_cost(price, rows) if rows else StepCost())
-
-    def _head_on_npu(self, rows: int) -> LaneTask:
-        cost = self._head_cost(self._on_npu, rows)
-        parts = {"head": cost.seconds - cost.vector, "scores": cost.vector}
-        return LaneTask("head", "npu", cost.seconds, cost.dram_bytes, parts=parts)
+    def _head_task(self, rows: int, price: Price, behind: str) -> LaneTask:
+        cost = self._head_cost(price, rows) if rows else StepCost()
+        return _task("head", "cpu", cost, {"head": cost.seconds}, (behind,))
 
     def _revision(self, forward: Forward) -> LaneTask:
         """Returns some scattered rows through all layers, and the head of those that are scored."""
         layers = self._layers(self._on_cpu, forward.refreshed, forward.cache)
-        head = self._head_cost(self._head, forward.rescored)
-        return _cpu_task("revision", sum_of([*layers, head]))
+        cost = sum_of([*layers, self._head_cost(self._head, forward.rescored)])
+        return _task("revision", "cpu", cost, {"revision": cost.seconds})
+
+
+def _task(
+    name: str, lane: Processor, cost: StepCost, parts: dict[str, float], needs: tuple[str, ...] = ()
+) -> LaneTask:
+    return LaneTask(name, lane, cost.seconds, cost.dram_bytes, needs, parts)
 
 
 def _staged(layers: Sequence[LaneTask], transfers: WeightTransfers) -> Iterator[LaneTask]:
@@ -135,18 +135,10 @@ def _staged(layers: Sequence[LaneTask], transfers: WeightTransfers) -> Iterator[
         yield layer._replace(needs=tuple(fed.get(number, ())))
 
 
-def _behind(layers: Sequence[LaneTask], head: LaneTask) -> LaneTask:
-    return head._replace(needs=(layers[-1].name,))
-
-
-def _cpu_task(name: str, cost: StepCost) -> LaneTask:
-    return LaneTask(name, "cpu", cost.seconds, cost.dram_bytes, parts={name: cost.seconds})
-
-
 def _layer_tasks(costs: Sequence[StepCost], lane: Processor) -> list[LaneTask]:
     tasks: dict[int, LaneTask] = {}
     for cost in costs:
         if id(cost) not in tasks:
             parts = {name: seconds for name, seconds in cost.by_engine.items() if seconds}
-            tasks[id(cost)] = LaneTask("layer", lane, cost.seconds, cost.dram_bytes, parts=parts)
+            tasks[id(cost)] = _task("layer", lane, cost, parts)
     return [tasks[id(cost)]._replace(name=f"layer {i}") for i, cost in enumerate(costs)]

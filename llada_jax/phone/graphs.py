@@ -30,14 +30,10 @@ def _resized(lowered: Lowered, rows: int, cache: int) -> Lowered:
         return tuple(TensorType(tuple(map(length, each.shape)), each.dtype) for each in tensors)
 
     operations = tuple(
-        replace(
-            each,
-            inputs=sized(each.inputs),
-            outputs=sized(each.outputs),
-            contraction=length(each.contraction),
-        )
+        replace(each, inputs=sized(each.inputs), outputs=sized(each.outputs),
+                contraction=length(each.contraction))
         for each in lowered.operations
-    )
+    )  # fmt: skip
     return replace(lowered, module=b"", inputs={}, outputs={}, operations=operations)
 
 

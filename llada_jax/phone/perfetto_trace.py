@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 from llada_jax.phone.profile import Power
@@ -49,11 +49,9 @@ def perfetto_trace(
     arrows = _arrows(timeline)
     for event in timeline.events:
         if event.end > event.start:
-            lost = {"waited": event.waited, "slowed": event.slowed, **event.task.parts}
-            begins, ends = arrows.get(event.task.name, ((), ()))
-            trace.slice(
-                lanes[event.task.lane], event.task.name, event.start, event.end, lost, begins, ends
-            )
+            task, name = event.task, event.task.name
+            lost = {"waited": event.waited, "slowed": event.slowed, **task.parts}
+            trace.slice(lanes[task.lane], name, event.start, event.end, lost, *arrows.get(name, ()))
     for name, unit, values in _counted(timeline, counters):
         trace.counter(trace.track(name, modelled, unit), values)
     if counters.of_plan:
@@ -114,7 +112,7 @@ class _Trace:
         from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
         self.builder = TraceProtoBuilder()
-        self._last = 0
+        self._uuids = count(1)
 
     def process(self, title: str) -> int:
         descriptor = self._descriptor()
@@ -139,29 +137,27 @@ class _Trace:
         begins: Sequence[int] = (),
         ends: Sequence[int] = (),
     ) -> None:
-        event = self._event(track, start)
-        event.type, event.name = event.TYPE_SLICE_BEGIN, name
+        event = self._event(track, start, "SLICE_BEGIN")
+        event.name = name
         event.flow_ids.extend(begins)
         event.terminating_flow_ids.extend(ends)
         for part, value in seconds.items():
             event.debug_annotations.add(name=f"{part}, ms", double_value=value * 1e3)
-        event = self._event(track, end)
-        event.type = event.TYPE_SLICE_END
+        self._event(track, end, "SLICE_END")
 
     def counter(self, track: int, values: Curve) -> None:
         for time, value in values:
-            event = self._event(track, time)
-            event.type, event.double_counter_value = event.TYPE_COUNTER, value
+            self._event(track, time, "COUNTER").double_counter_value = value
 
     def _descriptor(self) -> Any:
-        self._last += 1
         descriptor = self.builder.add_packet().track_descriptor
-        descriptor.uuid = self._last
+        descriptor.uuid = next(self._uuids)
         return descriptor
 
-    def _event(self, track: int, seconds: float) -> Any:
+    def _event(self, track: int, seconds: float, kind: str) -> Any:
         packet = self.builder.add_packet()
         packet.timestamp = round(seconds * 1e9)
         packet.trusted_packet_sequence_id = _SEQUENCE
-        packet.track_event.track_uuid = track
-        return packet.track_event
+        event = packet.track_event
+        event.track_uuid, event.type = track, getattr(event, f"TYPE_{kind}")
+        return event

@@ -99,12 +99,7 @@ class Phone:
         return f"Phone({self.profile.soc}, {self.profile.phone}: {', '.join(software)})"
 
     def time(
-        self,
-        run: Any,
-        shape: Shape,
-        *,
-        row: int = 0,
-        planner: str | None = None,
+        self, run: Any, shape: Shape, *, row: int = 0, planner: str | None = None
     ) -> ModelledRun:
         """Returns what a decoding run would take for a model of this shape.
 
@@ -134,17 +129,15 @@ class Phone:
         def timer(profile: Profile) -> ForwardTimer:
             return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan)
 
-        alike = workload.alike()
+        alike, spread = workload.alike(), self.profile.session.spread(self.system.body)
         sure = with_uncertainty(
-            self.profile,
-            lambda moved: timer(moved).latency(alike),
-            self.system.uses,
-            self.profile.session.spread(self.system.body),
+            self.profile, lambda moved: timer(moved).latency(alike), self.system.uses, spread
         )
         found = self.simulated(workload, timer(self.profile))
         scale = found.seconds / sure.seconds if sure.seconds else 1.0
         low, high = (bound * scale for bound in sure.bounds)
         factor = math.exp(TWO_SIDED * math.hypot(sure.relative, POWER_SPREAD))
+        most = {"canvas": workload.canvas, "rows": max(each.rows for each in workload.forwards)}
         return ModelledRun(
             **vars(found),
             soc=self.profile.soc,
@@ -152,13 +145,7 @@ class Phone:
             interval=(low, high),
             joules=(found.energy.joules / factor, found.energy.joules * factor),
             doubts=sure.largest,
-            footprint=footprint(
-                self.system,
-                graphs.model,
-                self.profile.memory,
-                canvas=workload.canvas,
-                rows=max(forward.rows for forward in workload.forwards),
-            ),
+            footprint=footprint(self.system, graphs.model, self.profile.memory, **most),
             plan=plan,
         )
 
@@ -196,8 +183,7 @@ class Phone:
         resident = self.timer(shape, canvas).transfers.resident_mib
         if self.system.body == "cpu" or resident is None:
             return None
-        model = graphs_of(shape, self.quant).model
-        memory = self.profile.memory
+        model, memory = graphs_of(shape, self.quant).model, self.profile.memory
         return most_rows(self.system, model, memory, canvas=canvas, resident=resident)
 
     def plan(
@@ -256,10 +242,7 @@ class Phone:
 
 
 def phone(
-    name_or_path: str | PathLike[str],
-    *,
-    quant: Quant = "int4_block32",
-    **software: Any,
+    name_or_path: str | PathLike[str], *, quant: Quant = "int4_block32", **software: Any
 ) -> Phone:
     """Returns a phone that comes with the package by its SoC, or one of your own by a YAML file.
 

@@ -1,17 +1,19 @@
-"""The paper's datasets, as far as time goes: their prompts and dynamics, as they were fitted."""
+"""What published figures are of, as far as time goes: datasets, as they were fitted, and steps."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llada_jax.config import ModelConfig
+from llada_jax.lowered import Lowered, LoweredWeight, product_step
+from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.dynamics import Decoding, Dynamics, decode
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
-from llada_jax.phone.profile import load_profile
-from llada_jax.phone.system import System
-from llada_jax.phone.workload import Workload
+from llada_jax.phone.profile import Profile
+from llada_jax.phone.workload import Forward, Workload
 
 PUBLISHED = Path(__file__).parent / "published"
 """`fit.json`: figures that the calibration may know. `validation.json`: others, to judge it by.
@@ -34,6 +36,34 @@ def whole_figure(name: str) -> dict[str, list[float]]:
     return dict(zip(lists, map(list, zip(*points, strict=True)), strict=True))
 
 
+def ffn_down(model: ModelConfig, rows: int) -> Lowered:
+    """Returns the product of Figure 3, in Q4_0."""
+    weight = LoweredWeight((model.width, model.ffn_width), 4, 32)
+    return product_step(rows, model.ffn_width, model.width, weight, "layers.0.ffn.down")
+
+
+def one_pass(
+    graphs: GraphsLike,
+    profile: Profile,
+    rows: int,
+    *,
+    kernels: str = "vendor",
+    context: int = 4096,
+    head_rows: int = 1,
+) -> float:
+    """Returns seconds of a pass with a static context, all computed, and the head of some rows."""
+    chosen = profile.npu[kernels]
+    layer = price_on_npu(graphs.layer(rows, context - rows), chosen, profile.memory)
+    head = price_on_npu(graphs.head(head_rows), chosen, profile.memory)
+    call = chosen.step_overhead_us * 1e-6
+    return layer.seconds * graphs.model.n_layers + head.seconds * graphs.head_chunks + call
+
+
+def table2_seconds(figures: Mapping[str, Any], phone: ForwardTimer) -> list[float]:
+    """Returns seconds of the steps of Table 2."""
+    return [phone.step(Forward(n, 0, n)).seconds for n in figures["table2_step_ms"]["rows"]]
+
+
 class PublishedTask(NamedTuple):
     """A dataset of the paper: how long its prompts are, and how fast it settles."""
 
@@ -51,38 +81,20 @@ class PublishedTasks:
 
     def __init__(self, graphs: GraphsLike, runs: int = RUNS) -> None:
         self.graphs, self.runs = graphs, runs
+        self.figures = read_figures("fit")
+        self.fitted = read_figures("tasks")
+        self.dynamics = Dynamics(**self.fitted["dynamics"])
+        """The process of LLaDA-8B, whatever the dataset."""
+        self.spread: float = self.fitted["spread"]
+        """What the process leaves of llada.cpp's cells: a standard deviation of logarithms."""
+        self.prompt_spread: float = self.fitted["prompt_spread"]
+        """Tokens that the prompts' lengths are known to: a standard deviation."""
         self.workloads = cache(self._workloads)
-        self.phone = cache(self._phone)
-
-    @cached_property
-    def figures(self) -> dict[str, Any]:
-        """Figures that the fit may know."""
-        return read_figures("fit")
 
     @cached_property
     def published(self) -> dict[str, Any]:
         """Validation figures: for references of results, never for the fit."""
         return read_figures("validation")
-
-    @cached_property
-    def fitted(self) -> dict[str, Any]:
-        """What was fitted: the process of LLaDA-8B, and what each dataset has of its own."""
-        return read_figures("tasks")
-
-    @property
-    def dynamics(self) -> Dynamics:
-        """The process of LLaDA-8B, whatever the dataset."""
-        return Dynamics(**self.fitted["dynamics"])
-
-    @property
-    def spread(self) -> float:
-        """What the process leaves of llada.cpp's cells: a standard deviation of logarithms."""
-        return self.fitted["spread"]
-
-    @property
-    def prompt_spread(self) -> float:
-        """Tokens that the prompts' lengths are known to: a standard deviation."""
-        return self.fitted["prompt_spread"]
 
     def task(self, name: str) -> PublishedTask:
         """Returns a dataset by its name."""
@@ -90,16 +102,7 @@ class PublishedTasks:
         dynamics = replace(self.dynamics, reach=own["reach"], answer=own["answer"])
         return PublishedTask(own["prompt"], dynamics)
 
-    def _phone(self, soc: str, system: System) -> ForwardTimer:
-        return ForwardTimer(self.graphs, load_profile(soc), system, CANVAS)
-
     def _workloads(self, task: str, tokens: int, decoding: Decoding) -> tuple[Workload, ...]:
-        found = self.task(task)
-        return tuple(
-            decode(found.dynamics, decoding, found.prompt, tokens, seed)
-            for seed in range(self.runs)
-        )
-
-    def seconds(self, soc: str, system: System, workloads: Iterable[Workload]) -> list[float]:
-        """Returns the latency of each run on a phone that is cool."""
-        return [*map(self.phone(soc, system).latency, workloads)]
+        prompt, dynamics = self.task(task)
+        runs = range(self.runs)
+        return tuple(decode(dynamics, decoding, prompt, tokens, seed) for seed in runs)

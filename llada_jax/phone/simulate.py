@@ -34,9 +34,8 @@ class Energy(NamedTuple):
 
 def energy_of(timeline: Timeline, power: Power) -> Energy:
     """Returns what a timeline takes from the battery, by what runs; staging keeps one core busy."""
-    joules = math.fsum(
-        seconds * watts(busy, power) for busy, seconds in busy_seconds(timeline).items()
-    )
+    lanes = busy_seconds(timeline).items()
+    joules = math.fsum(seconds * watts(busy, power) for busy, seconds in lanes)
     return Energy(joules, joules - power.idle_w * timeline.seconds, timeline.seconds)
 
 
@@ -102,11 +101,6 @@ def simulate(workload: Workload, timer: ForwardTimer, slowdown: float = 1.0) -> 
         parts["session"] = lost
         joules = energy.joules + lost * timer.profile.power.idle_w
         energy = Energy(joules, energy.above_idle, energy.seconds + lost)
-    return Simulated(
-        workload=workload,
-        parts=parts,
-        energy=energy,
-        steps=steps,
-        source=workload.source + ("" if experts is None else f"; {ASSUMED}"),
-        experts_per_layer=experts,
-    )
+    source = workload.source + ("" if experts is None else f"; {ASSUMED}")
+    return Simulated(workload=workload, parts=parts, energy=energy, steps=steps, source=source,
+                     experts_per_layer=experts)  # fmt: skip

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from llada_jax.config import require
 from llada_jax.phone.cost import stored_bits
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
-from llada_jax.phone.memory import temporaries_mib
+from llada_jax.phone.memory import WeightTransfer, WeightTransfers, temporaries_mib
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.system import System
-from llada_jax.phone.transfers import WeightTransfer, WeightTransfers
 from llada_jax.phone.workload import Workload
 from llada_jax.swap.address_budget import MIB, Budget, MappingPath, PlanError, kv_bytes_per_token
 from llada_jax.swap.address_plan import Plan
@@ -38,11 +37,9 @@ def mapping_path(profile: Profile, name: str) -> MappingPath:
         "delayed": ("delayed_ms_per_gib", 0, 0, 1024 * MIB / (costs.delayed_ms_per_gib * 1e-3)),
     }
     require(name in paths, f"path is {name!r}; allowed: {', '.join(map(repr, paths))}")
-    number, map_ms, step_ms, bytes_per_second = paths[name]
+    number, map_ms, step_ms, speed = paths[name]
     entry = profile.numbers[f"mapping.{number}"]
-    return MappingPath(
-        round(map_ms * 1e6), round(step_ms * 1e6), bytes_per_second, entry.tag, entry.source
-    )
+    return MappingPath(round(map_ms * 1e6), round(step_ms * 1e6), speed, entry.tag, entry.source)
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,12 +87,9 @@ class SwapPlan:
         whole = sum(graph.transfer_ns(each.operators) for each in self.plan.transfers) / 1e9
         copied = graph.weight_bytes - self.resident_bytes if self.runtime == "swap" else 0
         waited = copied * stall / whole if whole else 0.0
-        return WeightTransfers(
-            (
-                WeightTransfer("stall", stall, waited, 0, None),
-                WeightTransfer("stage", whole - stall, copied - waited, None, None),
-            )
-        )
+        first = WeightTransfer("stall", stall, waited, 0, None)
+        hidden = WeightTransfer("stage", whole - stall, copied - waited, None, None)
+        return WeightTransfers((first, hidden))
 
     def __repr__(self) -> str:
         """Names the plan in one line."""
@@ -109,11 +103,7 @@ class SwapPlan:
 
 
 def plan_swaps(
-    planner: str,
-    workload: Workload,
-    graphs: GraphsLike,
-    profile: Profile,
-    system: System,
+    planner: str, workload: Workload, graphs: GraphsLike, profile: Profile, system: System
 ) -> SwapPlan:
     """Plans the forward that a run consists of the most, on its canvas, and checks the plan.
 
@@ -135,12 +125,9 @@ def plan_swaps(
     (forward, _), *_ = Counter(workload.forwards).most_common(1)
     weights = graphs.layer(forward.rows, forward.cache).weights.values()
     timer = ForwardTimer(graphs, profile, system, transfers=WeightTransfers())
-    body = model_graph(
-        graphs.model,
-        weight_bits=max(stored_bits(weight) for weight in weights if len(weight.shape) > 1),
-        step_ns=round(timer.body_seconds(forward) * 1e9),
-    )
-    graph = path.price(body)
+    bits = max(stored_bits(weight) for weight in weights if len(weight.shape) > 1)
+    step_ns = round(timer.body_seconds(forward) * 1e9)
+    graph = path.price(model_graph(graphs.model, weight_bits=bits, step_ns=step_ns))
     budget = Budget(
         session_bytes=int(profile.memory.mapping_cap_mib * MIB),
         max_buffer_bytes=int(profile.memory.buffer_mib * MIB),

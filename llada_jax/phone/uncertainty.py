@@ -86,10 +86,8 @@ def with_uncertainty(
       matters: whether a number, by its path, can change the latency; others are not tried.
       spread: a doubt that no number holds, as the session's: standard deviation of a logarithm.
     """
-    base = latency(profile)
-    moved = moved_profiles(profile, matters)
+    base, moved = latency(profile), moved_profiles(profile, matters)
     changes = strongest(base, ((each, latency(each.profile)) for each in moved))
-    worth = ((number, base * abs(change)) for number, change in changes.items())
-    largest = sorted(worth, key=lambda each: -each[1])
-    relative = math.hypot(spread, *changes.values())
-    return UncertainLatency(base, relative, tuple(each for each in largest[:5] if each[1] > 0))
+    worth = ((number, base * abs(change)) for number, change in changes.items() if change)
+    largest = tuple(sorted(worth, key=lambda each: -each[1])[:5])
+    return UncertainLatency(base, math.hypot(spread, *changes.values()), largest)

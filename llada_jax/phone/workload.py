@@ -77,8 +77,7 @@ def from_trace(trace: Any, model: ModelConfig, row: int = 0) -> Workload:
         for step in np.flatnonzero(live | beside)
     )
     require(bool(forwards), "the trace has no forwards; allowed: at least one")
-    prompt = int(trace.prompt_lengths[row])
-    tokens = int(trace.filled[row])
+    prompt, tokens = int(trace.prompt_lengths[row]), int(trace.filled[row])
     require(
         prompt + tokens <= model.max_length,
         f"the trace's canvas is {prompt + tokens} tokens; allowed: up to {model.max_length} for "

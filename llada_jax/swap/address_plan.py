@@ -1,15 +1,18 @@
-"""What a plan is: where everything lies in the address space, and what is staged when.
+"""What a plan is, and how decisions become addresses: where everything lies, what is staged when.
 
 A step runs the operators of a graph one after the other, and a denoising loop runs the step again
 and again. Weights of some operators are always mapped; those of the others are staged in every
 step, in the order in which they are used. An operator waits for its transfer; a transfer waits for
-the one before it, and for the last use of what lay where it goes.
+the one before it, and for the last use of what lay where it goes. The address space starts with
+keys, values and temporaries, then come the buffers of the weights, which are packed in order of
+use, and the slots.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
-from llada_jax.swap.address_budget import Budget
+from llada_jax.swap.address_budget import Budget, PlanError
 from llada_jax.swap.graph import Graph
 
 
@@ -73,3 +76,116 @@ class Plan(NamedTuple):
 
 Planner = Callable[[Graph, Budget], Plan]
 """Returns a plan within the budget; raises `PlanError`, with the reason, for none."""
+
+
+def room_for_weights(graph: Graph, budget: Budget) -> tuple[int, int]:
+    """Returns bytes and mappings that keys, values and temporaries leave for weights.
+
+    Raises PlanError where no weights fit, or not those of the largest operator.
+    """
+    fixed, buffers = budget.fixed_bytes, budget.max_buffers - budget.fixed_buffers
+    size = (budget.session_bytes - fixed) // budget.alignment * budget.alignment
+    if size < 0 or buffers < 0:
+        raise PlanError(
+            f"keys, values and temporaries take {fixed:,} bytes in {budget.fixed_buffers} "
+            f"buffers; allowed: {budget.session_bytes:,} in {budget.max_buffers}"
+        )
+    largest = max(graph.operators, key=lambda operator: operator.weight_bytes)
+    limit = min(size, budget.max_buffer_bytes if buffers > 0 else 0)
+    if budget.aligned(largest.weight_bytes) > limit:
+        raise PlanError(
+            f"operator {largest.name!r} needs {largest.weight_bytes:,} bytes at once; the budget "
+            f"leaves {limit:,} (of {budget.session_bytes:,}, keys, values and temporaries "
+            f"take {fixed:,})"
+        )
+    return size, buffers
+
+
+class Packer:
+    """Fills buffers one after the other: neighbours in order of use share a mapping."""
+
+    def __init__(self, room: int, max_buffers: int, max_buffer_bytes: int):
+        self._room, self._max_buffers, self._max_bytes = room, max_buffers, max_buffer_bytes
+        self.sizes: list[int] = []
+        """Bytes of each buffer."""
+        self.used = 0
+        """Bytes of all buffers."""
+
+    def add(self, size: int) -> int | None:
+        """Returns the offset of one more tensor; None, and nothing changes, if it does not fit."""
+        if self.used + size > self._room or size > self._max_bytes:
+            return None
+        if not self.sizes or self.sizes[-1] + size > self._max_bytes:
+            if len(self.sizes) == self._max_buffers:
+                return None
+            self.sizes.append(0)
+        self.sizes[-1] += size
+        self.used += size
+        return self.used - size
+
+
+def in_slots(
+    graph: Graph, budget: Budget, groups: Sequence[Sequence[int]], n_slots: int
+) -> Plan | None:
+    """Returns a plan in the graph's own order in which groups of operators take turns in the slots,
+    and all others stay. Groups are in order of use. Where there are no more of them than slots,
+    each would stay in its slot from step to step: then all are residents.
+
+    It is None where it does not fit. Raises PlanError as `room_for_weights`.
+    """
+    if len(groups) <= n_slots:
+        groups, n_slots = [], 0
+    (room, buffers), sizes = room_for_weights(graph, budget), budget.sizes(graph)
+    slot_bytes = max((sum(sizes[i] for i in group) for group in groups), default=0)
+    if slot_bytes > budget.max_buffer_bytes or buffers < n_slots:
+        return None
+    staged = {i for group in groups for i in group}
+    packer = Packer(room - n_slots * slot_bytes, buffers - n_slots, budget.max_buffer_bytes)
+    offsets = {}
+    for i in (i for i, size in enumerate(sizes) if size and i not in staged):
+        offsets[i] = packer.add(sizes[i])
+        if offsets[i] is None:
+            return None
+    slots = [slot_bytes] * n_slots
+    return assemble(graph, budget, range(len(graph)), offsets, packer.sizes, slots, groups)
+
+
+def assemble(
+    graph: Graph,
+    budget: Budget,
+    order: Sequence[int],
+    offsets: Mapping[int, int],
+    buffers: Sequence[int],
+    slots: Sequence[int] = (),
+    groups: Sequence[Sequence[int]] = (),
+    displaced: Sequence[Transfer] = (),
+) -> Plan:
+    """Returns the plan of all these; operators of no offset and no group have no weights.
+
+    Args:
+      offsets: places of weights in the buffers, which lie one behind the other, as the slots do.
+      groups: operators that take turns in the slots; they stay there where each has one of its own.
+      displaced: transfers of weights that share their places in the buffers.
+    """
+    start, sizes = budget.fixed_bytes, budget.sizes(graph)
+    placed = regions(start + sum(buffers), slots)
+    address = {i: start + offset for i, offset in offsets.items()}
+    transfers = [*displaced]
+    for rank, group in enumerate(groups):
+        slot = rank % len(slots)
+        starts = accumulate((sizes[i] for i in group), initial=placed[slot].start)
+        address |= dict(zip(group, starts, strict=False))
+        transfers += [Transfer(tuple(group), slot)] if len(groups) > len(slots) else []
+    place = {index: position for position, index in enumerate(order)}
+    transfers.sort(key=lambda transfer: place[transfer.operators[0]])
+    weights = (
+        Region(address.get(i, start), op.weight_bytes) for i, op in enumerate(graph.operators)
+    )
+    filled, fixed = tuple(regions(start, buffers)), Region(0, start)
+    return Plan(tuple(order), tuple(transfers), tuple(weights), filled, tuple(placed), fixed)
+
+
+def regions(start: int, sizes: Sequence[int]) -> list[Region]:
+    """Returns regions of these sizes, one after the other."""
+    starts = accumulate(sizes, initial=start)
+    return [Region(at, size) for at, size in zip(starts, sizes, strict=False)]

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple
 
-from llada_jax.config import ModelConfig, require
+from llada_jax.config import ModelConfig, require, require_counts
 from llada_jax.model.architecture.parameters import Matrix, body_matrices
 
 ACTIVATION_BYTES = 2
@@ -27,12 +26,7 @@ class Operator:
     """Numbers of the operators whose outputs it reads."""
 
     def __post_init__(self) -> None:
-        for name in ("weight_bytes", "compute_ns", "transfer_ns"):
-            value = getattr(self, name)
-            require(
-                isinstance(value, int) and value >= 0,
-                f"{name} of operator {self.name!r} is {value!r}; allowed: a whole number from 0",
-            )
+        require_counts(self, "weight_bytes", "compute_ns", "transfer_ns", least=0)
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,7 @@ class Graph:
 
     def __post_init__(self) -> None:
         require(len(self.operators) > 0, "the graph has 0 operators; allowed: 1 or more")
-        require(self.map_ns >= 0, f"map_ns is {self.map_ns}; allowed: 0 or more")
+        require_counts(self, "map_ns", least=0)
         for index, operator in enumerate(self.operators):
             for other in operator.depends:
                 require(
@@ -95,31 +89,26 @@ def model_graph(config: ModelConfig, *, weight_bits: float, step_ns: int) -> Gra
     """
     for name, value in (("weight_bits", weight_bits), ("step_ns", step_ns)):
         require(value > 0, f"{name} is {value}; allowed: above 0")
-    groups = list(_operators(config))
-    total = sum(group.weights for group in groups)
-    number = {group.name: index for index, group in enumerate(groups)}
-    return Graph(
-        tuple(
-            Operator(
-                name=group.name,
-                weight_bytes=math.ceil(group.weights * weight_bits / 8),
-                compute_ns=round(step_ns * group.weights / total),
-                depends=tuple(number[name] for name in group.reads),
-            )
-            for group in groups
+    total = sum(matrix.weights for matrix in body_matrices(config))
+    groups = list(_groups(config))
+    number = {name: index for index, (name, _, _) in enumerate(groups)}
+    operators = (
+        Operator(
+            name=name,
+            weight_bytes=math.ceil(weights * weight_bits / 8),
+            compute_ns=round(step_ns * weights / total),
+            depends=tuple(number[each] for each in reads),
         )
+        for name, weights, reads in groups
     )
+    return Graph(tuple(operators))
 
 
-class _MatrixGroup(NamedTuple):
-    """Matrices that are always used together."""
-
-    name: str
-    weights: int
-    reads: tuple[str, ...]
+_MatrixGroup = tuple[str, int, tuple[str, ...]]
+"""Name of matrices that are always used together, their weights, and names of what they read."""
 
 
-def _operators(config: ModelConfig) -> Iterator[_MatrixGroup]:
+def _groups(config: ModelConfig) -> Iterator[_MatrixGroup]:
     """Yields what the body's matrices are grouped into: dense ones alone, an expert's together, and
     for each routed layer the sum of its experts, which has no weights."""
     before: tuple[str, ...] = ()
@@ -131,7 +120,7 @@ def _operators(config: ModelConfig) -> Iterator[_MatrixGroup]:
                 continue
             last = matrix.name
             inside = tuple(name for name in matrix.reads if name.startswith(f"layers.{number}."))
-            yield _MatrixGroup(last, matrix.weights, inside or before)
+            yield last, matrix.weights, inside or before
         before = (last,)
         if experts:
             yield from _expert_groups(last, experts)
@@ -146,5 +135,5 @@ def _expert_groups(router: str, matrices: Sequence[Matrix]) -> Iterator[_MatrixG
     if shared := sum(matrix.weights for matrix in matrices if matrix.of_shared_expert):
         names[f"{prefix}.shared"] = shared
     for name, size in names.items():
-        yield _MatrixGroup(name, size, (router,))
-    yield _MatrixGroup(f"{prefix}.sum", 0, tuple(names))
+        yield name, size, (router,)
+    yield f"{prefix}.sum", 0, tuple(names)

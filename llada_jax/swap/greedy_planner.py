@@ -11,20 +11,19 @@ residents that no other group overlaps, and temporaries if the two slots hold al
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import NamedTuple
 
 from llada_jax.config import require
 from llada_jax.swap.address_budget import MIB, Budget, PlanError
-from llada_jax.swap.address_layout import (
+from llada_jax.swap.address_plan import (
     Packer,
-    Room,
+    Plan,
+    Region,
+    Transfer,
     assemble,
     in_slots,
     regions,
     room_for_weights,
 )
-from llada_jax.swap.address_plan import Plan, Region, Transfer
 from llada_jax.swap.graph import Graph
 
 SLOTS = 2
@@ -32,12 +31,8 @@ PUBLISHED_SLOT_BYTES = 128 * MIB
 """Size of one of the two slots through which Figure 13c stages 256 MB."""
 
 
-class Group(NamedTuple):
-    """Residents or temporaries, in order of use."""
-
-    operators: list[int]
-    offsets: list[int]
-    """Offsets of the residents' weights in the region; empty for temporaries."""
+Round = tuple[dict[int, int], list[int]]
+"""Residents with the offsets of their weights in the region, then temporaries, in order of use."""
 
 
 @dataclass(frozen=True)
@@ -51,60 +46,51 @@ class Greedy:
         require(size is None or size > 0, f"slot_bytes is {size}; allowed: above 0, or None")
 
     def __call__(self, graph: Graph, budget: Budget) -> Plan:
-        given = range(len(graph))
-        everything = in_slots(graph, budget, given, [], 0)
+        everything = in_slots(graph, budget, [], 0)
         if everything is not None:
             return everything
-        room = room_for_weights(graph, budget)
-        slot_bytes = self._slot(graph, budget, room)
-        buffers = room.buffers - (SLOTS if slot_bytes else 0)
+        (room, buffers), sizes = room_for_weights(graph, budget), budget.sizes(graph)
+        slot_bytes = self._slot(budget, max(sizes), room) if buffers > SLOTS else 0
+        slots = [slot_bytes] * SLOTS if slot_bytes else []
         max_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
-        region = ResidentRegion(room.size - SLOTS * slot_bytes, buffers, max_bytes)
-        groups = alternate(graph, budget, region, slot_bytes)
-        return _laid_out(graph, budget, room, region, groups, slot_bytes)
+        region = ResidentRegion(room - sum(slots), buffers - len(slots), max_bytes)
+        rounds = alternate(graph, budget, region, slot_bytes)
+        order = [i for residents, hidden in rounds for i in (*residents, *hidden)]
+        offsets = {i: offset for residents, _ in rounds for i, offset in residents.items()}
+        chunks = [chunk for _, hidden in rounds for chunk in _chunks(hidden, sizes, slot_bytes)]
+        shared = _displaced(rounds, sizes)
+        return assemble(graph, budget, order, offsets, region.sizes, slots, chunks, shared)
 
-    def _slot(self, graph: Graph, budget: Budget, room: Room) -> int:
+    def _slot(self, budget: Budget, largest: int, room: int) -> int:
         """Returns a slot's bytes (0: none): as wanted, if the largest operator then has a place."""
-        largest = budget.aligned(max(op.weight_bytes for op in graph.operators))
-        if room.buffers <= SLOTS:
-            return 0
-        limit = min(room.size // SLOTS, budget.max_buffer_bytes)
+        limit = min(room // SLOTS, budget.max_buffer_bytes)
         size = min(budget.aligned(self.slot_bytes or largest), limit)
         if size < largest:
-            size = min(size, (room.size - largest) // SLOTS)
+            size = min(size, (room - largest) // SLOTS)
         return size // budget.alignment * budget.alignment
 
 
-class ResidentRegion:
+class ResidentRegion(Packer):
     """Offsets for groups of residents. The first one fills buffers from the start; later ones fill
     the same buffers from their ends, where they displace what was used last."""
 
-    def __init__(self, room: int, max_buffers: int, max_buffer_bytes: int):
-        self._packer = Packer(room, max_buffers, max_buffer_bytes)
-        self._room, self._max_buffers, self._max_bytes = room, max_buffers, max_buffer_bytes
-        self._gaps: list[Region] = []
-        self._groups = 0
+    _groups = 0
 
     def begin(self) -> None:
         """Starts the next group. The second one takes all that the first one left of the room."""
         self._groups += 1
         if self._groups == 2:
-            del self.buffers[-1:]  # which grows, too
-            rest = self._room - sum(self.buffers)
-            while rest and len(self.buffers) < self._max_buffers:
-                self.buffers.append(min(rest, self._max_bytes))
-                rest -= self.buffers[-1]
-        self._gaps = regions(0, self.buffers)
-
-    @property
-    def buffers(self) -> list[int]:
-        """Bytes of each buffer."""
-        return self._packer.sizes
+            del self.sizes[-1:]  # which grows, too
+            rest = self._room - sum(self.sizes)
+            while rest and len(self.sizes) < self._max_buffers:
+                self.sizes.append(min(rest, self._max_bytes))
+                rest -= self.sizes[-1]
+        self._gaps = regions(0, self.sizes)
 
     def add(self, size: int) -> int | None:
         """Returns the offset of one more tensor of the group, or None where it does not fit."""
         if self._groups == 1:
-            return self._packer.add(size)
+            return super().add(size)
         while self._gaps and self._gaps[-1].size < size:
             self._gaps.pop()
         if not self._gaps:
@@ -114,18 +100,17 @@ class ResidentRegion:
         return start + free - size
 
 
-def alternate(graph: Graph, budget: Budget, region: ResidentRegion, slot_bytes: int) -> list[Group]:
-    """Walks through the operators as the paper does; the groups hold each of them once."""
-    left, done, groups = list(range(len(graph))), set[int](), []
+def alternate(graph: Graph, budget: Budget, region: ResidentRegion, slot_bytes: int) -> list[Round]:
+    """Walks through the operators as the paper does; the rounds hold each of them once."""
+    left, done, rounds = list(range(len(graph))), set[int](), []
     while left:
         region.begin()
-        residents, offsets = [], []
+        residents: dict[int, int] = {}
         for index in left:
             offset = region.add(budget.aligned(graph.operators[index].weight_bytes))
             if offset is None:
                 break
-            residents.append(index)
-            offsets.append(offset)
+            residents[index] = offset
         left = left[len(residents) :]
         done.update(residents)
         behind = sum(graph.operators[i].compute_ns for i in residents)
@@ -141,8 +126,8 @@ def alternate(graph: Graph, budget: Budget, region: ResidentRegion, slot_bytes: 
                 )
         done.update(hidden)
         left = [i for i in left if i not in done]
-        groups += [Group(residents, offsets), Group(hidden, [])]
-    return [group for group in groups if group.operators]
+        rounds.append((residents, hidden))
+    return rounds
 
 
 def _hidden(
@@ -166,56 +151,24 @@ def _hidden(
     return taken
 
 
-def _laid_out(
-    graph: Graph,
-    budget: Budget,
-    room: Room,
-    region: ResidentRegion,
-    groups: Sequence[Group],
-    slot_bytes: int,
-) -> Plan:
-    slots = regions(room.start + sum(region.buffers), [slot_bytes] * SLOTS) if slot_bytes else []
-    address = {
-        index: room.start + offset
-        for group in groups
-        for index, offset in zip(group.operators, group.offsets, strict=False)
-    }
-    sizes = budget.sizes(graph)
-    chunks = list(_slot_chunks(groups, sizes, slot_bytes))
-    for rank, chunk in enumerate(chunks):
-        starts = accumulate((sizes[i] for i in chunk), initial=slots[rank % SLOTS].start)
-        address |= dict(zip(chunk, starts, strict=False))
-    staged = [Transfer(tuple(chunk), rank % SLOTS) for rank, chunk in enumerate(chunks)]
-    order = [i for group in groups for i in group.operators]
-    place = {index: position for position, index in enumerate(order)}
-    transfers = [*(staged if len(staged) > SLOTS else []), *_displaced(groups, sizes)]
-    transfers.sort(key=lambda transfer: place[transfer.operators[0]])
-    return assemble(graph, room, order, transfers, address, region.buffers, slots)
-
-
-def _slot_chunks(
-    groups: Sequence[Group], sizes: Sequence[int], slot_bytes: int
-) -> Iterator[list[int]]:
+def _chunks(hidden: Sequence[int], sizes: Sequence[int], slot_bytes: int) -> Iterator[list[int]]:
     """Yields neighbours among the temporaries that one slot holds."""
-    for group in groups:
-        chunk: list[int] = []
-        for index in group.operators:
-            if group.offsets or not sizes[index]:
-                continue
-            if chunk and sum(sizes[i] for i in chunk) + sizes[index] > slot_bytes:
-                yield chunk
-                chunk = []
-            chunk.append(index)
-        if chunk:
+    chunk: list[int] = []
+    for index in (i for i in hidden if sizes[i]):
+        if chunk and sum(sizes[i] for i in chunk) + sizes[index] > slot_bytes:
             yield chunk
+            chunk = []
+        chunk.append(index)
+    if chunk:
+        yield chunk
 
 
-def _displaced(groups: Sequence[Group], sizes: Sequence[int]) -> Iterator[Transfer]:
-    """Yields a transfer for each resident that shares its place with one of another group."""
+def _displaced(rounds: Sequence[Round], sizes: Sequence[int]) -> list[Transfer]:
+    """Returns a transfer for each resident that shares its place with one of another round."""
     placed = sorted(
         (offset, offset + sizes[index], number, index)
-        for number, group in enumerate(groups)
-        for index, offset in zip(group.operators, group.offsets, strict=False)
+        for number, (residents, _) in enumerate(rounds)
+        for index, offset in residents.items()
         if sizes[index]
     )
     active: list[tuple[int, int, int]] = []
@@ -225,4 +178,4 @@ def _displaced(groups: Sequence[Group], sizes: Sequence[int]) -> Iterator[Transf
         others = [other for _, theirs, other in active if theirs != number]
         shared.update([index, *others] if others else [])
         active.append((end, number, index))
-    yield from (Transfer((index,), None) for index in sorted(shared))
+    return [Transfer((index,), None) for index in sorted(shared)]

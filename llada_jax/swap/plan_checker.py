@@ -95,10 +95,7 @@ def _of_places(graph: Graph, budget: Budget, plan: Plan) -> Iterator[str]:
 
 
 def _of_waits(graph: Graph, plan: Plan) -> Iterator[str]:
-    waits = waits_of(graph, plan)
-    for number, (first, after, lag) in enumerate(
-        zip(waits.first, waits.after, waits.lag, strict=True)
-    ):
+    for number, (first, _, after, lag) in enumerate(zip(*waits_of(graph, plan), strict=True)):
         if not lag and after >= first:
             yield f"transfer {number} waits for an operator that waits for it"
 

@@ -9,15 +9,15 @@ step, exactly, and with the paper's planner, which is never better.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 
 from llada_jax.config import require
 from llada_jax.swap.address_budget import Budget, PlanError
-from llada_jax.swap.address_layout import in_slots, room_for_weights
-from llada_jax.swap.address_plan import Plan, Planner
+from llada_jax.swap.address_plan import Plan, Planner, in_slots, room_for_weights
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.greedy_planner import PUBLISHED_SLOT_BYTES, Greedy
-from llada_jax.swap.stall_times import Waits, prefix_sums, stall_of, steady_stall
+from llada_jax.swap.stall_times import Waits, prefix_sums, stall_of, steady_stall, waits_of
 
 LARGEST_OPERATORS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Sizes of slots that are tried, in largest operators."""
@@ -33,39 +33,31 @@ Cost = tuple[Fraction, int]
 def steady(graph: Graph, budget: Budget) -> Plan:
     """Returns the best of the plans that are tried. Raises PlanError where no weights fit, or not
     those of the largest operator."""
-    order = tuple(range(len(graph)))
-    room = room_for_weights(graph, budget).size
-    everything = in_slots(graph, budget, order, [], 0)
+    everything = in_slots(graph, budget, [], 0)
     if everything is not None:
         return everything
-    spread = _Spread(graph, budget, room)
+    spread = _Spread(graph, budget)
     tried = sorted(spread.priced(), key=lambda each: each[0])
-    fitting = (in_slots(graph, budget, order, groups, slots) for _, groups, slots in tried)
+    fitting = (in_slots(graph, budget, groups, slots) for _, groups, slots in tried)
     found = next((plan for plan in fitting if plan is not None), None)
     if found is None:  # too many buffers: all through one slot takes a single one
-        found = in_slots(graph, budget, order, [[index] for index in spread.weighted], 1)
+        found = in_slots(graph, budget, [[index] for index in spread.weighted], 1)
     plans = [*filter(None, [found]), *_as_published(graph, budget)]
-    return min(plans, key=lambda plan: (stall_of(graph, plan), _staging_ns(graph, plan)))
-
-
-def _staging_ns(graph: Graph, plan: Plan) -> int:
-    return sum(graph.transfer_ns(transfer.operators) for transfer in plan.transfers)
+    return min(plans, key=lambda plan: (stall_of(graph, plan), sum(waits_of(graph, plan).ns)))
 
 
 def _as_published(graph: Graph, budget: Budget) -> Iterator[Plan]:
     for planner in (Greedy(), Greedy(PUBLISHED_SLOT_BYTES)):
-        try:
+        with suppress(PlanError):
             yield planner(graph, budget)
-        except PlanError:
-            continue
 
 
 class _Spread:
     """Transfers of a graph in its own order, spread over the step."""
 
-    def __init__(self, graph: Graph, budget: Budget, room: int):
-        self._graph, self._budget, self._room = graph, budget, room
-        self._sizes = budget.sizes(graph)
+    def __init__(self, graph: Graph, budget: Budget):
+        self._graph, self._budget, self._sizes = graph, budget, budget.sizes(graph)
+        self._room, _ = room_for_weights(graph, budget)
         self._computed = prefix_sums(graph, range(len(graph)))
         self.weighted = [index for index, size in enumerate(self._sizes) if size]
 

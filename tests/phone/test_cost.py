@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llada_jax.backend.lower import lower
 from llada_jax.backend.protocol import Step
-from llada_jax.lowered import LoweredWeight, Operation, TensorType
+from llada_jax.lowered import LoweredWeight, Operation, TensorType, product_step
 from llada_jax.phone.cost import (
     matrix_shape,
     price_on_cpu,
@@ -18,7 +18,6 @@ from llada_jax.phone.cost import (
     rows_in_a_pass,
     unknown_operations,
 )
-from llada_jax.phone.single_steps import product_step
 from tests.phone.small import GRAPHS, PHONE, SHAPE, body
 
 LLADA, VENDOR = PHONE.npu["llada_cpp"], PHONE.npu["vendor"]

@@ -14,8 +14,7 @@ from ortools.sat.python import cp_model  # pyright: ignore[reportMissingImports]
 
 from llada_jax.config import require
 from llada_jax.swap.address_budget import Budget, PlanError
-from llada_jax.swap.address_layout import assemble, room_for_weights
-from llada_jax.swap.address_plan import Plan, Transfer
+from llada_jax.swap.address_plan import Plan, Transfer, assemble, room_for_weights
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.graph import Graph
 
@@ -53,12 +52,12 @@ def exact(
       PlanError: no plan was found.
       ValueError: weights that need more than one buffer.
     """
-    room = room_for_weights(graph, budget)
+    room, buffers = room_for_weights(graph, budget)
     require(
-        min(room.size, graph.weight_bytes) <= budget.max_buffer_bytes and room.buffers > 0,
+        min(room, graph.weight_bytes) <= budget.max_buffer_bytes and buffers > 0,
         f"max_buffer_bytes is {budget.max_buffer_bytes}; allowed: all weights in one buffer",
     )
-    return _Program(graph, budget, room.size, reorder, steps).solve(effort)
+    return _Program(graph, budget, room, reorder, steps).solve(effort)
 
 
 class _Program:
@@ -222,13 +221,12 @@ class _Program:
                 groups.append([index])
             elif staged[t]:
                 groups[-1].append(index)
-        room = room_for_weights(graph, self.budget)
-        address = {i: room.start + unit * at for i, at in zip(everything, offsets, strict=True)}
+        address = {i: unit * at for i, at in zip(everything, offsets, strict=True)}
         area = max(
             unit * (at + self.sizes[i % n]) for i, at in zip(everything, offsets, strict=True)
         )
         transfers = [Transfer(tuple(group), None) for group in groups]
-        return graph, assemble(graph, room, everything, transfers, address, [area], [])
+        return graph, assemble(graph, self.budget, everything, address, [area], displaced=transfers)
 
 
 def unrolled(graph: Graph, steps: int, residents: set[int]) -> Graph:

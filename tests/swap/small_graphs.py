@@ -7,8 +7,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from llada_jax.swap.address_budget import Budget
-from llada_jax.swap.address_layout import assemble, room_for_weights
-from llada_jax.swap.address_plan import Plan, Transfer
+from llada_jax.swap.address_plan import Plan, Transfer, assemble
 from llada_jax.swap.graph import Graph, Operator
 
 
@@ -102,13 +101,12 @@ def in_shared_places(
     """A plan in which groups of operators take turns in one buffer, at given offsets; all others
     stay in a buffer of their own."""
     order = range(len(graph))
-    room = room_for_weights(graph, budget)
     sizes = [operator.weight_bytes for operator in graph.operators]
     stays = [i for i in order if i not in offsets]
-    starts = accumulate((sizes[i] for i in stays), initial=room.start)
-    address = dict(zip(stays, starts, strict=False))
+    starts = accumulate((sizes[i] for i in stays), initial=0)
+    placed = dict(zip(stays, starts, strict=False))
     resident = sum(sizes[i] for i in stays)
-    address |= {i: room.start + resident + offset for i, offset in offsets.items()}
+    placed |= {i: resident + offset for i, offset in offsets.items()}
     shared = max(offset + sizes[i] for i, offset in offsets.items())
     transfers = [Transfer(tuple(group), None) for group in groups]
-    return assemble(graph, room, order, transfers, address, [resident, shared], [])
+    return assemble(graph, budget, order, placed, [resident, shared], displaced=transfers)

@@ -6,8 +6,7 @@ from itertools import permutations, product
 
 import pytest
 
-from llada_jax.swap.address_layout import assemble, room_for_weights
-from llada_jax.swap.address_plan import Plan, Transfer
+from llada_jax.swap.address_plan import Plan, Transfer, assemble
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.graph import Graph, Operator
 from llada_jax.swap.plan_checker import problems
@@ -32,7 +31,7 @@ TINY = {
 def all_plans(graph: Graph, room: int) -> Iterator[Plan]:
     """Plans in which every operator has one place: all offsets, orders and transfers."""
     n, sizes = len(graph), [op.weight_bytes for op in graph.operators]
-    space = room_for_weights(graph, one_buffer(room))
+    budget = one_buffer(room)
     orders = [order for order in permutations(range(n)) if graph.is_order(order)]
     for offsets in product(*(range(room - size + 1) for size in sizes)):
         spans = [range(at, at + size) for at, size in zip(offsets, sizes, strict=True)]
@@ -44,7 +43,8 @@ def all_plans(graph: Graph, room: int) -> Iterator[Plan]:
                     [[*groups[-1], i]] if joins[i] and groups else [[i]]
                 )
             transfers = [Transfer(tuple(group), None) for group in groups]
-            yield assemble(graph, space, order, transfers, dict(enumerate(offsets)), [room], [])
+            placed = dict(enumerate(offsets))
+            yield assemble(graph, budget, order, placed, [room], displaced=transfers)
 
 
 @pytest.mark.parametrize("name", TINY)

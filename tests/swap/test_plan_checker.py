@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from llada_jax.swap.address_budget import Budget
-from llada_jax.swap.address_layout import in_slots
-from llada_jax.swap.address_plan import Plan, Region
+from llada_jax.swap.address_plan import Plan, Region, in_slots
 from llada_jax.swap.graph import Graph, Operator
 from llada_jax.swap.plan_checker import problems
 from tests.swap.small_graphs import in_shared_places
@@ -24,7 +23,7 @@ BUDGET = Budget(
     session_bytes=33, max_buffers=5, max_buffer_bytes=16, alignment=1, kv_bytes_per_token=1,
     tokens=8, temporary_bytes=15,
 )  # fmt: skip
-SLOTTED = in_slots(GRAPH, BUDGET, range(5), [[0], [1], [2], [4]], 2)
+SLOTTED = in_slots(GRAPH, BUDGET, [[0], [1], [2], [4]], 2)
 SHARED = in_shared_places(GRAPH, BUDGET, [[0], [2], [4]], {0: 0, 2: 1, 4: 0})
 
 

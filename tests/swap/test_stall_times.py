@@ -4,7 +4,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llada_jax.swap.address_budget import PlanError
-from llada_jax.swap.address_layout import in_slots
+from llada_jax.swap.address_plan import in_slots
 from llada_jax.swap.planners import PLANNERS
 from llada_jax.swap.stall_times import last_users, staged_bytes, stall_of, unfold
 from tests.swap.small_graphs import budgets, chain, graphs, in_shared_places, one_buffer
@@ -29,15 +29,15 @@ def test_transfers_as_long_as_the_compute_hide_in_two_slots():
     """Each transfer runs while the operator before computes; with one slot it cannot."""
     graph = chain([1] * 4, [5] * 4, [5] * 4)
     groups = [[0], [1], [2], [3]]
-    two = in_slots(graph, one_buffer(2), range(4), groups, 2)
-    one = in_slots(graph, one_buffer(1), range(4), groups, 1)
+    two = in_slots(graph, one_buffer(2), groups, 2)
+    one = in_slots(graph, one_buffer(1), groups, 1)
     assert stall_of(graph, two) == 0
     assert stall_of(graph, one) == 20
 
 
 def test_staged_weights_count_from_their_transfer_to_the_end_of_their_operator():
     graph = chain([1] * 4, [5] * 4, [8] * 4)
-    plan = in_slots(graph, one_buffer(2), range(4), [[0], [1], [2], [3]], 2)
+    plan = in_slots(graph, one_buffer(2), [[0], [1], [2], [3]], 2)
     found = staged_bytes(graph, plan, 1)
     # Transfers start at 0, 8, 16 and 24; operators end at 13, 21, 29 and 37.
     assert found == [(0, 1), (8, 2), (13, 1), (16, 2), (21, 1), (24, 2), (29, 1), (37, 0)]
@@ -57,14 +57,14 @@ def test_staged_weights_never_take_more_than_the_session_has_left(graph, budget,
 
 def test_transfers_longer_than_the_compute_set_the_pace():
     graph = chain([1] * 4, [5] * 4, [8] * 4)
-    plan = in_slots(graph, one_buffer(2), range(4), [[0], [1], [2], [3]], 2)
+    plan = in_slots(graph, one_buffer(2), [[0], [1], [2], [3]], 2)
     assert stall_of(graph, plan) == 4 * 8 - 4 * 5
 
 
 def test_slots_change_roles_where_their_number_does_not_divide_the_transfers():
     """The second transfer is as long as the two operators before it, and one cannot hide it."""
     graph = chain([1] * 3, [2, 2, 1], [1, 4, 1])
-    plan = in_slots(graph, one_buffer(2), range(3), [[0], [1], [2]], 2)
+    plan = in_slots(graph, one_buffer(2), [[0], [1], [2]], 2)
     assert [transfer.slot for transfer in plan.transfers] == [0, 1, 0]
     assert stall_of(graph, plan) == 2
     starts = [event.start for event in unfold(graph, plan, 3).transfers if event.index == 1]
@@ -73,7 +73,7 @@ def test_slots_change_roles_where_their_number_does_not_divide_the_transfers():
 
 def test_what_fits_into_the_slots_stays_there():
     graph = chain([2, 1, 2], [1, 1, 1], [9, 9, 9])
-    plan = in_slots(graph, one_buffer(5), range(3), [[0], [2]], 2)
+    plan = in_slots(graph, one_buffer(5), [[0], [2]], 2)
     assert plan.transfers == () and stall_of(graph, plan) == 0
 
 

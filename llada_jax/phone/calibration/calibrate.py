@@ -7,23 +7,21 @@ evidence that the rows give for each, and change only where it is strong.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, product
-from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import optimize
 
 from llada_jax.config import Quant, require
-from llada_jax.lowered import LoweredWeight
+from llada_jax.lowered import LoweredWeight, product_step
 from llada_jax.phone.calibration.measurements import Measurement
 from llada_jax.phone.cost import price_on_cpu, price_on_npu
 from llada_jax.phone.graphs import Graphs, Shape, graphs_of
-from llada_jax.phone.profile import Profile, Sourced, load_profile, profile_of
-from llada_jax.phone.single_steps import product_step
+from llada_jax.phone.profile import Profile, Sourced, profile_of
 from llada_jax.phone.uncertainty import COUNTED, TWO_SIDED, doubt_of
 
 MODEL_DOUBT = 0.03
@@ -134,25 +132,25 @@ class _Prior:
     """The parent's numbers in units of their doubts, and what rows say of them."""
 
     def __init__(self, parent: Profile, rows: Rows, measured: Sequence[Measurement]) -> None:
-        self.parent, self._rows, self._measured = parent, rows, measured
+        self._parent, self._rows, self.measured = parent, rows, measured
         self.entries = rows.numbers(parent)
         self.doubts = np.array([doubt_of(each) for each in self.entries.values()])
         self._wanted = np.log([1e-3 * each.median_ms for each in measured])
         spreads = [math.log(m.p95_ms / m.p5_ms) / (2 * 1.645) for m in measured]
-        self._noise = np.hypot(spreads, MODEL_DOUBT)
+        self.noise = np.hypot(spreads, MODEL_DOUBT)
 
     def profile(self, z: np.ndarray) -> Profile:
         moved = np.exp(z * self.doubts)
         values = {p: e.value * f for (p, e), f in zip(self.entries.items(), moved, strict=True)}
-        return self.parent.with_values(values)
+        return self._parent.with_values(values)
 
     def logs(self, z: np.ndarray) -> np.ndarray:
         """Returns logarithms of the rows' seconds."""
         moved = self.profile(z)
-        return np.log([self._rows.seconds(moved, each) for each in self._measured])
+        return np.log([self._rows.seconds(moved, each) for each in self.measured])
 
     def misfit(self, z: np.ndarray) -> np.ndarray:
-        return (self.logs(z) - self._wanted) / self._noise
+        return (self.logs(z) - self._wanted) / self.noise
 
     def slopes(self, z: np.ndarray) -> np.ndarray:
         """Returns changes of `logs` with each number's doubt, rows by numbers."""
@@ -163,7 +161,7 @@ class _Prior:
     def evidence(self) -> float:
         """Returns the logarithm of how likely the rows are, linear about the parent."""
         zero = np.zeros(len(self.doubts))
-        slopes = self.slopes(zero) / self._noise[:, None]
+        slopes = self.slopes(zero) / self.noise[:, None]
         covariance = slopes @ slopes.T + np.eye(len(slopes))
         left = self.misfit(zero)
         _, determinant = np.linalg.slogdet(covariance)
@@ -177,17 +175,17 @@ class _Prior:
             return np.concatenate([self.misfit(z), z])
 
         def jacobian(z: np.ndarray) -> np.ndarray:
-            return np.concatenate([self.slopes(z) / self._noise[:, None], np.eye(n)])
+            return np.concatenate([self.slopes(z) / self.noise[:, None], np.eye(n)])
 
         solver: Any = optimize.least_squares  # whose stubs know no jacobian of one's own
         found = solver(residuals, np.zeros(n), jacobian, xtol=1e-6, ftol=1e-6)
-        slopes = self.slopes(found.x) / self._noise[:, None]
+        slopes = self.slopes(found.x) / self.noise[:, None]
         return found.x, np.linalg.inv(slopes.T @ slopes + np.eye(n))
 
 
 def calibrate(
     measurements: Sequence[Measurement],
-    parent: str | PathLike[str] | Profile,
+    parent: Profile,
     shape: Shape,
     *,
     kernels: str = "vendor",
@@ -206,31 +204,30 @@ def calibrate(
     """
     fitted = [each for each in measurements if not each.held_out]
     require(bool(fitted), "no row is left to fit; allowed: at least one that is not held out")
-    before = parent if isinstance(parent, Profile) else load_profile(parent)
     rows = Rows(shape, kernels, cpu)
-    stepped, counted = _whole_steps(before, rows, fitted)
+    stepped, counted = _whole_steps(parent, rows, fitted)
     prior = _Prior(stepped, rows, fitted)
     z, covariance = prior.posterior()
     deviations = np.sqrt(np.diag(covariance))
     felt = np.abs(prior.slopes(z)).max(axis=0) > _FELT
     learned = felt & (deviations <= LEARNED)
-    source = f"calibrated on {len(fitted)} rows measured on {name}; parent {before.soc}"
-    profile = prior.profile(z)
-    numbers = dict(before.numbers)
+    source = f"calibrated on {len(fitted)} rows measured on {name}; parent {parent.soc}"
+    profile, paths = prior.profile(z), [*prior.entries]
+    numbers = dict(parent.numbers)
     for path, (_, value) in counted.items():
-        numbers[path] = Sourced(int(value), before.numbers[path].unit, "measured", source)
+        numbers[path] = Sourced(int(value), parent.numbers[path].unit, "measured", source)
     identified = []
     for i in np.flatnonzero(learned):
-        path, entry = list(prior.entries.items())[i]
-        doubt = float(prior.doubts[i] * deviations[i])
-        value = float(profile.numbers[path].value)
-        numbers[path] = Sourced(value, entry.unit, "measured", source, doubt)
-        identified.append(Identified(path, entry.value, value, float(prior.doubts[i]), doubt))
+        entry, before = prior.entries[paths[i]], float(prior.doubts[i])
+        value, doubt = float(profile.numbers[paths[i]].value), float(before * deviations[i])
+        numbers[paths[i]] = Sourced(value, entry.unit, "measured", source, doubt)
+        identified.append(Identified(paths[i], entry.value, value, before, doubt))
+    held = [each for each in measurements if each.held_out]
     return Calibration(
-        profile_of(name, before.phone, numbers),
+        profile_of(name, parent.phone, numbers),
         tuple(identified),
-        tuple(_correlations([*prior.entries], covariance, np.flatnonzero(learned))),
-        tuple(_predictions(prior, rows, measurements, z, covariance)),
+        tuple(_correlations(paths, covariance, np.flatnonzero(learned))),
+        tuple(_predictions(_Prior(stepped, rows, held), z, covariance)),
         counted,
     )
 
@@ -263,27 +260,9 @@ def _correlations(
     return sorted(pairs, key=lambda pair: -abs(pair[2]))
 
 
-def _predictions(
-    prior: _Prior, rows: Rows, measurements: Sequence[Measurement], z: np.ndarray,
-    covariance: np.ndarray,
-) -> list[Predicted]:  # fmt: skip
-    held = [each for each in measurements if each.held_out]
-    if not held:
-        return []
-    others = _Prior(prior.parent, rows, held)
-    logs, slopes = others.logs(z), others.slopes(z)
-    spread = np.sqrt(np.einsum("rn,nm,rm->r", slopes, covariance, slopes) + others._noise**2)
-    factors = np.exp(TWO_SIDED * spread)
-    ms = 1e3 * np.exp(logs)
-    return [
-        Predicted(row, float(m), float(m / f), float(m * f))
-        for row, m, f in zip(held, ms, factors, strict=True)
-    ]
-
-
-def hold_out(measurements: Sequence[Measurement], every: int) -> list[Measurement]:
-    """Returns the rows with each `every`-th one kept from the fit; 0: none but those that are."""
-    return [
-        replace(row, held_out=True) if every and index % every == every - 1 else row
-        for index, row in enumerate(measurements)
-    ]
+def _predictions(held: _Prior, z: np.ndarray, covariance: np.ndarray) -> Iterator[Predicted]:
+    slopes = held.slopes(z)
+    spread = np.sqrt(np.einsum("rn,nm,rm->r", slopes, covariance, slopes) + held.noise**2)
+    factors, ms = np.exp(TWO_SIDED * spread), 1e3 * np.exp(held.logs(z))
+    for row, m, f in zip(held.measured, ms, factors, strict=True):
+        yield Predicted(row, float(m), float(m / f), float(m * f))

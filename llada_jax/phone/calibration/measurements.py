@@ -1,8 +1,8 @@
 """What was measured on a phone, row by row, with the state that it was measured in."""
 
 import csv
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from math import isfinite
 from os import PathLike
 from pathlib import Path
@@ -101,7 +101,15 @@ def write_measurements(path: str | PathLike[str], rows: Iterable[Measurement]) -
     with atomic.new_file(Path(path)) as part, part.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, [each.name for each in fields(Measurement)])
         table.writeheader()
-        table.writerows(map(asdict, rows))
+        table.writerows(asdict(row) for row in rows)
+
+
+def hold_out(measurements: Sequence[Measurement], every: int) -> list[Measurement]:
+    """Returns the rows with each `every`-th one kept from the fit; 0: none but those that are."""
+    return [
+        replace(row, held_out=True) if every and index % every == every - 1 else row
+        for index, row in enumerate(measurements)
+    ]
 
 
 def _timed(folder: Path, name: str) -> dict[str, Any]:
@@ -114,10 +122,7 @@ def _measurement(line: Mapping[str, Any]) -> Measurement:
     known = {each.name: each for each in fields(Measurement)}
     missing = [n for n, f in known.items() if n not in line and f.default is MISSING]
     require(not missing, f"{', '.join(missing)} missing; allowed: {', '.join(known)}")
-    values: dict[str, Any] = {}
-    for name in known.keys() & line.keys():
-        values[name] = _value(name, line[name], hints[name])
-    return Measurement(**values)
+    return Measurement(**{n: _value(n, line[n], hints[n]) for n in known.keys() & line.keys()})
 
 
 def _value(name: str, text: Any, kind: Any) -> Any:

@@ -8,7 +8,8 @@ import pytest
 import llada_jax as lj
 from experiments.calibrate import drawn_phone, measured
 from llada_jax.backend.exported.calibration import calibration_rows
-from llada_jax.phone.calibration.calibrate import Rows, calibrate, hold_out
+from llada_jax.phone.calibration.calibrate import Rows, calibrate
+from llada_jax.phone.calibration.measurements import hold_out
 from llada_jax.phone.profile import load_profile
 
 PARENT = load_profile("SM8750")
@@ -28,7 +29,7 @@ def slow():
 
 @pytest.fixture(scope="module")
 def found(slow):
-    return calibrate(rows_of(slow, 12), "SM8750", "llada_8b", name="slow")
+    return calibrate(rows_of(slow, 12), PARENT, "llada_8b", name="slow")
 
 
 def test_what_the_rows_tell_is_found_and_the_rest_is_the_parent_s(found):

@@ -12,9 +12,9 @@ from scipy import optimize
 
 from llada_jax.phone.cost import price_on_cpu, price_on_npu
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
-from llada_jax.phone.memory import buffers_mib, resident_mib, weights_mib
+from llada_jax.phone.memory import WeightTransfers, buffers_mib, resident_mib, weights_mib
 from llada_jax.phone.profile import Profile
-from llada_jax.phone.single_steps import ALL_MAPPED, ffn_down, one_pass, table2_seconds
+from llada_jax.phone.published_tasks import ffn_down, one_pass, table2_seconds
 from llada_jax.phone.system import System
 from llada_jax.swap.address_budget import MIB
 
@@ -70,7 +70,7 @@ def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
         return _joined(_relative(singles, single["npu"]), _relative(grouped, groups["npu"]))
 
     def of_steps(changed: Profile) -> np.ndarray:
-        phone = ForwardTimer(graphs, changed, System(), transfers=ALL_MAPPED)
+        phone = ForwardTimer(graphs, changed, System(), transfers=WeightTransfers())
         return _relative(table2_seconds(figures, phone), figures["table2_step_ms"]["npu"])
 
     fast = fitted(profile, {f"{prefix}.fast_dequant_gweights": 45.0}, of_down)

@@ -6,9 +6,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from matplotlib.colors import to_rgba
 
+from experiments import plan
 from experiments.harness.run import REPOSITORY, Run, read_config
-from experiments.plan import __main__ as plan
-from experiments.plan import plan_picture
 
 SMALL = [
     "architecture.width=64", "architecture.ffn_width=128", "architecture.n_layers=3",
@@ -43,10 +42,10 @@ def test_planners_side_by_side(tmp_path, capsys):
 
 def test_a_plan_s_colours_are_in_its_legend(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plan_picture, "save", lambda picture, path: drawn.append(picture))
+    monkeypatch.setattr(plan, "save", lambda picture, path: drawn.append(picture))
     planned(tmp_path, *SMALL)
     lanes, addresses = drawn[0].axes[:2]
-    for axes, named in ((lanes, plan_picture.LANES), (addresses, plan_picture.PARTS)):
+    for axes, named in ((lanes, plan.LANES), (addresses, plan.PARTS)):
         assert [text.get_text() for text in axes.get_legend().get_texts()] == [*named]
         used = {tuple(color) for bars in axes.collections for color in bars.get_facecolors()}
         assert used <= {to_rgba(color) for color in named.values()}

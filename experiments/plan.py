@@ -12,18 +12,18 @@ no plan says why. With `gap_sessions_mib` rows `gap/*` have each planner's step 
 of any plan, by session and by how fast the step's compute is.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from experiments.harness.pictures import require_plots
+from experiments.harness.pictures import figure, require_plots, save
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
-from experiments.plan.plan_picture import draw_plans
-from llada_jax.config import ModelConfig, require
+from llada_jax.config import ModelConfig, require, require_numbers
 from llada_jax.phone.memory import temporaries_mib
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.swap_plan import mapping_path
@@ -34,7 +34,12 @@ from llada_jax.swap.graph import Graph, model_graph
 from llada_jax.swap.greedy_planner import Greedy
 from llada_jax.swap.plan_checker import problems
 from llada_jax.swap.planners import planner
-from llada_jax.swap.stall_times import stall_of
+from llada_jax.swap.stall_times import stall_of, unfold
+
+WARM_UP = 8
+"""Steps before the one that is drawn, which then repeats."""
+LANES = {"computes": "C0", "stalls": "C3", "stages": "C1"}
+PARTS = {"keys, values, temporaries": "C4", "always mapped": "C0", "shared": "C6", "slots": "C1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +62,7 @@ class PlanConfig:
     pictures: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("rows", "step_ms"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: above 0")
+        require_numbers(self, "rows", "step_ms", above=0)
         for share in self.gap_step_shares:
             require(share > 0, f"gap_step_shares has {share}; allowed: above 0")
         require(bool(self.planners), "planners is empty; allowed: at least one")
@@ -88,9 +91,8 @@ class PlanConfig:
 
     def graph(self) -> Graph:
         """Returns the step, with the transfer times of the path."""
-        graph = model_graph(
-            self.architecture, weight_bits=self.weight_bits, step_ns=round(self.step_ms * 1e6)
-        )
+        step_ns = round(self.step_ms * 1e6)
+        graph = model_graph(self.architecture, weight_bits=self.weight_bits, step_ns=step_ns)
         return self.way.price(graph)
 
 
@@ -105,17 +107,13 @@ class CheckedPlan(NamedTuple):
 
     def rows(self, config: PlanConfig) -> Iterator[ResultRow]:
         """Yields its numbers."""
-        graph, plan = self.graph, self.plan
-        stall = float(stall_of(graph, plan))
-        for what, value, unit in (
-            ("step", (graph.compute_ns + stall) / 1e6, "ms"),
-            ("stall", stall / 1e6, "ms a step"),
-            ("resident", plan.resident_bytes(graph) / MIB, "MiB"),
-            ("transfers", len(plan.transfers), "a step"),
-        ):
-            yield _row(config, f"{self.name}/{what}", value, unit)
-        name = f"plan/{config.path}/{self.name}/planning"
-        yield ResultRow(name=name, value=self.seconds, unit="s")
+        graph, row = self.graph, partial(_row, config)
+        stall = float(stall_of(graph, self.plan))
+        yield row(f"{self.name}/step", (graph.compute_ns + stall) / 1e6, "ms")
+        yield row(f"{self.name}/stall", stall / 1e6, "ms a step")
+        yield row(f"{self.name}/resident", self.plan.resident_bytes(graph) / MIB, "MiB")
+        yield row(f"{self.name}/transfers", len(self.plan.transfers), "a step")
+        yield ResultRow(f"plan/{config.path}/{self.name}/planning", self.seconds, "s")
 
 
 def plan(config: PlanConfig, run: Run) -> None:
@@ -133,7 +131,7 @@ def plan(config: PlanConfig, run: Run) -> None:
     for name, reason in failed.items():
         print(f"{name}: no plan, {reason}")
     if config.pictures:
-        draw_plans({each.name: (each.graph, each.plan) for each in plans}, run.folder / "plan.png")
+        draw_plans(plans, run.folder / "plan.png")
     run.finish(run.recorded(rows))
 
 
@@ -171,7 +169,51 @@ def gaps_of(config: PlanConfig) -> Iterator[ResultRow]:
 
 
 def _row(config: PlanConfig, name: str, value: float, unit: str) -> ResultRow:
-    return ResultRow(name=f"plan/{config.path}/{name}", value=value, unit=unit, kind="modelled")
+    return ResultRow(f"plan/{config.path}/{name}", value, unit, kind="modelled")
+
+
+def draw_plans(plans: Sequence[CheckedPlan], path: Path) -> None:
+    """Draws a line for each plan as a PNG: its steady step over time, and its addresses."""
+    drawn = figure(11, 1.4 + 1.5 * len(plans))
+    axes: Any = drawn.subplots(len(plans), 2, squeeze=False, width_ratios=(2, 1))
+    for (lanes, addresses), each in zip(axes, plans, strict=True):
+        _draw_step(lanes, each.graph, each.plan)
+        _draw_addresses(addresses, each.plan)
+        lanes.set_title(each.name, loc="left")
+    axes[-1][0].set_xlabel("ms of a steady step (modelled)")
+    axes[-1][1].set_xlabel("address, MiB")
+    for each in axes[0]:
+        each.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize="small")
+    save(drawn, path)
+
+
+def _draw_step(axes: Any, graph: Graph, plan: Plan) -> None:
+    steps = unfold(graph, plan, WARM_UP + 1)
+    begin = max(span.end for span in steps.operators if span.step == WARM_UP - 1)
+    computes = [(span.start, span.end) for span in steps.operators if span.step == WARM_UP]
+    ends = [begin, *(end for _, end in computes)]
+    stalls = list(zip(ends, (start for start, _ in computes), strict=False))
+    stages = [(span.start, span.end) for span in steps.transfers]
+    for lane, name, spans in zip((1, 1, 0), LANES, (computes, stalls, stages), strict=True):
+        seen = [(max(a, begin), min(b, ends[-1])) for a, b in spans if b > begin and a < ends[-1]]
+        axes.broken_barh(
+            [((a - begin) / 1e6, (b - a) / 1e6) for a, b in seen], (lane, 0.8),
+            facecolors=LANES[name], edgecolor="white", linewidth=0.2 * lane, label=name,
+        )  # fmt: skip
+    axes.set_yticks([0.4, 1.4], ["staging", "NPU"])
+    axes.set_xlim(0, (ends[-1] - begin) / 1e6)
+
+
+def _draw_addresses(axes: Any, plan: Plan) -> None:
+    shared = [plan.weights[i] for t in plan.transfers if t.slot is None for i in t.operators]
+    parts = ([plan.fixed], plan.buffers, shared, plan.slots)
+    for (name, color), regions in zip(PARTS.items(), parts, strict=True):
+        axes.broken_barh(
+            [(region.start / MIB, region.size / MIB) for region in regions], (0, 1),
+            facecolors=color, edgecolor="white", linewidth=0.5, label=name,
+        )  # fmt: skip
+    axes.set_yticks([])
+    axes.set_xlim(left=0)
 
 
 main = entry_point("plan", plan, PlanConfig)

@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llada_jax.swap.address_layout import Packer
+from llada_jax.swap.address_plan import Packer
 
 
 @given(
