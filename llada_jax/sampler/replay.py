@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _COUNTS = ("live_rows", "shadow_rows", "draft_rows", "refreshed", "head_rows", "cache_length",
            "block")  # fmt: skip
-_TOLD = ("gen_length", "block_length", "accept", "window", "cache", "threshold", "factor",
-         "entropy_bound", "theta_visible", "theta_stable", "temperature")  # fmt: skip
+_TOLD = ("gen_length", "block_length", "accept", "window", "cache", "threshold", "theta_visible",
+         "theta_stable", "temperature")  # fmt: skip
 
 
 def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
