@@ -13,8 +13,7 @@ lj.generate(model, prompts, lj.SamplerConfig(rule=Anchors(threshold=0.8)))
 import hashlib
 import inspect
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast, dataclass_transform, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, dataclass_transform, get_args
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -228,8 +227,6 @@ def rule(cls: type[T]) -> type[T]:
         raise TypeError(f"rule {cls.__name__} has no decide; allowed: decide(self, seen, state)")
     needs = set(getattr(cls, "needs", OwnRule.needs))
     facts: dict[str, Any] = {
-        "chosen_by": MappingProxyType({"accept": f"{cls.__module__}:{cls.__qualname__}"}),
-        "source": vars(cls).get("source", cls.__module__),
         "source_hash": _source_hash(cls),
         "spread": bool(needs & {"entropy", "margin"}),
         "no_drafts": "" if "drafts" in needs else OwnRule.no_drafts,
@@ -241,7 +238,7 @@ def rule(cls: type[T]) -> type[T]:
         made = type(cls.__name__, (*bases, OwnRule), own)
     for name, fact in facts.items():
         setattr(made, name, fact)
-    return cast(type[T], policy(made))
+    return policy(made, accept=f"{cls.__module__}:{cls.__qualname__}")
 
 
 def _source_hash(cls: type) -> str | None:

@@ -1,6 +1,5 @@
 """What every rule is: numbers, and the functions that read them, in one value."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, cast
 
@@ -10,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from llada_jax.config import SamplerConfig, require
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import VISIBLE, Canvas
+from llada_jax.sampler.policy import Policy
 from llada_jax.types import Scores
 
 Rescore = Literal["shadow", "token"]
@@ -55,17 +55,13 @@ class Rescored:
         )
 
 
-class Rule:
+class Rule(Policy):
     """Decides which predictions are committed, and what becomes of committed tokens.
 
-    A rule is a subclass under `@policy`. It defines `accept`; the other functions have defaults
-    that change nothing. Numbers are leaves of the pytree: in a program they are arrays.
+    A rule defines `accept`; the other functions have defaults that change nothing. Numbers are
+    leaves of the pytree: in a program they are arrays.
     """
 
-    chosen_by: ClassVar[Mapping[str, Any]]
-    """The flat setting that names the rule."""
-    source: ClassVar[str]
-    """Where the rule is published."""
     revises: ClassVar[bool] = False
     """Whether committed tokens may still change: they are visible before they are stable."""
     verifies: ClassVar[bool] = False

@@ -1,10 +1,9 @@
-"""The rule of self-speculation: a model drafts a block, and the same model verifies it."""
+"""The rule of Nemotron-Labs-Diffusion: a model drafts a block, and verifies it by itself."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import SamplerConfig
-from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import (
     MASKED,
@@ -15,19 +14,15 @@ from llada_jax.sampler.canvas import (
     masked_again,
     positions_of,
 )
-from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.rule import Rescored, RevisingRule
 
 
-@policy
-class Speculate(RevisingRule):
+class Speculate(RevisingRule, accept="speculate"):
     """Drafts a block in one forward. The next one, in which each token sees those before it alone,
     says what should follow each: drafts stand up to the first that it says otherwise, which gives
     way, and the next block begins there. So the tokens are those of one after another.
     """
 
-    chosen_by = flat_choice("rule", accept="speculate")
-    source = "Nemotron-Labs-Diffusion"
     verifies = True
     rescore = "token"
 

@@ -1,4 +1,4 @@
-"""The rule of llada.cpp: tokens are visible first, and stable once the model is surer of them."""
+"""The rule of llada.cpp (arXiv 2606.13740): tokens are visible first, stable once they are sure."""
 
 from typing import Literal
 
@@ -12,7 +12,6 @@ from llada_jax.config import (
     require_counts,
     require_numbers,
 )
-from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import (
     STABLE,
@@ -22,7 +21,6 @@ from llada_jax.sampler.canvas import (
     masked_again,
     masks_left,
 )
-from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.rule import Refresh, Rescore, Rescored, RevisingRule
 
 OnChange = Literal["keep", "remask"]
@@ -30,8 +28,7 @@ MOST_REMASKS = 1
 """How often a position may become a mask again, so that decoding ends."""
 
 
-@policy
-class Staged(RevisingRule):
+class Staged(RevisingRule, accept="staged"):
     """Commits tokens as visible, replaces them while they are, and keeps those that are stable:
     staged token stabilization (§3.3).
 
@@ -50,9 +47,6 @@ class Staged(RevisingRule):
       end_steps: `staged`: forwards that may follow the last mask of a canvas, while tokens are
         visible.
     """
-
-    chosen_by = flat_choice("rule", accept="staged")
-    source = "llada.cpp, arXiv 2606.13740"
 
     theta_visible: float = 0.7
     theta_stable: float = 0.9

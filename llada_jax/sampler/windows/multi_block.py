@@ -1,4 +1,4 @@
-"""llada.cpp's window over several blocks: it slides with the committed tokens, and it grows."""
+"""llada.cpp's window over several blocks (arXiv 2606.13740, §3.2): it slides and grows."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from llada_jax.config import SamplerConfig, require, require_numbers
-from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.canvas import (
     MASKED,
     PROMPT,
@@ -20,7 +19,6 @@ from llada_jax.sampler.canvas import (
     masks_left,
     positions_of,
 )
-from llada_jax.sampler.policy import policy
 from llada_jax.sampler.windows.window import Span, Window, block_stop
 
 LARGEST_GROWTH = 8
@@ -37,8 +35,7 @@ class Growth(NamedTuple):
     budget: int  # the most rows that a window grows to
 
 
-@policy
-class MultiBlock(Window):
+class MultiBlock(Window, window="multi_block", cache="blockwise"):
     """Slides with the committed tokens and reaches into later blocks, whose predictions are drafts.
 
     It keeps its size, `block_length` positions from the first one that is not settled, also while
@@ -59,8 +56,6 @@ class MultiBlock(Window):
         None: those that the accept rule takes, without the progress that it forces.
     """
 
-    chosen_by = flat_choice("window", window="multi_block", cache="blockwise")
-    source = "llada.cpp §3.2, arXiv 2606.13740"
     leaves_tokens = True
     drafts = True
 

@@ -4,14 +4,14 @@ A window is one span of positions for each batch row. Spans of different length 
 forward: rows beyond a span are padding, and the number of rows is rounded up to a bucket.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, block_of, block_start
+from llada_jax.sampler.policy import Policy
 
 
 class Span(NamedTuple):
@@ -25,17 +25,13 @@ class Span(NamedTuple):
         return self.stop - self.start
 
 
-class Window:
+class Window(Policy):
     """Decides which positions a forward runs.
 
-    A window is a subclass under `@policy`. Its functions take the sampler's settings, of which it
-    is a part, and `shift`, how many positions before a token its prediction stands.
+    Its functions take the sampler's settings, of which it is a part, and `shift`, how many
+    positions before a token its prediction stands.
     """
 
-    chosen_by: ClassVar[Mapping[str, Any]]
-    """The flat settings that name the window."""
-    source: ClassVar[str]
-    """Where the window is published."""
     caches: ClassVar[bool] = True
     """Whether keys and values are kept at all."""
     leaves_tokens: ClassVar[bool] = False
