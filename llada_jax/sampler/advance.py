@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, blocks_of, masks_left
+from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas
 from llada_jax.sampler.setup import Setup
 
 
@@ -23,10 +23,10 @@ def advance(
       counts: false where no forward belongs to the decision.
     """
     config, rule = setup.config, setup.rule
-    masked = canvas.state == MASKED
-    blocks = blocks_of(canvas, config.block_length)
+    masked = canvas.masked
+    blocks = canvas.blocks(config.block_length)
     beyond = masked & (blocks > canvas.block[:, None])
-    left = masks_left(canvas, config.block_length)
+    left = canvas.masks_left(config.block_length)
     block_step = canvas.block_step + int(counts)
     steady = jnp.where(left > 0, 0, canvas.steady_steps + 1)
     over = where & (left == 0) & rule.quiet(steady, edited)

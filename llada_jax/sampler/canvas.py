@@ -50,6 +50,78 @@ class Canvas(NamedTuple):
     key: Key[Array, " B"]
     cache: KVCache
 
+    @property
+    def masked(self) -> Bool[Array, "B L"]:
+        """Marks masks."""
+        return self.state == MASKED
+
+    @property
+    def positions(self) -> Int[Array, " L"]:
+        """Returns all positions, in order."""
+        return jnp.arange(self.tokens.shape[1], dtype=jnp.int32)
+
+    def in_span(self, start: Int[Array, " B"], stop: Int[Array, " B"]) -> Bool[Array, "B L"]:
+        """Marks the positions from `start` up to, not including, `stop`."""
+        return (self.positions >= start[:, None]) & (self.positions < stop[:, None])
+
+    def block_start(self, block_length: int) -> Int[Array, " B"]:
+        """Returns the first position of each row's current block."""
+        return self.origin + self.block * block_length
+
+    def block_stop(self, block_length: int) -> Int[Array, " B"]:
+        """Returns one past the last position of each row's current block."""
+        return jnp.minimum(self.block_start(block_length) + block_length, self.end)
+
+    def block_positions(self, block_length: int) -> Int[Array, "B C"]:
+        """Returns the positions of each row's current block."""
+        start = self.block_start(block_length)
+        return start[:, None] + jnp.arange(block_length, dtype=jnp.int32)
+
+    def blocks(self, block_length: int, positions: Array | None = None) -> Int[Array, "B R"]:
+        """Returns the block of each of these positions, or of all; negative in the prompt."""
+        at = self.positions[None] if positions is None else positions
+        return (at - self.origin[:, None]) // block_length
+
+    def masks_left(self, block_length: int) -> Int[Array, " B"]:
+        """Returns how many masks the current block has."""
+        start = self.block_start(block_length)
+        inside = self.in_span(start, start + block_length)
+        return (inside & self.masked).sum(axis=1, dtype=jnp.int32)
+
+    def committed(
+        self,
+        positions: Int[Array, "B C"],
+        tokens: Int[Array, "B C"],
+        confidence: Float[Array, "B C"],
+        transfer_mask: Bool[Array, "B C"],
+        state: Int[Array, "B C"],
+        mask_id: int,
+    ) -> "Canvas":
+        """Returns the canvas with tokens written where `transfer_mask` says, in their new states.
+
+        A predicted [MASK] (`predict_mask`) leaves its position masked.
+        """
+        batch, length = jnp.arange(self.tokens.shape[0])[:, None], self.tokens.shape[1]
+        slots = jnp.where(transfer_mask & (tokens != mask_id), positions, length)
+
+        def write(old: Array, new: Array) -> Array:
+            return old.at[batch, slots].set(new.astype(old.dtype), mode="drop")
+
+        return self._replace(
+            tokens=write(self.tokens, tokens),
+            state=write(self.state, state),
+            confidence=write(self.confidence, confidence),
+        )
+
+    def masked_again(self, where: Bool[Array, "B L"], mask_id: int | None) -> "Canvas":
+        """Returns the canvas with masks in place of some tokens."""
+        assert mask_id is not None
+        return self._replace(
+            tokens=jnp.where(where, jnp.int32(mask_id), self.tokens),
+            state=jnp.where(where, jnp.int8(MASKED), self.state),
+            confidence=jnp.where(where, jnp.float32(0), self.confidence),
+        )
+
 
 class CanvasLayout(NamedTuple):
     """Where prompts and blocks lie: plain integers, known before anything is compiled."""
@@ -159,16 +231,6 @@ def _padded(length: int) -> int:
     return -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
 
 
-def block_start(canvas: Canvas, block_length: int) -> Int[Array, " B"]:
-    """Returns the first position of each row's current block."""
-    return canvas.origin + canvas.block * block_length
-
-
-def positions_of(canvas: Canvas) -> Int[Array, " L"]:
-    """Returns all positions of a canvas, in order."""
-    return jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)
-
-
 def take(array: Array, positions: Int[Array, "B R"]) -> Array:
     """Returns entries of [B, L, ...] at each row's positions, [B, R, ...]; out of range clips."""
     return jax.vmap(lambda line, at: jnp.take(line, at, axis=0, mode="clip"))(array, positions)
@@ -180,63 +242,3 @@ def put(positions: Int[Array, "B R"], values: Array, length: int, nothing: int =
     batch = jnp.arange(positions.shape[0])[:, None]
     empty = jnp.full((positions.shape[0], length, *values.shape[2:]), nothing, values.dtype)
     return empty.at[batch, positions].set(values, mode="drop")
-
-
-def in_span(canvas: Canvas, start: Int[Array, " B"], stop: Int[Array, " B"]) -> Bool[Array, "B L"]:
-    """Returns the positions from `start` up to, not including, `stop`."""
-    position = positions_of(canvas)
-    return (position >= start[:, None]) & (position < stop[:, None])
-
-
-def block_of(canvas: Canvas, positions: Int[Array, "*B R"], block_length: int) -> Int[Array, "B R"]:
-    """Returns the block that each position is in; negative in the prompt."""
-    return (positions - canvas.origin[:, None]) // block_length
-
-
-def blocks_of(canvas: Canvas, block_length: int) -> Int[Array, "B L"]:
-    """Returns the block of every position; negative in the prompt."""
-    return block_of(canvas, positions_of(canvas)[None], block_length)
-
-
-def commit(
-    canvas: Canvas,
-    positions: Int[Array, "B C"],
-    tokens: Int[Array, "B C"],
-    confidence: Float[Array, "B C"],
-    transfer_mask: Bool[Array, "B C"],
-    state: Int[Array, "B C"],
-    mask_id: int,
-) -> Canvas:
-    """Returns the canvas with tokens written where `transfer_mask` says, in their new states.
-
-    A predicted [MASK] (`predict_mask`) leaves its position masked.
-    """
-    length = canvas.tokens.shape[1]
-    batch = jnp.arange(canvas.tokens.shape[0])[:, None]
-    slots = jnp.where(transfer_mask & (tokens != mask_id), positions, length)
-
-    def write(old: Array, new: Array) -> Array:
-        return old.at[batch, slots].set(new.astype(old.dtype), mode="drop")
-
-    return canvas._replace(
-        tokens=write(canvas.tokens, tokens),
-        state=write(canvas.state, state),
-        confidence=write(canvas.confidence, confidence),
-    )
-
-
-def masked_again(canvas: Canvas, where: Bool[Array, "B L"], mask_id: int | None) -> Canvas:
-    """Returns the canvas with masks in place of some tokens."""
-    assert mask_id is not None
-    return canvas._replace(
-        tokens=jnp.where(where, jnp.int32(mask_id), canvas.tokens),
-        state=jnp.where(where, jnp.int8(MASKED), canvas.state),
-        confidence=jnp.where(where, jnp.float32(0), canvas.confidence),
-    )
-
-
-def masks_left(canvas: Canvas, block_length: int) -> Int[Array, " B"]:
-    """Returns how many masks the current block has."""
-    start = block_start(canvas, block_length)
-    inside = in_span(canvas, start, start + block_length)
-    return (inside & (canvas.state == MASKED)).sum(axis=1, dtype=jnp.int32)

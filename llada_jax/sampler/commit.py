@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
 from llada_jax.sampler.candidates import Candidates, noise_quota, quota
-from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, block_start, commit, take
+from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, take
 from llada_jax.sampler.setup import Setup
 from llada_jax.types import Scores
 
@@ -19,7 +19,7 @@ def block_candidates(
       where: batch rows that have candidates at all.
     """
     config = setup.config
-    positions = block_positions(setup, canvas)
+    positions = canvas.block_positions(setup.config.block_length)
     scores = Scores(*(take(array, positions) for array in scores))
     state = take(canvas.state, positions)
     is_open = (state == MASKED) & (positions < canvas.end[:, None]) & (scores.token >= 0)
@@ -59,9 +59,11 @@ def commit_block(
     if ahead and rule.revises:
         stable = jnp.zeros_like(stable)
     states = jnp.where(stable, jnp.int8(STABLE), jnp.int8(VISIBLE))
-    positions = block_positions(setup, canvas)
+    positions = canvas.block_positions(setup.config.block_length)
     confidence = scores.confidence
-    return commit(canvas, positions, scores.token, confidence, transfer_mask, states, setup.mask_id)
+    return canvas.committed(
+        positions, scores.token, confidence, transfer_mask, states, setup.mask_id
+    )
 
 
 def step_keys(
@@ -73,9 +75,3 @@ def step_keys(
         (None, 0, 0),
     )
     return jax.vmap(in_row)(canvas.key, jnp.broadcast_to(step, positions.shape), positions)
-
-
-def block_positions(setup: Setup, canvas: Canvas) -> Int[Array, "B C"]:
-    """Returns the positions of the current block."""
-    start = block_start(canvas, setup.config.block_length)
-    return start[:, None] + jnp.arange(setup.config.block_length, dtype=jnp.int32)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from llada_jax.config import require
 from llada_jax.constraint.canvas import Grammar, position_values, reach
 from llada_jax.sampler.advance import advance
-from llada_jax.sampler.canvas import MASKED, STABLE, Canvas, positions_of, put
+from llada_jax.sampler.canvas import STABLE, Canvas, put
 from llada_jax.sampler.record import ClassScores, StepScores
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.stop import stop_rows
@@ -131,7 +131,7 @@ def constrained(
     token = _tokens(grammar, classes, chosen)
     if standing is not None and classes.mass is not None:
         standing = jnp.minimum(standing * jnp.exp(classes.log_sum_exp - log_total), 1)
-    inside = scored & (positions_of(canvas) >= text.begin[:, None])
+    inside = scored & (canvas.positions >= text.begin[:, None])
     said = scores._replace(
         token=jnp.where(inside, token, scores.token),
         confidence=jnp.where(inside, confidence, scores.confidence).astype(scores.confidence.dtype),
@@ -152,7 +152,7 @@ def forced(setup: Setup, canvas: Canvas) -> Canvas:
     assert found.allowed is not None
     kind = found.allowed.argmax(axis=-1)
     alone = (found.allowed.sum(axis=-1) == 1) & grammar.single[kind]
-    alone &= (canvas.state == MASKED) & ~canvas.done[:, None]
+    alone &= canvas.masked & ~canvas.done[:, None]
     return canvas._replace(
         tokens=jnp.where(alone, grammar.representative[kind], canvas.tokens),
         state=jnp.where(alone, jnp.int8(STABLE), canvas.state),
@@ -201,7 +201,7 @@ def held(
         alternatives=False,
     )
     agrees = grammar.class_of[after.tokens] == found.classes
-    agrees |= ~changed | before.done[:, None] | (positions_of(after) < text.begin[:, None])
+    agrees |= ~changed | before.done[:, None] | (after.positions < text.begin[:, None])
     other = ~agrees & was_free & scored
     undone = ~agrees & ~other
     confidence = jnp.exp(_of(found.classes, classes.logits) - classes.log_sum_exp)
@@ -221,7 +221,7 @@ def _chosen(undone: Array, before: Array, other: Array, own: Array, after: Array
 
 def _free(canvas: Canvas) -> Bool[Array, "B L"]:
     """Returns the masks, and what is behind each row's end: both may become anything."""
-    return (canvas.state == MASKED) | (positions_of(canvas) >= canvas.end[:, None])
+    return canvas.masked | (canvas.positions >= canvas.end[:, None])
 
 
 def _values(classes: ClassScores, scored: Bool[Array, "B L"]) -> Float[Array, "B L G"]:

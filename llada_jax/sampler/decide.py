@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool
 
 from llada_jax.sampler.advance import advance
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import MASKED, VISIBLE, Canvas, positions_of
+from llada_jax.sampler.canvas import MASKED, VISIBLE, Canvas
 from llada_jax.sampler.commit import block_candidates, commit_block
 from llada_jax.sampler.constrained import forced, held, step_constrained
 from llada_jax.sampler.own_decision import decide_by_own_rule
@@ -50,7 +50,7 @@ def decide(
             scores = step_constrained(setup, canvas, said)
         canvas = _take_drafts(setup, canvas, scores.here, moved)
     if canvas.remasks is not None:
-        again = (before.state >= VISIBLE) & (revised.state == MASKED)
+        again = (before.state >= VISIBLE) & revised.masked
         canvas = canvas._replace(remasks=canvas.remasks + again.astype(jnp.int32))
     record = record_of(setup.rule, counts, before, revised, decided, canvas)
     if setup.keeps_scores:
@@ -72,7 +72,7 @@ def _commit_and_revise(
         scores=scores.here,
         standing=standing,
         at=plan.query.rescored,
-        passed=positions_of(canvas) < canvas.settled[:, None],
+        passed=canvas.positions < canvas.settled[:, None],
         fresh=fresh,
         ends=ends_of(setup, canvas),
         config=setup.config,

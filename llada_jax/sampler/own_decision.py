@@ -13,17 +13,7 @@ from jaxtyping import Array, Bool
 
 from llada_jax.config import require
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import (
-    MASKED,
-    STABLE,
-    VISIBLE,
-    Canvas,
-    commit,
-    masked_again,
-    positions_of,
-    put,
-    take,
-)
+from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas, put, take
 from llada_jax.sampler.own_needs import seen_of
 from llada_jax.sampler.own_state import RuleState, choose, remembered
 from llada_jax.sampler.record import StepScores
@@ -64,14 +54,14 @@ def decide_by_own_rule(
     final = jnp.int8(VISIBLE if rule.revises else STABLE)
     states = jnp.where(commits, final, take(canvas.state, positions))
     write = commits | replace
-    canvas = commit(canvas, positions, token, full.confidence, write, states, setup.mask_id)
-    canvas = masked_again(canvas, put(positions, remask, canvas.tokens.shape[1]), setup.mask_id)
+    canvas = canvas.committed(positions, token, full.confidence, write, states, setup.mask_id)
+    canvas = canvas.masked_again(put(positions, remask, canvas.tokens.shape[1]), setup.mask_id)
     canvas = canvas._replace(rule_state=memory)
     if seen.drafts is not None:
-        everywhere = jnp.broadcast_to(positions_of(canvas), canvas.tokens.shape)
+        everywhere = jnp.broadcast_to(canvas.positions, canvas.tokens.shape)
         ahead, drafts = seen.drafts.masked & full.ahead, seen.drafts
-        canvas = commit(
-            canvas, everywhere, drafts.predicted, drafts.confidence, ahead, final, setup.mask_id
+        canvas = canvas.committed(
+            everywhere, drafts.predicted, drafts.confidence, ahead, final, setup.mask_id
         )
     return _ended(setup, canvas, full.end)
 
@@ -124,7 +114,7 @@ def _ended(setup: Setup, canvas: Canvas, end: Bool[Array, " B"]) -> Canvas:
     eos_id = setup.config.eos_id
     if eos_id is None:  # then no rule may end a row
         return canvas
-    fill = (canvas.state == MASKED) & (end & ~canvas.done)[:, None]
+    fill = canvas.masked & (end & ~canvas.done)[:, None]
     return canvas._replace(
         tokens=jnp.where(fill, jnp.int32(eos_id), canvas.tokens),
         state=jnp.where(fill, jnp.int8(STABLE), canvas.state),

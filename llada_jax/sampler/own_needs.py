@@ -5,16 +5,7 @@ from jaxtyping import Array, Float, Int
 
 from llada_jax.config import require
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import (
-    MASKED,
-    VISIBLE,
-    Canvas,
-    block_start,
-    blocks_of,
-    put,
-    take,
-)
-from llada_jax.sampler.commit import block_positions
+from llada_jax.sampler.canvas import VISIBLE, Canvas, put, take
 from llada_jax.sampler.record import StepScores
 from llada_jax.sampler.rules.own import Ask, Drafts, OwnRule, Seen
 from llada_jax.sampler.setup import Setup
@@ -33,14 +24,17 @@ def asked_of(setup: Setup, canvas: Canvas, query: Query) -> Asked | None:
         return None
     shape = (canvas.tokens.shape[0], setup.config.block_length)
     ask = _checked(rule, rule.ask(memory.state), shape)
-    tokens, none = take(canvas.tokens, block_positions(setup, canvas))[..., None], jnp.int32(-1)
+    tokens, none = (
+        take(canvas.tokens, canvas.block_positions(setup.config.block_length))[..., None],
+        jnp.int32(-1),
+    )
     listed = [each for each in (ask.listed,) if each is not None]
     listed += [tokens] if setup.needs("current") else []  # the last one, to which nothing is added
     added = ask.added
     if added is not None and setup.needs("current"):
         added = jnp.pad(added, ((0, 0), (0, 0), (0, 1)))
 
-    offset = query.at - block_start(canvas, shape[1])[:, None]
+    offset = query.at - canvas.block_start(shape[1])[:, None]
 
     def of_rows(array: Array, outside: Array) -> Array:
         inside = ((offset >= 0) & (offset < shape[1]))[..., None]
@@ -82,7 +76,7 @@ def seen_of(
     setup: Setup, canvas: Canvas, plan: StepPlan, candidates: Candidates, scores: StepScores
 ) -> Seen:
     """Returns what the rule is shown after a forward."""
-    positions = block_positions(setup, canvas)
+    positions = canvas.block_positions(setup.config.block_length)
     alive = ~canvas.done[:, None] & (positions < canvas.end[:, None])
     said, tokens = candidates.scores, take(canvas.tokens, positions)
     return Seen(
@@ -125,8 +119,8 @@ def _measured(setup: Setup, canvas: Canvas, scores: StepScores) -> dict[str, Arr
 
 
 def _drafts(setup: Setup, canvas: Canvas) -> Drafts:
-    blocks = blocks_of(canvas, setup.config.block_length)
-    masked = (canvas.state == MASKED) & (blocks > canvas.block[:, None]) & ~canvas.done[:, None]
+    blocks = canvas.blocks(setup.config.block_length)
+    masked = canvas.masked & (blocks > canvas.block[:, None]) & ~canvas.done[:, None]
     latest = canvas.latest
     assert latest is not None
     return Drafts(masked & (latest.token >= 0), latest.token, latest.confidence)

@@ -69,19 +69,19 @@ def record_of(
 ) -> StepRecord:
     """Returns the record of a step from the canvas at its start, after its own block's commits and
     revisions, when it had gone on to the next block, and at its end."""
-    was_masked, was_visible = before.state == MASKED, before.state == VISIBLE
+    was_masked, was_visible = before.masked, before.state == VISIBLE
     filled = after.filled & ~before.filled
     first = (before.nfe == 1) & ~before.done
     given = first[:, None] & (before.state == STABLE)  # before the first forward
     committed = (was_masked | given) & (after.state >= VISIBLE) & ~filled
     unverified = (after.state == VISIBLE) & rule.verifies
-    ahead = committed & ((decided.state == MASKED) | unverified)
+    ahead = committed & (decided.masked | unverified)
     flags = {
         COMMIT: committed,
         AHEAD: ahead,
         PROMOTE: was_visible & (revised.state == STABLE),
         REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.state > MASKED),
-        REMASK: (before.state >= VISIBLE) & (revised.state == MASKED),
+        REMASK: (before.state >= VISIBLE) & revised.masked,
         FREEZE: (revised.state == VISIBLE) & (after.state == STABLE),
     }
     events = jnp.asarray(sum(bit * flag.astype(jnp.int8) for bit, flag in flags.items()), jnp.int8)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.rows import write_rows
-from llada_jax.sampler.canvas import Canvas, block_start, in_span, put, take
+from llada_jax.sampler.canvas import Canvas, put, take
 from llada_jax.sampler.commit import step_keys
 from llada_jax.sampler.constrained import class_scores, measured_for_rule, with_classes
 from llada_jax.sampler.extra_rows import PROBE, SHADOW
@@ -58,7 +58,7 @@ def absorb(
         at = plan.query.at % canvas.tokens.shape[1]
         keys = step_keys(canvas, at, canvas.nfe[:, None])
     asked = with_classes(setup, asked_of(setup, canvas, plan.query))
-    start = block_start(canvas, config.block_length)
+    start = canvas.block_start(config.block_length)
     return canvas, Denoised(hidden, keys, counts, plan.query.at, asked, start)
 
 
@@ -116,7 +116,7 @@ def _counts(canvas: Canvas, plan: StepPlan, rows: Rows) -> StepCounts:
     return StepCounts(
         live_rows=total(rows.live[:batch]),
         shadow_rows=total(plan.extra.at(SHADOW) | plan.extra.at(PROBE)),
-        draft_rows=total(plan.draft & in_span(canvas, *plan.span)),
+        draft_rows=total(plan.draft & canvas.in_span(*plan.span)),
         refreshed=total(plan.refreshed),
         head_rows=total(plan.query.at < canvas.tokens.shape[1]),
         cache_length=total(rows.sees_cache[:batch].any(axis=1)),

@@ -6,17 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from llada_jax.sampler.canvas import (
-    MASKED,
-    VISIBLE,
-    Canvas,
-    block_start,
-    blocks_of,
-    in_span,
-    positions_of,
-    put,
-    take,
-)
+from llada_jax.sampler.canvas import MASKED, VISIBLE, Canvas, put, take
 from llada_jax.sampler.extra_rows import (
     PROBE,
     REFRESH,
@@ -26,7 +16,7 @@ from llada_jax.sampler.extra_rows import (
     packed,
 )
 from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.windows.window import Span, block_stop
+from llada_jax.sampler.windows.window import Span
 
 
 class Query(NamedTuple):
@@ -59,17 +49,17 @@ def plan_step(setup: Setup, canvas: Canvas) -> StepPlan:
     measured = visible & rule.measures(canvas, config)
     refreshed = jnp.zeros(visible.shape, bool)
     if config.refreshes:
-        left = measured & (positions_of(canvas) < canvas.settled[:, None])
+        left = measured & (canvas.positions < canvas.settled[:, None])
         refreshed = _least_confident(canvas, left, rule.refresh_rows)
     by_rows = config.refreshes and not config.has_worker
     extra = extra_rows(
-        shadow=measured & in_span(canvas, *span) if setup.shadows else None,
+        shadow=measured & canvas.in_span(*span) if setup.shadows else None,
         refresh=refreshed if by_rows else None,
         probe=refreshed if by_rows and rule.rescore == "shadow" else None,
         like=canvas.tokens,
     )
-    later = blocks_of(canvas, config.block_length) > canvas.block[:, None]
-    draft = later & (canvas.state == MASKED)
+    later = canvas.blocks(config.block_length) > canvas.block[:, None]
+    draft = later & canvas.masked
     query = _query(setup, canvas, span, extra, measured)
     n_rows = span.length + extra.kinds.sum(axis=(1, 2), dtype=jnp.int32)
     return StepPlan(window, span, extra, refreshed, draft, query, n_rows)
@@ -88,7 +78,7 @@ def _of_whole_blocks(setup: Setup, canvas: Canvas, window: Span) -> Span:
     block = setup.whole_block or 1
     stop = jnp.minimum(-(-window.stop // block) * block, canvas.end)
     if setup.seeds:
-        first = block_start(canvas, setup.config.block_length) // block * block
+        first = canvas.block_start(setup.config.block_length) // block * block
         is_masked = take(canvas.state, first[:, None])[:, 0] == MASKED
         stop = jnp.where(is_masked & (window.start < first), first, stop)
     return Span(window.start, stop)
@@ -104,13 +94,13 @@ def _query(
     setup: Setup, canvas: Canvas, span: Span, extra: ExtraRows, measured: Bool[Array, "B L"]
 ) -> Query:
     slots = extra.slots + span.length[:, None, None]
-    row = jnp.maximum(positions_of(canvas) - _shift(setup, canvas, span) - span.start[:, None], 0)
+    row = jnp.maximum(canvas.positions - _shift(setup, canvas, span) - span.start[:, None], 0)
     for kind in (SHADOW, PROBE) if setup.shadows else (REFRESH,):
         row = jnp.where(extra.at(kind), slots[:, kind], row)
     if setup.shadows:
         rescored = extra.at(SHADOW) | extra.at(PROBE)
     elif setup.rule.revises and setup.rule.rescore == "token":
-        rescored = (measured & in_span(canvas, *span)) | extra.at(REFRESH)
+        rescored = (measured & canvas.in_span(*span)) | extra.at(REFRESH)
     else:
         rescored = jnp.zeros(measured.shape, bool)
     asked = _open_positions(setup, canvas, span) | rescored
@@ -124,7 +114,7 @@ def _shift(setup: Setup, canvas: Canvas, span: Span) -> Int[Array, "B L"] | int:
     tokens predict the next one, that is one as far as the current block, if such a row runs."""
     if setup.model.causal != "finished":
         return setup.shift
-    position, first = positions_of(canvas), block_start(canvas, setup.config.block_length)
+    position, first = canvas.positions, canvas.block_start(setup.config.block_length)
     shifted = (position > span.start[:, None]) & (position <= first[:, None])
     return shifted.astype(jnp.int32)
 
@@ -132,10 +122,10 @@ def _shift(setup: Setup, canvas: Canvas, span: Span) -> Int[Array, "B L"] | int:
 def _open_positions(setup: Setup, canvas: Canvas, span: Span) -> Bool[Array, "B L"]:
     """Returns the positions of the current block, and drafts: the masked ones, or all."""
     config = setup.config
-    start = block_start(canvas, config.block_length)
+    start = canvas.block_start(config.block_length)
     scores_drafts = setup.window.drafts or setup.needs("drafts")
-    stop = span.stop if scores_drafts else block_stop(canvas, config)
+    stop = span.stop if scores_drafts else canvas.block_stop(config.block_length)
     if setup.seeds:
         stop = jnp.minimum(stop, span.stop + 1)
-    positions = in_span(canvas, start, stop) & ~canvas.done[:, None]
-    return positions & (canvas.state == MASKED) if config.selective_logits else positions
+    positions = canvas.in_span(start, stop) & ~canvas.done[:, None]
+    return positions & canvas.masked if config.selective_logits else positions

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from llada_jax.rows import filled_order, make_rows
-from llada_jax.sampler.canvas import MASKED, Canvas, block_start, take
+from llada_jax.sampler.canvas import MASKED, Canvas, take
 from llada_jax.sampler.extra_rows import (
     NOTHING,
     PROBE,
@@ -106,7 +106,7 @@ def _order(setup: Setup, canvas: Canvas, positions: Int[Array, "B R"]) -> Int[Ar
         every = jnp.broadcast_to(positions, (canvas.tokens.shape[0], positions.shape[1]))
         return filled_order(take(canvas.state, every) == MASKED, every)
     if setup.model.causal == "finished":
-        return jnp.minimum(positions, block_start(canvas, setup.config.block_length)[:, None])
+        return jnp.minimum(positions, canvas.block_start(setup.config.block_length)[:, None])
     return setup.window.attention_order(canvas, positions, setup.config)
 
 

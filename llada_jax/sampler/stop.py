@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
-from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, positions_of
+from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas
 from llada_jax.sampler.setup import Setup
 
 
@@ -21,7 +21,7 @@ def stop_rows(setup: Setup, canvas: Canvas) -> Canvas:
     config = setup.config
     if not config.eos_early_stop:
         return canvas
-    masked, position = canvas.state == MASKED, positions_of(canvas)
+    masked, position = canvas.masked, canvas.positions
     length = canvas.tokens.shape[1]
     first_mask = jnp.where(masked, position, length).min(axis=1)
     ended = (canvas.state >= STABLE) & ends_of(setup, canvas)

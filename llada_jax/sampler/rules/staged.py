@@ -13,14 +13,7 @@ from llada_jax.config import (
     require_numbers,
 )
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import (
-    STABLE,
-    VISIBLE,
-    Canvas,
-    blocks_of,
-    masked_again,
-    masks_left,
-)
+from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas
 from llada_jax.sampler.rules.rule import Refresh, Rescore, Rescored, RevisingRule
 
 OnChange = Literal["keep", "remask"]
@@ -119,11 +112,11 @@ class Staged(RevisingRule, accept="staged"):
         """Masks tokens of the current block that were not masked again before, where it has the
         forwards to fill them all."""
         assert canvas.remasks is not None
-        here = blocks_of(canvas, config.block_length) == canvas.block[:, None]
+        here = canvas.blocks(config.block_length) == canvas.block[:, None]
         again &= here & (canvas.remasks < MOST_REMASKS)
-        masks = masks_left(canvas, config.block_length) + again.sum(axis=1)
+        masks = canvas.masks_left(config.block_length) + again.sum(axis=1)
         room = canvas.block_step + 1 + masks <= self.block_steps(config)
-        return masked_again(canvas, again & room[:, None], config.mask_id)
+        return canvas.masked_again(again & room[:, None], config.mask_id)
 
     def may_end(self, canvas: Canvas, steady: Int[Array, " B"]) -> Bool[Array, " B"]:
         visible = (canvas.state == VISIBLE).any(axis=1)

@@ -5,7 +5,7 @@ from jaxtyping import Array, Bool
 
 from llada_jax.config import require, require_numbers
 from llada_jax.sampler.candidates import Candidates, ranks
-from llada_jax.sampler.canvas import Canvas, masked_again
+from llada_jax.sampler.canvas import Canvas
 from llada_jax.sampler.rules.rule import Rescored, RevisingRule
 
 FIRST_COMMITTED = 30
@@ -55,4 +55,4 @@ class Wino(RevisingRule, accept="wino"):
         too_many = failed.sum(axis=1, keepdims=True) >= last
         rank = ranks(-probability, failed)
         masked = failed & (~too_many | (rank < last - 1))
-        return masked_again(canvas, masked, rescored.config.mask_id)
+        return canvas.masked_again(masked, rescored.config.mask_id)

@@ -3,8 +3,8 @@
 from jaxtyping import Array, Int
 
 from llada_jax.config import SamplerConfig
-from llada_jax.sampler.canvas import Canvas, CanvasLayout, block_start
-from llada_jax.sampler.windows.window import Span, Window, block_stop, doubling
+from llada_jax.sampler.canvas import Canvas, CanvasLayout
+from llada_jax.sampler.windows.window import Span, Window, doubling
 
 
 class Blockwise(Window, window="by_cache", cache="blockwise"):
@@ -17,10 +17,10 @@ class Blockwise(Window, window="by_cache", cache="blockwise"):
     leaves_tokens = True
 
     def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
-        return Span(canvas.settled, block_stop(canvas, config))
+        return Span(canvas.settled, canvas.block_stop(config.block_length))
 
     def settled(self, canvas: Canvas, config: SamplerConfig, span: Span) -> Int[Array, " B"]:
-        return block_start(canvas, config.block_length)
+        return canvas.block_start(config.block_length)
 
     def sizes(self, layout: CanvasLayout, config: SamplerConfig, shift: int) -> tuple[int, ...]:
         block = config.block_length

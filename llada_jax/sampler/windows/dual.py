@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 
 from llada_jax.config import SamplerConfig
-from llada_jax.sampler.canvas import Canvas, CanvasLayout, block_start
-from llada_jax.sampler.windows.window import Span, Window, block_stop
+from llada_jax.sampler.canvas import Canvas, CanvasLayout
+from llada_jax.sampler.windows.window import Span, Window
 
 
 class DualCache(Window, window="by_cache", cache="dual"):
@@ -12,8 +12,8 @@ class DualCache(Window, window="by_cache", cache="dual"):
 
     def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
         first = canvas.block_step == 0
-        start = jnp.where(first, 0, block_start(canvas, config.block_length))
-        return Span(start, jnp.where(first, canvas.end, block_stop(canvas, config)))
+        start = jnp.where(first, 0, canvas.block_start(config.block_length))
+        return Span(start, jnp.where(first, canvas.end, canvas.block_stop(config.block_length)))
 
     def sizes(self, layout: CanvasLayout, config: SamplerConfig, shift: int) -> tuple[int, ...]:
         return (config.block_length, layout.length)

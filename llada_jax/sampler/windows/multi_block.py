@@ -6,20 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from llada_jax.config import SamplerConfig, require, require_numbers
-from llada_jax.sampler.canvas import (
-    MASKED,
-    PROMPT,
-    STABLE,
-    VISIBLE,
-    Canvas,
-    CanvasLayout,
-    block_start,
-    blocks_of,
-    in_span,
-    masks_left,
-    positions_of,
-)
-from llada_jax.sampler.windows.window import Span, Window, block_stop
+from llada_jax.sampler.canvas import PROMPT, STABLE, VISIBLE, Canvas, CanvasLayout
+from llada_jax.sampler.windows.window import Span, Window
 
 LARGEST_GROWTH = 8
 """Blocks that a window without a latency table may grow to."""
@@ -101,12 +89,12 @@ class MultiBlock(Window, window="multi_block", cache="blockwise"):
     def _stop(self, canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
         """Returns where the window ends before it grows."""
         slid = jnp.maximum(canvas.settled, canvas.origin) + config.block_length
-        whole = block_start(canvas, config.block_length) + config.block_length
+        whole = canvas.block_start(config.block_length) + config.block_length
         holds = slid >= _least_stop(canvas, config)
         return jnp.minimum(jnp.where(holds, slid, whole), canvas.end)
 
     def _late(self, canvas: Canvas, config: SamplerConfig) -> Bool[Array, " B"]:
-        left = masks_left(canvas, config.block_length)
+        left = canvas.masks_left(config.block_length)
         return (left > 0) & (left <= self.lookahead_trigger)
 
     def _growth(
@@ -135,10 +123,10 @@ class MultiBlock(Window, window="multi_block", cache="blockwise"):
         return Growth(buckets, larger, min(buckets[-1], self.row_budget or buckets[-1]))
 
     def settled(self, canvas: Canvas, config: SamplerConfig, span: Span) -> Int[Array, " B"]:
-        finished = blocks_of(canvas, config.block_length) < canvas.block[:, None]
+        finished = canvas.blocks(config.block_length) < canvas.block[:, None]
         final = (canvas.state == PROMPT) | (canvas.state == STABLE)
         final |= (canvas.state == VISIBLE) & finished
-        waits = in_span(canvas, *span) & ~final
+        waits = canvas.in_span(*span) & ~final
         first = jnp.argmax(waits, axis=1).astype(span.stop.dtype)
         return jnp.where(waits.any(axis=1), first, span.stop)
 
@@ -168,10 +156,12 @@ class MultiBlock(Window, window="multi_block", cache="blockwise"):
 def _least_stop(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
     """Returns one past the current block's last token, and the masks that a step has to commit."""
     due = config.rule.most_due(config)
-    in_block = in_span(canvas, block_start(canvas, config.block_length), block_stop(canvas, config))
-    masked = in_block & (canvas.state == MASKED)
+    in_block = canvas.in_span(
+        canvas.block_start(config.block_length), canvas.block_stop(config.block_length)
+    )
+    masked = in_block & canvas.masked
     held = in_block & (~masked | (jnp.cumsum(masked, axis=1) <= due))
-    return jnp.where(held, positions_of(canvas) + 1, 0).max(axis=1)
+    return jnp.where(held, canvas.positions + 1, 0).max(axis=1)
 
 
 def _rows_beside(canvas: Canvas, stop: Int[Array, " B"], config: SamplerConfig) -> Int[Array, " B"]:
@@ -183,8 +173,8 @@ def _rows_beside(canvas: Canvas, stop: Int[Array, " B"], config: SamplerConfig) 
     """
     rule = config.rule
     measured = rule.measures(canvas, config)
-    inside = measured & in_span(canvas, canvas.settled, stop)
-    left = measured & (positions_of(canvas) < canvas.settled[:, None])
+    inside = measured & canvas.in_span(canvas.settled, stop)
+    left = measured & (canvas.positions < canvas.settled[:, None])
     most = rule.refresh_rows if config.refreshes else 0
     refreshed = jnp.minimum(left.sum(axis=1, dtype=stop.dtype), most)
     if not (rule.revises and rule.rescore == "shadow"):

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from llada_jax.config import SamplerConfig, require
-from llada_jax.sampler.canvas import MASKED, Canvas
+from llada_jax.sampler.canvas import Canvas
 from llada_jax.sampler.windows.blockwise import Blockwise
 
 
@@ -21,7 +21,7 @@ class Sliding(Blockwise, window="sliding", cache="blockwise"):
         )
 
     def moved(self, canvas: Canvas, config: SamplerConfig) -> Canvas:
-        masked = (canvas.state == MASKED) & ~canvas.done[:, None]
+        masked = canvas.masked & ~canvas.done[:, None]
         first = jnp.argmax(masked, axis=1).astype(jnp.int32)
         origin = first - canvas.block * config.block_length
         origin = jnp.where(masked.any(axis=1), origin, canvas.origin)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from llada_jax.config import ModelConfig, SamplerConfig
-from llada_jax.sampler.canvas import Canvas, CanvasLayout, block_of, block_start
+from llada_jax.sampler.canvas import Canvas, CanvasLayout
 from llada_jax.sampler.policy import Policy
 
 
@@ -76,13 +76,7 @@ class Window(Policy):
         """
         if not self.leaves_tokens:
             return None
-        return jnp.maximum(block_of(canvas, positions, config.block_length), -1)
-
-
-def block_stop(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
-    """Returns one past the current block's last position."""
-    stop = block_start(canvas, config.block_length) + config.block_length
-    return jnp.minimum(stop, canvas.end)
+        return jnp.maximum(canvas.blocks(config.block_length, positions), -1)
 
 
 def doubling(smallest: int, largest: int) -> tuple[int, ...]:
