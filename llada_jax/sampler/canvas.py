@@ -88,6 +88,11 @@ class Canvas(NamedTuple):
         inside = self.in_span(start, start + block_length)
         return (inside & self.masked).sum(axis=1, dtype=jnp.int32)
 
+    def noise_keys(self, positions: Int[Array, "B C"]) -> Key[Array, "B C"]:
+        """Returns a random key for each position in the forward that is under way."""
+        keys = jax.vmap(jax.random.fold_in)(self.key, self.nfe)
+        return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, positions)
+
     def committed(
         self,
         positions: Int[Array, "B C"],
@@ -234,6 +239,11 @@ def _padded(length: int) -> int:
 def take(array: Array, positions: Int[Array, "B R"]) -> Array:
     """Returns entries of [B, L, ...] at each row's positions, [B, R, ...]; out of range clips."""
     return jax.vmap(lambda line, at: jnp.take(line, at, axis=0, mode="clip"))(array, positions)
+
+
+def choose(where: Bool[Array, "*leading"], one: Array, other: Array) -> Array:
+    """Returns one array in some places of its leading axes, and the other in the rest."""
+    return jnp.where(where.reshape(*where.shape, *[1] * (one.ndim - where.ndim)), one, other)
 
 
 def put(positions: Int[Array, "B R"], values: Array, length: int, nothing: int = 0) -> Array:

@@ -14,11 +14,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import require
 from llada_jax.constraint.canvas import Grammar, position_values, reach
-from llada_jax.sampler.advance import advance
+from llada_jax.sampler.advance import advance, stop_rows
 from llada_jax.sampler.canvas import STABLE, Canvas, put
 from llada_jax.sampler.record import ClassScores, StepScores
 from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.stop import stop_rows
 from llada_jax.types import Asked, HeadOut, Measured, Scores
 
 _LOWEST = -1e4

@@ -11,13 +11,13 @@ import numpy as np
 from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require
+from llada_jax.sampler.advance import faults_of, require_scores
 from llada_jax.sampler.canvas import VISIBLE
 from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.own_decision import require_numbers
 from llada_jax.sampler.prompts import Prompts, end_ids
 from llada_jax.sampler.record import tokens_committed
 from llada_jax.sampler.run import Run, checked_run
-from llada_jax.sampler.stop import faults_of, require_scores
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.types import Denoiser, Params
 from llada_jax.view.page import Page

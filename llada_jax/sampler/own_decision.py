@@ -13,9 +13,8 @@ from jaxtyping import Array, Bool
 
 from llada_jax.config import require
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas, put, take
-from llada_jax.sampler.own_needs import seen_of
-from llada_jax.sampler.own_state import RuleState, choose, remembered
+from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas, choose, put, take
+from llada_jax.sampler.own_needs import RuleState, remembered, seen_of
 from llada_jax.sampler.record import StepScores
 from llada_jax.sampler.rules.own import Decision, OwnRule, Seen, State
 from llada_jax.sampler.setup import Setup

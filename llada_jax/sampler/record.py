@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, put
 from llada_jax.sampler.rules.rule import Rule
-from llada_jax.types import Measured, Scores
+from llada_jax.types import HeadOut, Measured, Scores
 
 COMMIT, AHEAD, PROMOTE, REPLACE, REMASK, FREEZE = (1 << bit for bit in range(6))
 """What may happen to a position in a step, as bits. AHEAD comes with COMMIT."""
@@ -96,3 +96,15 @@ def tokens_committed(events: Int[np.ndarray, "S B L"]) -> int:
 def spread(at: Int[Array, "B Q"], scores: Scores, length: int) -> Scores:
     """Returns scores by position, [B, length]; token -1 where there is none."""
     return Scores(put(at, scores.token, length, -1), *(put(at, x, length) for x in scores[1:]))
+
+
+def standing_probability(head: HeadOut) -> Float[Array, "B Q"]:
+    """Returns the probability of the token that stands at each row's position, the last one listed.
+
+    It is exact where the head has measured it. Else it is the most that can be known of a token
+    that is not the preferred one: that has at most what the preferred one has, and what it leaves.
+    """
+    measured, best = head.measured, head.scores.confidence
+    if measured is None or measured.listed is None:
+        return jnp.minimum(best, 1 - best)
+    return jnp.exp(measured.listed[..., -1] - measured.log_sum_exp)

@@ -27,7 +27,7 @@ from llada_jax.sampler.loops import (
     host_loop,
     lowered_loop,
 )
-from llada_jax.sampler.own_state import new_state
+from llada_jax.sampler.own_needs import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, end_ids, with_ids
 from llada_jax.sampler.setup import KeptScores, Setup
 from llada_jax.sampler.step_view import OnStep

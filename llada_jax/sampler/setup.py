@@ -7,7 +7,7 @@ import jax
 
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.constraint.canvas import Grammar
-from llada_jax.sampler.rules.own import Need, OwnRule
+from llada_jax.sampler.rules.own import OwnRule
 from llada_jax.sampler.rules.rule import Rule
 from llada_jax.sampler.windows.window import Window, doubling
 
@@ -64,7 +64,7 @@ class Setup:
         """The rule where it is a user's own."""
         return self.rule if isinstance(self.rule, OwnRule) else None
 
-    def needs(self, *names: Need) -> bool:
+    def needs(self, *names: str) -> bool:
         """Returns whether a rule of one's own needs any of these."""
         return self.own_rule is not None and not self.own_rule.needs.isdisjoint(names)
 

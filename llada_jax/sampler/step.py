@@ -12,15 +12,12 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.rows import write_rows
 from llada_jax.sampler.canvas import Canvas, put, take
-from llada_jax.sampler.commit import step_keys
 from llada_jax.sampler.constrained import class_scores, measured_for_rule, with_classes
-from llada_jax.sampler.extra_rows import PROBE, SHADOW
 from llada_jax.sampler.guidance import guide
 from llada_jax.sampler.own_needs import asked_of, to_block
-from llada_jax.sampler.record import StepCounts, StepScores, spread
+from llada_jax.sampler.record import StepCounts, StepScores, spread, standing_probability
 from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.standing import standing_probability
-from llada_jax.sampler.step_plan import StepPlan
+from llada_jax.sampler.step_plan import PROBE, SHADOW, StepPlan
 from llada_jax.types import Asked, Denoiser, HeadOut, Params, Rows, RowsOut
 
 
@@ -55,8 +52,7 @@ def absorb(
     hidden = take(guide(setup, out.hidden), plan.query.row)
     keys = None
     if config.temperature > 0:
-        at = plan.query.at % canvas.tokens.shape[1]
-        keys = step_keys(canvas, at, canvas.nfe[:, None])
+        keys = canvas.noise_keys(plan.query.at % canvas.tokens.shape[1])
     asked = with_classes(setup, asked_of(setup, canvas, plan.query))
     start = canvas.block_start(config.block_length)
     return canvas, Denoised(hidden, keys, counts, plan.query.at, asked, start)

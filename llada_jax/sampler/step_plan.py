@@ -7,16 +7,34 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from llada_jax.sampler.canvas import MASKED, VISIBLE, Canvas, put, take
-from llada_jax.sampler.extra_rows import (
-    PROBE,
-    REFRESH,
-    SHADOW,
-    ExtraRows,
-    extra_rows,
-    packed,
-)
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.windows.window import Span
+
+SHADOW, REFRESH, PROBE, NOTHING, WINDOW = range(5)
+"""What a row is.
+
+- SHADOW feeds [MASK] at a position whose token it does not see: what would stand there?
+- REFRESH feeds a token that left the window, for its key and value; it sees the cache and itself.
+- PROBE is the shadow of such a token.
+"""
+
+
+class ExtraRows(NamedTuple):
+    """Which positions have a row of which kind beside the window's, which it follows in the same
+    forward. No row of the window sees one, so with them or without them its results are the same.
+    """
+
+    kinds: Bool[Array, "B 3 L"]  # shadow, refresh, probe
+
+    def at(self, kind: int) -> Bool[Array, "B L"]:
+        """Returns the positions that have a row of this kind."""
+        return self.kinds[:, kind]
+
+    @property
+    def slots(self) -> Int[Array, "B 3 L"]:
+        """The place of each row behind the window's; that of the one before where there is none."""
+        flat = self.kinds.reshape(self.kinds.shape[0], -1)
+        return (jnp.cumsum(flat, axis=1, dtype=jnp.int32) - 1).reshape(self.kinds.shape)
 
 
 class Query(NamedTuple):
@@ -47,17 +65,14 @@ def plan_step(setup: Setup, canvas: Canvas) -> StepPlan:
     span = Span(start, jnp.where(canvas.done, start, window.stop))
     visible = (canvas.state == VISIBLE) & ~canvas.done[:, None]
     measured = visible & rule.measures(canvas, config)
-    refreshed = jnp.zeros(visible.shape, bool)
+    refreshed = nowhere = jnp.zeros(visible.shape, bool)
     if config.refreshes:
         left = measured & (canvas.positions < canvas.settled[:, None])
         refreshed = _least_confident(canvas, left, rule.refresh_rows)
-    by_rows = config.refreshes and not config.has_worker
-    extra = extra_rows(
-        shadow=measured & canvas.in_span(*span) if setup.shadows else None,
-        refresh=refreshed if by_rows else None,
-        probe=refreshed if by_rows and rule.rescore == "shadow" else None,
-        like=canvas.tokens,
-    )
+    shadow = measured & canvas.in_span(*span) if setup.shadows else nowhere
+    refresh = nowhere if config.has_worker else refreshed
+    probe = refresh if rule.rescore == "shadow" else nowhere
+    extra = ExtraRows(jnp.stack([shadow, refresh, probe], axis=1))
     later = canvas.blocks(config.block_length) > canvas.block[:, None]
     draft = later & canvas.masked
     query = _query(setup, canvas, span, extra, measured)
@@ -129,3 +144,11 @@ def _open_positions(setup: Setup, canvas: Canvas, span: Span) -> Bool[Array, "B 
         stop = jnp.minimum(stop, span.stop + 1)
     positions = canvas.in_span(start, stop) & ~canvas.done[:, None]
     return positions & canvas.masked if config.selective_logits else positions
+
+
+def packed(flags: Bool[Array, "B M"], size: int) -> Int[Array, "B S"]:
+    """Returns where the first `size` flags are, in order. M stands where there is none."""
+    length = flags.shape[1]
+    slot = jnp.where(flags, jnp.cumsum(flags, axis=1, dtype=jnp.int32) - 1, size)
+    index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), flags.shape)
+    return put(slot, index, size, nothing=length)

@@ -5,18 +5,18 @@ from jaxtyping import Array, Bool, Int
 
 from llada_jax.rows import filled_order, make_rows
 from llada_jax.sampler.canvas import MASKED, Canvas, take
-from llada_jax.sampler.extra_rows import (
+from llada_jax.sampler.guidance import with_unconditional
+from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.step_plan import (
     NOTHING,
     PROBE,
     REFRESH,
     SHADOW,
     WINDOW,
     ExtraRows,
+    StepPlan,
     packed,
 )
-from llada_jax.sampler.guidance import with_unconditional
-from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.step_plan import StepPlan
 from llada_jax.sampler.windows.window import Span
 from llada_jax.types import Rows
 
