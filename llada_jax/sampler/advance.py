@@ -45,11 +45,9 @@ def advance(
     block_masks = (masked & (blocks == block[:, None])).sum(axis=1, dtype=jnp.int32)
     restarts = moved if counts else where
     frozen = rule.frozen(blocks < block[:, None], done)
-    state = canvas.state
     if frozen is not None:
-        state = jnp.where(frozen & (state == VISIBLE), jnp.int8(STABLE), state)
+        canvas = canvas.stable(frozen & (canvas.state == VISIBLE))
     return canvas._replace(
-        state=state,
         block=block,
         block_step=jnp.where(moved, 0, jnp.where(where, block_step, canvas.block_step)),
         block_masks=jnp.where(restarts, block_masks, canvas.block_masks),
@@ -75,13 +73,8 @@ def stop_rows(setup: Setup, canvas: Canvas) -> Canvas:
     ended = (canvas.state >= STABLE) & ends_of(setup, canvas)
     first_eos = jnp.where(ended, position, length).min(axis=1)
     stopped = first_eos < first_mask
-    fill = masked & stopped[:, None]
-    over = fill | ((canvas.state == VISIBLE) & (position > first_eos[:, None]) & stopped[:, None])
-    canvas = canvas._replace(
-        tokens=jnp.where(fill, jnp.int32(config.eos_id), canvas.tokens),
-        state=jnp.where(over, jnp.int8(STABLE), canvas.state),
-        filled=canvas.filled | fill,
-    )
+    over = (canvas.state == VISIBLE) & (position > first_eos[:, None]) & stopped[:, None]
+    canvas = canvas.ended(masked & stopped[:, None], config.eos_id).stable(over)
     done = stopped & setup.rule.may_end(canvas, canvas.steady_steps)
     return canvas._replace(done=canvas.done | done)
 

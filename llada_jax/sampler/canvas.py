@@ -118,6 +118,15 @@ class Canvas(NamedTuple):
             confidence=write(self.confidence, confidence),
         )
 
+    def stable(self, where: Bool[Array, "B L"]) -> "Canvas":
+        """Returns the canvas with some of its tokens stable as they are."""
+        return self._replace(state=jnp.where(where, jnp.int8(STABLE), self.state))
+
+    def ended(self, where: Bool[Array, "B L"], eos_id: int | None) -> "Canvas":
+        """Returns the canvas with EOS at some positions, whose rows have stopped before them."""
+        tokens = jnp.where(where, jnp.int32(eos_id), self.tokens)
+        return self._replace(tokens=tokens, filled=self.filled | where).stable(where)
+
     def masked_again(self, where: Bool[Array, "B L"], mask_id: int | None) -> "Canvas":
         """Returns the canvas with masks in place of some tokens."""
         assert mask_id is not None

@@ -18,7 +18,7 @@ from llada_jax.sampler.advance import advance, stop_rows
 from llada_jax.sampler.canvas import STABLE, Canvas, put
 from llada_jax.sampler.record import ClassScores, StepScores
 from llada_jax.sampler.setup import Setup
-from llada_jax.types import Asked, HeadOut, Measured, Scores
+from llada_jax.types import Asked, HeadOut, Measured
 
 _LOWEST = -1e4
 """The log-probability of a class whose ids have none."""
@@ -71,38 +71,18 @@ def measured_for_rule(setup: Setup, head: HeadOut) -> Measured | None:
     return head.measured._replace(class_ids=None, class_logits=None)
 
 
-def step_constrained(setup: Setup, canvas: Canvas, scores: StepScores) -> StepScores:
-    """Returns the scores of a step with tokens that the constraint allows."""
-    if setup.grammar is None:
-        return scores
-    assert scores.classes is not None
-    here, standing = constrained(
-        setup.grammar,
-        canvas,
-        scores.here,
-        scores.classes,
-        scores.standing,
-        revises=setup.rule.revises,
-    )
-    return scores._replace(here=here, standing=standing)
-
-
-def constrained(
-    grammar: Grammar,
-    canvas: Canvas,
-    scores: Scores,
-    classes: ClassScores,
-    standing: Float[Array, "B L"] | None = None,
-    *,
-    revises: bool = False,
-) -> tuple[Scores, Float[Array, "B L"] | None]:
-    """Returns the scores with tokens that the constraint allows, and the probability of the tokens
-    that stand, as it measures them.
+def constrained(setup: Setup, canvas: Canvas, step: StepScores) -> StepScores:
+    """Returns the scores of a step with tokens that the constraint allows, and the probability of
+    the tokens that stand, as it measures them.
 
     At masked positions these are the tokens of the best text that agrees with the canvas. A token
     that stands is compared with the best one that may stand there while all others stay, where a
-    rule `revises`.
+    rule revises.
     """
+    grammar, classes, scores, standing = setup.grammar, step.classes, step.here, step.standing
+    if grammar is None:
+        return step
+    assert classes is not None
     free, scored, text = _free(canvas), scores.token >= 0, canvas.text
     assert text is not None
     values = _values(classes, scored)
@@ -113,7 +93,7 @@ def constrained(
         fixed=~free,
         weighed=scored,
         rows=~canvas.done,
-        alternatives=revises or grammar.confidence == "allowed",
+        alternatives=setup.rule.revises or grammar.confidence == "allowed",
     )
     chosen, log_total = found.classes, classes.log_sum_exp
     if found.allowed is not None:
@@ -135,7 +115,7 @@ def constrained(
         token=jnp.where(inside, token, scores.token),
         confidence=jnp.where(inside, confidence, scores.confidence).astype(scores.confidence.dtype),
     )
-    return said, standing
+    return step._replace(here=said, standing=standing)
 
 
 def forced(setup: Setup, canvas: Canvas) -> Canvas:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool
 from llada_jax.sampler.advance import advance, ends_of, stop_faulty, stop_rows
 from llada_jax.sampler.candidates import Candidates, noise_quota, quota
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, take
-from llada_jax.sampler.constrained import forced, held, step_constrained
+from llada_jax.sampler.constrained import constrained, forced, held
 from llada_jax.sampler.own_decision import decide_by_own_rule
 from llada_jax.sampler.own_needs import next_for_own_rule
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_of
@@ -24,7 +24,7 @@ def decide(
 ) -> tuple[Canvas, StepRecord]:
     """Returns the canvas after a step's decision, and the record of the step."""
     before, rescored, grammar = canvas, plan.query.rescored, setup.grammar
-    said, scores = scores, step_constrained(setup, canvas, scores)
+    said, scores = scores, constrained(setup, canvas, scores)
     if canvas.latest is not None:
         found = partial(jnp.where, scores.here.token >= 0)
         canvas = canvas._replace(latest=jax.tree.map(found, scores.here, canvas.latest))
@@ -45,7 +45,7 @@ def decide(
     if setup.window.drafts and not setup.needs("drafts"):
         moved = (canvas.block != before.block) & ~canvas.done
         if setup.may_differ:
-            scores = step_constrained(setup, canvas, said)
+            scores = constrained(setup, canvas, said)
         canvas = _take_drafts(setup, canvas, scores.here, moved)
     if canvas.remasks is not None:
         again = (before.state >= VISIBLE) & revised.masked

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
 
 from llada_jax.config import require
 from llada_jax.sampler.candidates import Candidates
@@ -62,7 +61,10 @@ def decide_by_own_rule(
         canvas = canvas.committed(
             everywhere, drafts.predicted, drafts.confidence, ahead, final, setup.mask_id
         )
-    return _ended(setup, canvas, full.end)
+    if setup.config.eos_id is None:  # then no rule may end a row
+        return canvas
+    left = canvas.masked & (full.end & ~canvas.done)[:, None]
+    return canvas.ended(left, setup.config.eos_id)
 
 
 def require_numbers(rule: Any, canvas: Canvas) -> None:
@@ -105,17 +107,4 @@ def _require_same_state(rule: OwnRule, old: State, new: State) -> None:
         form(old) == form(new),
         f"rule {type(rule).__name__}: its state was {form(old)} and is {form(new)}; allowed: the "
         "same shapes and types after each step",
-    )
-
-
-def _ended(setup: Setup, canvas: Canvas, end: Bool[Array, " B"]) -> Canvas:
-    """Returns the canvas whose rows `end` are full: what was masked is EOS."""
-    eos_id = setup.config.eos_id
-    if eos_id is None:  # then no rule may end a row
-        return canvas
-    fill = canvas.masked & (end & ~canvas.done)[:, None]
-    return canvas._replace(
-        tokens=jnp.where(fill, jnp.int32(eos_id), canvas.tokens),
-        state=jnp.where(fill, jnp.int8(STABLE), canvas.state),
-        filled=canvas.filled | fill,
     )

@@ -96,11 +96,8 @@ class Staged(RevisingRule, accept="staged"):
         sure, other = rescored.at & (confidence >= self.theta_visible), rescored.other(canvas)
         replaced = sure & other
         stable = sure & ~(other & rescored.passed) & (confidence >= self.theta_stable)
-        canvas = rescored.changed(canvas, replaced)._replace(
-            state=jnp.where(stable, jnp.int8(STABLE), canvas.state)
-        )
-        settled = _repeated_eos(canvas, config, STABLE) & ~rescored.fresh
-        canvas = canvas._replace(state=jnp.where(settled, jnp.int8(STABLE), canvas.state))
+        canvas = rescored.changed(canvas, replaced).stable(stable)
+        canvas = canvas.stable(_repeated_eos(canvas, config, STABLE) & ~rescored.fresh)
         if self.on_change == "keep":
             return canvas
         again = _behind_changes(canvas, replaced) & ~rescored.passed
