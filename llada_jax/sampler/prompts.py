@@ -20,25 +20,25 @@ def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
         isinstance(config, SamplerConfig),
         f"config is {config!r}; allowed: a SamplerConfig, as SamplerConfig(gen_length=64)",
     )
-    ids = {}
-    for name in ("mask_id", "eos_id", "eot_id"):
-        own = getattr(config, name)
-        ids[name] = getattr(model, name) if own is None else own
-        require(
-            ids[name] is None or 0 <= ids[name] < model.vocab_size,
-            f"{name} is {ids[name]}; allowed: 0 to {model.vocab_size - 1}",
-        )
+    late = config.confidence_eos_eot_inf
     needs = {
         "mask_id": ("decoding", True),
         "eos_id": (
             "logits_eos_inf, confidence_eos_eot_inf and eos_early_stop",
-            config.logits_eos_inf or config.confidence_eos_eot_inf or config.eos_early_stop,
+            config.logits_eos_inf or late or config.eos_early_stop,
         ),
-        "eot_id": ("confidence_eos_eot_inf", config.confidence_eos_eot_inf),
+        "eot_id": ("confidence_eos_eot_inf", late),
     }
+    ids = {}
     for name, (user, needed) in needs.items():
+        own = getattr(config, name)
+        ids[name] = found = getattr(model, name) if own is None else own
         require(
-            not needed or ids[name] is not None,
+            found is None or 0 <= found < model.vocab_size,
+            f"{name} is {found}; allowed: 0 to {model.vocab_size - 1}",
+        )
+        require(
+            not needed or found is not None,
             f"{name} is not set by the model's configuration, and {user} needs it: set it in the "
             "SamplerConfig",
         )
@@ -90,21 +90,14 @@ def _check_prompt(
         not outside.size,
         f"{name} has id {outside[:1]}; allowed: 0 to {model.vocab_size - 1} (the vocabulary)",
     )
-    if infill:
-        require(
-            len(row) <= model.max_length,
-            f"{name} has {len(row)} tokens; allowed: up to {model.max_length}",
-        )
-        return
-    longest = model.max_length - config.gen_length
-    require(
-        len(row) <= longest,
-        f"{name} has {len(row)} tokens; allowed: up to {longest} (the model's {model.max_length} "
-        f"less gen_length {config.gen_length})",
+    longest = model.max_length - (0 if infill else config.gen_length)
+    less = (
+        "" if infill else f" (the model's {model.max_length} less gen_length {config.gen_length})"
     )
+    require(len(row) <= longest, f"{name} has {len(row)} tokens; allowed: up to {longest}{less}")
     masks = np.flatnonzero(row == config.mask_id)
     require(
-        not masks.size,
+        infill or not masks.size,
         f"{name} contains [MASK] ({config.mask_id}) at position {masks[:1]}; allowed: only in "
         "infilling",
     )

@@ -10,12 +10,11 @@ from jaxtyping import Int
 from llada_jax.config import require
 from llada_jax.sampler.canvas import MASKED, PROMPT, STABLE, VISIBLE, block_origin, canvas_end
 from llada_jax.sampler.event import Event, event_states
+from llada_jax.sampler.record import StepCounts
 
 if TYPE_CHECKING:
     from llada_jax.sampler.trace import Trace
 
-_COUNTS = ("live_rows", "shadow_rows", "draft_rows", "refreshed", "head_rows", "cache_length",
-           "block")  # fmt: skip
 _TOLD = ("gen_length", "block_length", "accept", "window", "cache", "threshold", "theta_visible",
          "theta_stable", "temperature")  # fmt: skip
 
@@ -50,7 +49,8 @@ def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
     events = np.stack(columns, axis=1).astype(int)
     useful = np.flatnonzero(trace.live_rows[:, row] + trace.refreshed[:, row])
     bounds = np.searchsorted(trace.event_step[mine], np.append(useful, len(trace.rows)))
-    forwards = {name: getattr(trace, name)[:, row] for name in _COUNTS} | {"rows": trace.rows}
+    names = (*StepCounts._fields, "block")
+    forwards = {name: getattr(trace, name)[:, row] for name in names} | {"rows": trace.rows}
     forwards |= _windows(trace, row, sampler, origin - int(model.shift_logits))
     seconds = None if np.isnan(trace.seconds).any() else trace.seconds[useful].round(5).tolist()
     return {

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from llada_jax.config import SamplerConfig, require, require_numbers
 from llada_jax.sampler.canvas import PROMPT, STABLE, VISIBLE, Canvas, CanvasLayout
@@ -83,7 +83,9 @@ class MultiBlock(Window, window="multi_block", cache="blockwise"):
         stop = self._stop(canvas, config)
         rows = stop - jnp.maximum(canvas.settled - shift, 0)
         rows += _rows_beside(canvas, stop, config)
-        growth = jnp.where(self._late(canvas, config), self._growth(rows, config, shift), 0)
+        left = canvas.masks_left(config.block_length)
+        late = (left > 0) & (left <= self.lookahead_trigger)
+        growth = jnp.where(late, self._growth(rows, config, shift), 0)
         return Span(canvas.settled, jnp.minimum(stop + growth, canvas.end))
 
     def _stop(self, canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
@@ -92,10 +94,6 @@ class MultiBlock(Window, window="multi_block", cache="blockwise"):
         whole = canvas.block_start(config.block_length) + config.block_length
         holds = slid >= _least_stop(canvas, config)
         return jnp.minimum(jnp.where(holds, slid, whole), canvas.end)
-
-    def _late(self, canvas: Canvas, config: SamplerConfig) -> Bool[Array, " B"]:
-        left = canvas.masks_left(config.block_length)
-        return (left > 0) & (left <= self.lookahead_trigger)
 
     def _growth(
         self, rows: Int[Array, " B"], config: SamplerConfig, shift: int
