@@ -18,7 +18,7 @@ from llada_jax.sampler.advance import advance, stop_rows
 from llada_jax.sampler.canvas import STABLE, Canvas, put
 from llada_jax.sampler.record import ClassScores, StepScores
 from llada_jax.sampler.setup import Setup
-from llada_jax.types import Asked, HeadOut, Measured
+from llada_jax.types import Asked, HeadOut
 
 _LOWEST = -1e4
 """The log-probability of a class whose ids have none."""
@@ -60,15 +60,6 @@ def class_scores(at: Int[Array, "B Q"], head: HeadOut, length: int) -> ClassScor
     noisy = said.class_logits if said.class_noisy is None else said.class_noisy
     found = ClassScores(said.class_ids, said.class_logits, noisy, said.class_mass, said.log_sum_exp)
     return jax.tree.map(lambda array: put(at, array, length), found)
-
-
-def measured_for_rule(setup: Setup, head: HeadOut) -> Measured | None:
-    """Returns what the head measured for a rule, without what a constraint asked."""
-    if setup.grammar is None or head.measured is None:
-        return head.measured
-    if setup.own_rule is None or not setup.own_rule.head_needs:
-        return None
-    return head.measured._replace(class_ids=None, class_logits=None)
 
 
 def constrained(setup: Setup, canvas: Canvas, step: StepScores) -> StepScores:

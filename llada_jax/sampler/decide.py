@@ -82,9 +82,6 @@ def _take_drafts(setup: Setup, canvas: Canvas, scores: Scores, moved: Bool[Array
     """Blocks that have become current take over drafts by the scores of this very forward; a block
     that they complete makes way for the next one at once."""
 
-    def another(carry):
-        return carry[1].any()
-
     def take_over(carry):
         canvas, moved = carry
         at = canvas.block
@@ -97,7 +94,7 @@ def _take_drafts(setup: Setup, canvas: Canvas, scores: Scores, moved: Bool[Array
         canvas = stop_rows(setup, canvas)
         return canvas, (canvas.block != at) & ~canvas.done
 
-    return jax.lax.while_loop(another, take_over, (canvas, moved))[0]
+    return jax.lax.while_loop(lambda carry: carry[1].any(), take_over, (canvas, moved))[0]
 
 
 def _block_candidates(

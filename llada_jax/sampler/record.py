@@ -7,11 +7,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, put
+from llada_jax.sampler.event import Event
 from llada_jax.sampler.rules.rule import Rule
 from llada_jax.types import HeadOut, Measured, Scores
-
-COMMIT, AHEAD, PROMOTE, REPLACE, REMASK, FREEZE = (1 << bit for bit in range(6))
-"""What may happen to a position in a step, as bits. AHEAD comes with COMMIT."""
 
 
 class ClassScores(NamedTuple):
@@ -56,7 +54,7 @@ class StepRecord(NamedTuple):
 
     counts: StepCounts
     block: Int[Array, " B"]
-    events: Int[Array, "B L"]  # bits
+    events: Int[Array, "B L"]  # a bit for each `Event`
     token: Int[Array, "B L"]  # after the step, as is the confidence
     confidence: Float[Array, "B L"]
     predicted: Int[Array, "B L"] | None = None  # by this forward; -1 where nothing was scored
@@ -77,20 +75,21 @@ def record_of(
     unverified = (after.state == VISIBLE) & rule.verifies
     ahead = committed & (decided.masked | unverified)
     flags = {
-        COMMIT: committed,
-        AHEAD: ahead,
-        PROMOTE: was_visible & (revised.state == STABLE),
-        REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.state > MASKED),
-        REMASK: (before.state >= VISIBLE) & revised.masked,
-        FREEZE: (revised.state == VISIBLE) & (after.state == STABLE),
+        Event.COMMIT: committed,
+        Event.AHEAD: ahead,
+        Event.PROMOTE: was_visible & (revised.state == STABLE),
+        Event.REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.state > MASKED),
+        Event.REMASK: (before.state >= VISIBLE) & revised.masked,
+        Event.FREEZE: (revised.state == VISIBLE) & (after.state == STABLE),
     }
-    events = jnp.asarray(sum(bit * flag.astype(jnp.int8) for bit, flag in flags.items()), jnp.int8)
+    events = sum((flag.astype(jnp.int8) * (1 << kind) for kind, flag in flags.items()), jnp.int8(0))
     return StepRecord(counts, before.block, events, after.tokens, after.confidence)
 
 
 def tokens_committed(events: Int[np.ndarray, "S B L"]) -> int:
     """Returns how many tokens forwards committed and that were not masked again."""
-    return int(((events & COMMIT) > 0).sum() - ((events & REMASK) > 0).sum())
+    commits, remasks = ((events & (1 << kind)) > 0 for kind in (Event.COMMIT, Event.REMASK))
+    return int(commits.sum() - remasks.sum())
 
 
 def spread(at: Int[Array, "B Q"], scores: Scores, length: int) -> Scores:

@@ -10,11 +10,10 @@ from jaxtyping import Array, Int
 from llada_jax.rows import write_rows
 from llada_jax.sampler.canvas import Canvas, choose, put, take
 from llada_jax.sampler.constrained import class_scores, with_classes
-from llada_jax.sampler.guidance import with_unconditional
 from llada_jax.sampler.record import StepScores, spread, standing_probability
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import PROBE, REFRESH, ExtraRows, StepPlan, packed
-from llada_jax.sampler.step_rows import rows_beside
+from llada_jax.sampler.step_rows import rows_beside, with_unconditional
 from llada_jax.sampler.windows.window import Span
 from llada_jax.types import Asked, HeadOut, Rows, RowsOut
 

@@ -12,12 +12,12 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.rows import write_rows
 from llada_jax.sampler.canvas import Canvas, put, take
-from llada_jax.sampler.constrained import class_scores, measured_for_rule, with_classes
-from llada_jax.sampler.guidance import guide
+from llada_jax.sampler.constrained import class_scores, with_classes
 from llada_jax.sampler.own_needs import asked_of, to_block
 from llada_jax.sampler.record import StepCounts, StepScores, spread, standing_probability
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import PROBE, SHADOW, StepPlan
+from llada_jax.sampler.step_rows import guide
 from llada_jax.types import Asked, Denoiser, HeadOut, Params, Rows, RowsOut
 
 
@@ -89,14 +89,17 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
     finite = jnp.isfinite(denoised.hidden[:, :n_heads]).all(axis=-1)
     confidence = jnp.where(finite, head.scores.confidence, jnp.nan)
     said = head.scores._replace(confidence=confidence)
-    kept = setup.needs("hidden", "divergence")
-    hidden = denoised.hidden[:, :n_heads] if kept else None
+    hidden = denoised.hidden[:, :n_heads] if setup.needs("hidden", "divergence") else None
+    measured = None
+    if setup.own_rule is not None and setup.own_rule.head_needs:
+        assert head.measured is not None
+        measured = head.measured._replace(class_ids=None, class_logits=None)
     standing = put(at, standing_probability(head), length) if setup.doubts else None
     classes = None if setup.grammar is None else class_scores(at, head, length)
     block = partial(to_block, at=at, start=denoised.block_start, length=setup.config.block_length)
     return StepScores(
         spread(at, said, length),
-        None if setup.doubts else jax.tree.map(block, measured_for_rule(setup, head)),
+        jax.tree.map(block, measured),
         jax.tree.map(block, hidden),
         standing,
         classes,

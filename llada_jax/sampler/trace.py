@@ -9,14 +9,12 @@ from jaxtyping import Bool, Float, Int
 
 from llada_jax.archive import load_archive, save_archive
 from llada_jax.config import require
-from llada_jax.sampler import record
 from llada_jax.sampler.event import Event
 from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.replay import replay
 from llada_jax.view.page import Page, page_of, phone_timeline
 
 FORMAT = 4
-_BITS = {kind: getattr(record, kind.name) for kind in Event if hasattr(record, kind.name)}
 
 
 class Divergence(NamedTuple):
@@ -198,8 +196,9 @@ def trace_of(
     if records.predicted is not None:  # what is scored of rows that are done means nothing
         records = records._replace(predicted=np.where(useful[..., None], records.predicted, -1))
     parts = [
-        _events(kind, records.events & bit, records.token, records.confidence)
-        for kind, bit in _BITS.items()
+        _events(kind, records.events & (1 << kind), records.token, records.confidence)
+        for kind in Event
+        if kind <= Event.FREEZE
     ]
     committed = parts[0]
     last_step = useful.sum(axis=0) - 1

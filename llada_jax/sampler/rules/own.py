@@ -181,10 +181,12 @@ class OwnRule(Rule):
         for any length."""
         found, fits = value, False
         if value is not None:
-            given = jnp.shape(value)
-            found = f"{jnp.asarray(value).dtype}{list(given)}"
-            fits = len(given) == len(shape) and jnp.issubdtype(jnp.asarray(value).dtype, kind)
-            fits &= all(want in (None, have) for want, have in zip(shape, given, strict=False))
+            given = jnp.asarray(value)
+            found = f"{given.dtype}{list(given.shape)}"
+            fits = given.ndim == len(shape) and jnp.issubdtype(given.dtype, kind)
+            fits &= all(
+                want in (None, have) for want, have in zip(shape, given.shape, strict=False)
+            )
         allowed = ", ".join("any" if length is None else str(length) for length in shape)
         require(
             fits,

@@ -5,13 +5,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.config import (
-    SamplerConfig,
-    require,
-    require_choice,
-    require_counts,
-    require_numbers,
-)
+from llada_jax.config import SamplerConfig, require, require_choice, require_counts, require_numbers
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas
 from llada_jax.sampler.rules.rule import Refresh, Rescore, Rescored, RevisingRule
@@ -90,7 +84,8 @@ class Staged(RevisingRule, accept="staged"):
         """Replaces tokens by others whose confidence reaches `theta_visible`.
 
         Where the window has passed, the cache has keys and values of the token that was fed, so a
-        new one there stays visible until it has been fed itself.
+        new one there stays visible until it has been fed itself. Tokens behind one that changed are
+        masked again where the block has the forwards to fill them all.
         """
         confidence, config = rescored.scores.confidence, rescored.config
         sure, other = rescored.at & (confidence >= self.theta_visible), rescored.other(canvas)
@@ -100,15 +95,9 @@ class Staged(RevisingRule, accept="staged"):
         canvas = canvas.stable(_repeated_eos(canvas, config, STABLE) & ~rescored.fresh)
         if self.on_change == "keep":
             return canvas
-        again = _behind_changes(canvas, replaced) & ~rescored.passed
-        return self._masked_again(canvas, again, config)
-
-    def _masked_again(
-        self, canvas: Canvas, again: Bool[Array, "B L"], config: SamplerConfig
-    ) -> Canvas:
-        """Masks tokens of the current block that were not masked again before, where it has the
-        forwards to fill them all."""
         assert canvas.remasks is not None
+        behind = jnp.cumsum(replaced, axis=1) > replaced.astype(jnp.int32)
+        again = behind & ~replaced & (canvas.state >= VISIBLE) & ~canvas.filled & ~rescored.passed
         here = canvas.blocks(config.block_length) == canvas.block[:, None]
         again &= here & (canvas.remasks < MOST_REMASKS)
         masks = canvas.masks_left(config.block_length) + again.sum(axis=1)
@@ -133,9 +122,3 @@ def _repeated_eos(canvas: Canvas, config: SamplerConfig, after: int) -> Bool[Arr
     first = eos & (canvas.state >= after)
     behind = jnp.cumsum(first, axis=1) > first.astype(jnp.int32)
     return behind & eos & (canvas.state == VISIBLE)
-
-
-def _behind_changes(canvas: Canvas, replaced: Bool[Array, "B L"]) -> Bool[Array, "B L"]:
-    """Returns the generated tokens behind the first one that changes now."""
-    behind = jnp.cumsum(replaced, axis=1) > replaced.astype(jnp.int32)
-    return behind & ~replaced & (canvas.state >= VISIBLE) & ~canvas.filled

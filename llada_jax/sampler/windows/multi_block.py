@@ -89,11 +89,16 @@ class MultiBlock(Window, window="multi_block", cache="blockwise"):
         return Span(canvas.settled, jnp.minimum(stop + growth, canvas.end))
 
     def _stop(self, canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
-        """Returns where the window ends before it grows."""
+        """Returns where the window ends before it grows: it holds the current block's last token,
+        and the masks that a step has to commit."""
+        start, due = canvas.block_start(config.block_length), config.rule.most_due(config)
         slid = jnp.maximum(canvas.settled, canvas.origin) + config.block_length
-        whole = canvas.block_start(config.block_length) + config.block_length
-        holds = slid >= _least_stop(canvas, config)
-        return jnp.minimum(jnp.where(holds, slid, whole), canvas.end)
+        in_block = canvas.in_span(start, canvas.block_stop(config.block_length))
+        masked = in_block & canvas.masked
+        held = in_block & (~masked | (jnp.cumsum(masked, axis=1) <= due))
+        least = jnp.where(held, canvas.positions + 1, 0).max(axis=1)
+        stop = jnp.where(slid >= least, slid, start + config.block_length)
+        return jnp.minimum(stop, canvas.end)
 
     def _growth(
         self, rows: Int[Array, " B"], config: SamplerConfig, shift: int
@@ -149,17 +154,6 @@ class MultiBlock(Window, window="multi_block", cache="blockwise"):
         order = super().attention_order(canvas, positions, config)
         assert order is not None
         return jnp.minimum(order, canvas.block[:, None])
-
-
-def _least_stop(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
-    """Returns one past the current block's last token, and the masks that a step has to commit."""
-    due = config.rule.most_due(config)
-    in_block = canvas.in_span(
-        canvas.block_start(config.block_length), canvas.block_stop(config.block_length)
-    )
-    masked = in_block & canvas.masked
-    held = in_block & (~masked | (jnp.cumsum(masked, axis=1) <= due))
-    return jnp.where(held, canvas.positions + 1, 0).max(axis=1)
 
 
 def _rows_beside(canvas: Canvas, stop: Int[Array, " B"], config: SamplerConfig) -> Int[Array, " B"]:
