@@ -161,7 +161,7 @@ def new_canvas(
     With `infill` the masks in the prompts are the holes, and nothing is appended.
     """
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    end = canvas_end(lengths, config, model, infill=infill)
+    origin, end = bounds_of(lengths, config, model, infill=infill)
     batch = len(prompts)
     tokens = np.full((batch, length), config.mask_id, np.int32)
     state = np.full((batch, length), PAD, np.int8)
@@ -171,7 +171,6 @@ def new_canvas(
         state[row, len(prompt) : end[row]] = MASKED
     if infill:
         state = np.where((state == PROMPT) & (tokens == config.mask_id), MASKED, state)
-    origin = block_origin(lengths, config, model, infill=infill)
     first = np.argmax(state == MASKED, axis=1)
     block = (first - origin) // config.block_length
     in_block = (np.arange(length) - origin[:, None]) // config.block_length == block[:, None]
@@ -201,38 +200,29 @@ def new_canvas(
     return Canvas(**jax.device_put(fields), rule_state=None, text=None, key=keys, cache=cache)
 
 
-def canvas_end(
+def bounds_of(
     lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
-) -> np.ndarray:
-    """Returns one past each row's last position: where the generation ends, or the model's block
-    that it ends in. A block is only known whole, so what is too long is cut off at the end."""
-    if infill:
-        return lengths
-    end, block = lengths + config.gen_length, model.block_length or 1
-    return -(-end // block) * block
-
-
-def block_origin(
-    lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
-) -> np.ndarray:
-    """Returns where block 0 of each row starts.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where block 0 of each row starts, and one past the row's last position.
 
     Blocks count from the end of the prompt (LLaDA). Where the model's attention is block-causal
-    they are aligned to absolute positions, and the first one may hold the prompt's tail (LLaDA2).
+    they are aligned to absolute positions: the first one may hold the prompt's tail (LLaDA2), and
+    the generation ends with a block. That is only known whole, so what is too long is cut off at
+    the end.
     """
     if infill:
-        return np.zeros_like(lengths)
-    if model.block_length is not None:
-        return lengths - lengths % config.block_length
-    return lengths
+        return np.zeros_like(lengths), lengths
+    end, block = lengths + config.gen_length, model.block_length
+    if block is None:
+        return lengths, end
+    return lengths - lengths % config.block_length, -(-end // block) * block
 
 
 def layout_of(
     lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
 ) -> CanvasLayout:
     """Returns the `CanvasLayout` of prompts of these lengths."""
-    end = canvas_end(lengths, config, model, infill=infill)
-    origin = block_origin(lengths, config, model, infill=infill)
+    origin, end = bounds_of(lengths, config, model, infill=infill)
     n_blocks = -(-(end - origin) // config.block_length)
     return CanvasLayout(
         length=_padded(int(end.max())),

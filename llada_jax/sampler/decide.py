@@ -52,10 +52,9 @@ def decide(
         canvas = canvas._replace(remasks=canvas.remasks + again.astype(jnp.int32))
     record = record_of(setup.rule, counts, before, revised, decided, canvas)
     if setup.keeps_scores:
-        here = scores.here
+        here, margins = scores.here, setup.keeps_scores == "margins"
         record = record._replace(predicted=here.token, certainty=here.confidence)
-        if setup.keeps_scores == "margins":
-            record = record._replace(margin=here.margin)
+        record = record._replace(margin=here.margin if margins else None)
     return stop_faulty(canvas, scores.faults & ~before.done[:, None]), record
 
 

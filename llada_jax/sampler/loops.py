@@ -20,13 +20,12 @@ from llada_jax.on_mesh import loop_on_all
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, take
 from llada_jax.sampler.decide import decide
-from llada_jax.sampler.record import StepCounts, StepRecord, StepScores
+from llada_jax.sampler.record import OnStep, StepCounts, StepRecord, StepScores, view_of
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step import absorb, by_position, head_out, run_head
 from llada_jax.sampler.step_plan import StepPlan, plan_step
 from llada_jax.sampler.step_rows import guide, step_rows
-from llada_jax.sampler.step_view import OnStep, view_of
 from llada_jax.types import Denoiser, HeadOut, Params, RowsOut
 
 
@@ -125,7 +124,8 @@ def _compiled(on_mesh: bool, *shape: Any) -> Callable[..., Any]:
     return own_jit(_run_whole, rounds=on_mesh, donate_argnames="canvas")
 
 
-def _program_of(decoding: Decoding, canvas: Canvas) -> Callable[..., Any]:
+def program_of(decoding: Decoding, canvas: Canvas) -> Callable[..., Any]:
+    """Returns the compiled program that decodes canvases of this shape."""
     on_mesh = decoding.denoiser.on_mesh is not None
     return _compiled(on_mesh, jax.tree.structure(decoding), canvas.tokens.shape)
 
@@ -135,16 +135,10 @@ def compiled_loop(
 ) -> tuple[Canvas, Steps]:
     """Decodes in one compiled program (`lax.while_loop`) until so many rows are done, or for `most`
     steps; consumes the canvas."""
-    canvas, records, rows, count = _program_of(decoding, canvas)(decoding, canvas, until, most)
+    canvas, records, rows, count = program_of(decoding, canvas)(decoding, canvas, until, most)
     done = int(count)
     records = jax.tree.map(lambda leaf: np.asarray(leaf)[:done], records)
     return canvas, Steps(records, np.asarray(rows)[:done], np.full(done, np.nan))
-
-
-def lowered_loop(decoding: Decoding, canvas: Canvas) -> jax.stages.Lowered:
-    """Returns the program of `compiled_loop` before it is compiled. Of arrays, shapes and dtypes
-    are enough."""
-    return _program_of(decoding, canvas).lower(decoding, canvas, 1, decoding.limit)
 
 
 def _decide_and_plan(

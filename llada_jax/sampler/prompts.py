@@ -70,37 +70,33 @@ def check_prompts(
     )
     rows = [np.asarray(prompt) for prompt in prompts]
     for index, row in enumerate(rows):
-        _check_prompt(f"prompt {index}", row, config, model, infill=infill)
+        name = f"prompt {index}"
+        require(len(row) > 0, f"{name} is empty; allowed: 1 token or more")
+        require(
+            np.issubdtype(row.dtype, np.integer), f"{name} has dtype {row.dtype}; allowed: integers"
+        )
+        outside = row[(row < 0) | (row >= model.vocab_size)]
+        require(
+            not outside.size,
+            f"{name} has id {outside[:1]}; allowed: 0 to {model.vocab_size - 1} (the vocabulary)",
+        )
+        more = 0 if infill else config.gen_length
+        require(
+            len(row) + more <= model.max_length,
+            f"{name} has {len(row)} tokens; allowed: up to {model.max_length - more} (the model's "
+            f"{model.max_length}, less {more} that are generated)",
+        )
+        masks = np.flatnonzero(row == config.mask_id)
+        require(
+            infill or not masks.size,
+            f"{name} contains [MASK] ({config.mask_id}) at position {masks[:1]}; allowed: only in "
+            "infilling",
+        )
     require(
         not infill or any((row == config.mask_id).any() for row in rows),
         f"no canvas has a hole; allowed: 1 or more [MASK] ({config.mask_id}) in infilling",
     )
     return [row.astype(np.int32) for row in rows]
-
-
-def _check_prompt(
-    name: str, row: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
-) -> None:
-    require(len(row) > 0, f"{name} is empty; allowed: 1 token or more")
-    require(
-        np.issubdtype(row.dtype, np.integer), f"{name} has dtype {row.dtype}; allowed: integers"
-    )
-    outside = row[(row < 0) | (row >= model.vocab_size)]
-    require(
-        not outside.size,
-        f"{name} has id {outside[:1]}; allowed: 0 to {model.vocab_size - 1} (the vocabulary)",
-    )
-    longest = model.max_length - (0 if infill else config.gen_length)
-    less = (
-        "" if infill else f" (the model's {model.max_length} less gen_length {config.gen_length})"
-    )
-    require(len(row) <= longest, f"{name} has {len(row)} tokens; allowed: up to {longest}{less}")
-    masks = np.flatnonzero(row == config.mask_id)
-    require(
-        infill or not masks.size,
-        f"{name} contains [MASK] ({config.mask_id}) at position {masks[:1]}; allowed: only in "
-        "infilling",
-    )
 
 
 def check_seeds(seed: int | Sequence[int], batch: int) -> list[tuple[int, int]]:

@@ -1,6 +1,7 @@
-"""What one step found and did, as arrays: the raw material of the trace."""
+"""What one step found and did, as arrays: what traces are made of, and what is shown of a step."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -107,3 +108,38 @@ def standing_probability(head: HeadOut) -> Float[Array, "B Q"]:
     if measured is None or measured.listed is None:
         return jnp.minimum(best, 1 - best)
     return jnp.exp(measured.listed[..., -1] - measured.log_sum_exp)
+
+
+class StepView(NamedTuple):
+    """What `on_step` is shown after each forward, as numpy arrays."""
+
+    step: int
+    rows: int
+    tokens: Int[np.ndarray, "B L"]
+    state: Int[np.ndarray, "B L"]
+    confidence: Float[np.ndarray, "B L"]
+    fresh: Bool[np.ndarray, "B L"]
+    """Positions that this step committed."""
+    nfe: Int[np.ndarray, " B"]
+
+
+OnStep = Callable[[StepView], None]
+
+
+def view_of(step: int, rows: int, canvas: Canvas, before: Any) -> StepView:
+    """Returns the view of a canvas whose states were others `before`."""
+    length = int(canvas.end.max())
+
+    def shown(array: Array) -> np.ndarray:  # a copy: the next step reuses the canvas's memory
+        return np.array(array)[:, :length]
+
+    state = shown(canvas.state)
+    return StepView(
+        step=step,
+        rows=rows,
+        tokens=shown(canvas.tokens),
+        state=state,
+        confidence=shown(canvas.confidence),
+        fresh=state != before[:, :length],
+        nfe=np.array(canvas.nfe),
+    )

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from llada_jax.config import require
-from llada_jax.sampler.canvas import MASKED, PROMPT, STABLE, VISIBLE, block_origin, canvas_end
+from llada_jax.sampler.canvas import MASKED, PROMPT, STABLE, VISIBLE, bounds_of
 from llada_jax.sampler.event import Event, event_states
 from llada_jax.sampler.record import StepCounts
 
@@ -35,8 +35,7 @@ def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
     told: list[Any] = [SimpleNamespace(**settings[name]) for name in ("sampler", "model")]
     sampler, model = told
     lengths = trace.prompt_lengths[row : row + 1]
-    end = int(canvas_end(lengths, sampler, model, infill=infill)[0])
-    origin = int(block_origin(lengths, sampler, model, infill=infill)[0])
+    origin, end = (int(each[0]) for each in bounds_of(lengths, sampler, model, infill=infill))
     mine = np.flatnonzero((trace.event_row == row) & (trace.event_kind != Event.MARGIN))
     kinds, positions = trace.event_kind[mine], trace.event_position[mine]
     masked = np.arange(end) >= (end if infill else lengths[0])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -19,18 +19,11 @@ from llada_jax.on_mesh import begun_on
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
 from llada_jax.sampler.constrained import begun, require_constrainable
-from llada_jax.sampler.loops import (
-    Decoding,
-    Refresher,
-    Steps,
-    compiled_loop,
-    host_loop,
-    lowered_loop,
-)
+from llada_jax.sampler.loops import Decoding, Refresher, Steps, compiled_loop, host_loop
 from llada_jax.sampler.own_needs import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, end_ids, with_ids
+from llada_jax.sampler.record import OnStep
 from llada_jax.sampler.setup import KeptScores, Setup
-from llada_jax.sampler.step_view import OnStep
 from llada_jax.sampler.windows.window import buckets_for
 from llada_jax.types import Denoiser, KVCache, Params
 
@@ -111,7 +104,7 @@ class Run:
         if text is not None:
             rest = canvas._replace(cache=None)  # pyright: ignore
             begin = _begin(jax.tree.structure(rest), canvas.tokens.shape)
-            canvas = begin(self._decoding.setup, rest)._replace(cache=cache)
+            canvas = begin(self.decoding.setup, rest)._replace(cache=cache)
         place = self.denoiser.on_mesh
         return canvas if place is None else begun_on(place, canvas)
 
@@ -119,19 +112,12 @@ class Run:
         """Runs forwards until so many rows of the canvas are done, at most `most`; consumes the
         canvas."""
         if self.loop == "compiled":
-            return compiled_loop(self._decoding, canvas, until, most)
-        return host_loop(self._decoding, canvas, until, most, self.on_step, self.refresher)
-
-    def lowered(self) -> jax.stages.Lowered:
-        """Returns the compiled loop of all prompts at once, before it is compiled. Of parameters,
-        shapes and dtypes are enough."""
-        decoding = self._decoding  # made before its arrays could become tracers
-        return lowered_loop(
-            decoding, jax.eval_shape(partial(self.canvas, range(len(self.prompts))))
-        )
+            return compiled_loop(self.decoding, canvas, until, most)
+        return host_loop(self.decoding, canvas, until, most, self.on_step, self.refresher)
 
     @cached_property
-    def _decoding(self) -> Decoding:
+    def decoding(self) -> Decoding:
+        """Returns what the loops drive."""
         dtype = self.config.parity.confidence_dtype
         numbers = jax.tree.map(lambda number: jnp.asarray(number, dtype), self.config)
         allowed = jax.tree.map(jnp.asarray, self.setup.grammar)

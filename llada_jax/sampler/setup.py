@@ -85,12 +85,9 @@ class Setup:
 
     def most_extra_rows(self, length: int) -> int:
         """Returns the most rows that stand beside the window, in a canvas of `length`."""
-        config, window = self.config, self.window
-        refreshed_by_rows = config.refreshes and not config.has_worker
-        return (
-            self.shadows * window.most_rows(config, length)
-            + refreshed_by_rows * 2 * self.rule.refresh_rows
-        )
+        config, by_rows = self.config, self.config.refreshes and not self.config.has_worker
+        refreshed = by_rows * 2 * self.rule.refresh_rows
+        return self.shadows * self.window.most_rows(config, length) + refreshed
 
     def most_asked(self, length: int) -> int:
         """Returns the most positions that one step scores."""

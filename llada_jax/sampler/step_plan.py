@@ -68,7 +68,9 @@ def plan_step(setup: Setup, canvas: Canvas) -> StepPlan:
     refreshed = nowhere = jnp.zeros(visible.shape, bool)
     if config.refreshes:
         left = measured & (canvas.positions < canvas.settled[:, None])
-        refreshed = _least_confident(canvas, left, rule.refresh_rows)
+        doubt, length = jnp.where(left, -canvas.confidence, -jnp.inf), left.shape[1]
+        best, index = jax.lax.top_k(doubt, min(rule.refresh_rows, length))
+        refreshed = put(index, best > -jnp.inf, length)
     shadow = measured & canvas.in_span(*span) if setup.shadows else nowhere
     refresh = nowhere if config.has_worker else refreshed
     probe = refresh if rule.rescore == "shadow" else nowhere
@@ -97,12 +99,6 @@ def _of_whole_blocks(setup: Setup, canvas: Canvas, window: Span) -> Span:
         is_masked = take(canvas.state, first[:, None])[:, 0] == MASKED
         stop = jnp.where(is_masked & (window.start < first), first, stop)
     return Span(window.start, stop)
-
-
-def _least_confident(canvas: Canvas, tokens: Bool[Array, "B L"], most: int) -> Bool[Array, "B L"]:
-    doubt = jnp.where(tokens, -canvas.confidence, -jnp.inf)
-    best, index = jax.lax.top_k(doubt, min(most, tokens.shape[1]))
-    return put(index, best > -jnp.inf, tokens.shape[1])
 
 
 def _query(

@@ -13,7 +13,6 @@ from llada_jax.sampler.policy import Policy
 from llada_jax.types import Scores
 
 Rescore = Literal["shadow", "token"]
-NoRescore = Literal["none"]
 Refresh = Literal["none", "rows", "worker"]
 
 
@@ -72,7 +71,7 @@ class Rule(Policy):
     """Whether the rule reads entropies."""
     no_drafts: ClassVar[str] = ""
     """Why the rule cannot say which drafts are to be taken over; empty where it can."""
-    rescore: Rescore | NoRescore = "shadow"
+    rescore: Rescore | Literal["none"] = "shadow"
     """What scores a visible token again."""
     refresh: Refresh = "none"
     refresh_rows: int = 0

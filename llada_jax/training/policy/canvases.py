@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import ModelConfig, SamplerConfig, require
-from llada_jax.sampler.canvas import canvas_end
+from llada_jax.sampler.canvas import bounds_of
 from llada_jax.sampler.event import Event
 from llada_jax.sampler.trace import Trace
 
@@ -53,7 +53,7 @@ def trajectory_canvases(trace: Trace, model: ModelConfig) -> Canvases:
     step, row = np.unique(steps_and_rows, axis=1)
     place, generated = np.arange(trace.tokens.shape[1]), _generated(trace)
     later = generated[row] & ((commit_step[row] >= step[:, None]) | (commit_step[row] < 0))
-    ends = canvas_end(trace.prompt_lengths, sampler, model, infill=False)
+    _, ends = bounds_of(trace.prompt_lengths, sampler, model, infill=False)
     return Canvases(
         np.where(later, model.mask_id, trace.tokens[row]).astype(np.int32),
         place < ends[row][:, None],
@@ -70,7 +70,7 @@ def masked_answers(
     the prompt with a probability. Tokens that no forward committed do not count."""
     require(0 <= prompt_share < 1, f"prompt_share is {prompt_share}; allowed: 0 to below 1")
     sampler = SamplerConfig.from_dict(trace.settings["sampler"])
-    ends = canvas_end(trace.prompt_lengths, sampler, model, infill=False)
+    _, ends = bounds_of(trace.prompt_lengths, sampler, model, infill=False)
     live = np.arange(trace.tokens.shape[1]) < ends[:, None]
     generated = _generated(trace)
     masked = live & (generated | (rng.random(live.shape) < prompt_share))
