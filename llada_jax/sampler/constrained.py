@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.config import require
 from llada_jax.constraint.canvas import Grammar, position_values, reach
 from llada_jax.sampler.advance import advance, stop_rows
-from llada_jax.sampler.canvas import STABLE, Canvas, put
+from llada_jax.sampler.canvas import Canvas, put
 from llada_jax.sampler.record import ClassScores, StepScores
 from llada_jax.sampler.setup import Setup
 from llada_jax.types import Asked, HeadOut
@@ -24,20 +23,6 @@ _LOWEST = -1e4
 """The log-probability of a class whose ids have none."""
 _COMMITTED, _REPLACED = 200.0, 20.0
 """What a decision is worth beside log-probabilities, where texts are compared."""
-
-
-def require_constrainable(setup: Setup) -> None:
-    """Raises ValueError where the settings contradict a constraint, or the backend measures no
-    classes."""
-    for name in ("logits_eos_inf", "confidence_eos_eot_inf"):
-        require(
-            not getattr(setup.config, name),
-            f"{name} is True with a constraint, whose texts end by EOS; allowed: False",
-        )
-    require(
-        setup.measures,
-        "the backend measures no classes, which a constraint needs; allowed: another one, as xla",
-    )
 
 
 def with_classes(setup: Setup, asked: Asked | None) -> Asked | None:
@@ -77,15 +62,9 @@ def constrained(setup: Setup, canvas: Canvas, step: StepScores) -> StepScores:
     free, scored, text = _free(canvas), scores.token >= 0, canvas.text
     assert text is not None
     values = _values(classes, scored)
-    found = reach(
-        grammar,
-        text,
-        position_values(grammar, text, canvas.tokens, free, values),
-        fixed=~free,
-        weighed=scored,
-        rows=~canvas.done,
-        alternatives=setup.rule.revises or grammar.confidence == "allowed",
-    )
+    worth = position_values(grammar, text, canvas.tokens, free, values)
+    others = setup.rule.revises or grammar.confidence == "allowed"
+    found = reach(grammar, text, worth, ~free, scored, ~canvas.done, alternatives=others)
     chosen, log_total = found.classes, classes.log_sum_exp
     if found.allowed is not None:
         alone = jnp.where(found.allowed, values, -jnp.inf).argmax(axis=-1).astype(jnp.int32)
@@ -123,11 +102,9 @@ def forced(setup: Setup, canvas: Canvas) -> Canvas:
     kind = found.allowed.argmax(axis=-1)
     alone = (found.allowed.sum(axis=-1) == 1) & grammar.single[kind]
     alone &= canvas.masked & ~canvas.done[:, None]
-    return canvas._replace(
-        tokens=jnp.where(alone, grammar.representative[kind], canvas.tokens),
-        state=jnp.where(alone, jnp.int8(STABLE), canvas.state),
-        confidence=jnp.where(alone, jnp.float32(1), canvas.confidence),
-    )
+    tokens = jnp.where(alone, grammar.representative[kind], canvas.tokens)
+    confidence = jnp.where(alone, jnp.float32(1), canvas.confidence)
+    return canvas._replace(tokens=tokens, confidence=confidence).stable(alone)
 
 
 def begun(setup: Setup, canvas: Canvas) -> Canvas:
@@ -161,32 +138,21 @@ def held(
     one_of_two = (changed & ~was_free)[..., None]
     values = jnp.where(one_of_two & ~wanted & ~stood, -jnp.inf, values)
     fixed = ~_free(after) & ~changed
-    found = reach(
-        grammar,
-        text,
-        position_values(grammar, text, after.tokens, ~fixed, values),
-        fixed=fixed,
-        weighed=changed | scored,
-        rows=~before.done,
-        alternatives=False,
-    )
+    values = position_values(grammar, text, after.tokens, ~fixed, values)
+    found = reach(grammar, text, values, fixed, changed | scored, ~before.done, alternatives=False)
     agrees = grammar.class_of[after.tokens] == found.classes
     agrees |= ~changed | before.done[:, None] | (after.positions < text.begin[:, None])
     other = ~agrees & was_free & scored
     undone = ~agrees & ~other
     confidence = jnp.exp(_of(found.classes, classes.logits) - classes.log_sum_exp)
+    confidence = jnp.where(other, confidence.astype(after.confidence.dtype), after.confidence)
+    tokens = jnp.where(other, _tokens(grammar, classes, found.classes), after.tokens)
     return after._replace(
-        tokens=_chosen(
-            undone, before.tokens, other, _tokens(grammar, classes, found.classes), after.tokens
-        ),
+        tokens=jnp.where(undone, before.tokens, tokens),
         state=jnp.where(undone, before.state, after.state),
-        confidence=_chosen(undone, before.confidence, other, confidence, after.confidence),
+        confidence=jnp.where(undone, before.confidence, confidence),
         filled=jnp.where(~agrees, before.filled, after.filled),
     )
-
-
-def _chosen(undone: Array, before: Array, other: Array, own: Array, after: Array) -> Array:
-    return jnp.where(undone, before, jnp.where(other, own.astype(after.dtype), after))
 
 
 def _free(canvas: Canvas) -> Bool[Array, "B L"]:

@@ -89,8 +89,7 @@ def _take_drafts(setup: Setup, canvas: Canvas, scores: Scores, moved: Bool[Array
         taken = setup.rule.accept(candidates) if bound is None else candidates.reach(bound)
         canvas = _commit_block(setup, canvas, candidates, taken, ahead=True)
         nothing = jnp.zeros_like(moved)
-        canvas = advance(setup, canvas, nothing, moved, counts=False)
-        canvas = stop_rows(setup, canvas)
+        canvas = stop_rows(setup, advance(setup, canvas, nothing, moved, counts=False))
         return canvas, (canvas.block != at) & ~canvas.done
 
     return jax.lax.while_loop(lambda carry: carry[1].any(), take_over, (canvas, moved))[0]

@@ -18,7 +18,7 @@ from llada_jax.constraint.patterns import Constraint
 from llada_jax.on_mesh import begun_on
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
-from llada_jax.sampler.constrained import begun, require_constrainable
+from llada_jax.sampler.constrained import begun
 from llada_jax.sampler.loops import Decoding, Refresher, Steps, compiled_loop, host_loop
 from llada_jax.sampler.own_needs import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, end_ids, with_ids
@@ -178,7 +178,13 @@ def checked_run(
     )
     placed = None
     if texts is not None:
-        require_constrainable(setup)
+        for name in ("logits_eos_inf", "confidence_eos_eot_inf"):
+            require(
+                not getattr(config, name),
+                f"{name} is True with a constraint, whose texts end by EOS; allowed: False",
+            )
+        require(setup.measures, "the backend measures no classes, which a constraint needs; "
+                "allowed: another one, as xla")  # fmt: skip
         ends, mask_id = end_ids(config, model), setup.mask_id
         placed = placed_texts(texts, rows, mask_id, config.gen_length, infill=infill)
         setup = replace(setup, grammar=grammar_of(texts, ends))

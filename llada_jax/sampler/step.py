@@ -45,9 +45,7 @@ def absorb(
     alive = (~canvas.done).astype(canvas.nfe.dtype)
     counts = _counts(canvas, plan, rows)
     canvas = canvas._replace(
-        cache=cache,
-        settled=jnp.where(canvas.done, canvas.settled, settled),
-        nfe=canvas.nfe + alive,
+        cache=cache, settled=jnp.where(canvas.done, canvas.settled, settled), nfe=canvas.nfe + alive
     )
     hidden = take(guide(setup, out.hidden), plan.query.row)
     keys = None

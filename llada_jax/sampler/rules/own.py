@@ -228,18 +228,14 @@ def rule(cls: type[T]) -> type[T]:
     if not callable(getattr(cls, "decide", None)):
         raise TypeError(f"rule {cls.__name__} has no decide; allowed: decide(self, seen, state)")
     needs = set(getattr(cls, "needs", OwnRule.needs))
-    facts: dict[str, Any] = {
-        "source_hash": _source_hash(cls),
-        "spread": bool(needs & {"entropy", "margin"}),
-        "no_drafts": "" if "drafts" in needs else OwnRule.no_drafts,
-    }
     made: Any = cls
     if not issubclass(cls, OwnRule):
         bases = tuple(base for base in cls.__bases__ if base is not object)
         own = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
         made = type(cls.__name__, (*bases, OwnRule), own)
-    for name, fact in facts.items():
-        setattr(made, name, fact)
+    made.source_hash = _source_hash(cls)
+    made.spread = bool(needs & {"entropy", "margin"})
+    made.no_drafts = "" if "drafts" in needs else OwnRule.no_drafts
     return policy(made, accept=f"{cls.__module__}:{cls.__qualname__}")
 
 
