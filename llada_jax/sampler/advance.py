@@ -28,9 +28,8 @@ def advance(
       counts: false where no forward belongs to the decision.
     """
     config, rule = setup.config, setup.rule
-    masked = canvas.masked
     blocks = canvas.blocks(config.block_length)
-    beyond = masked & (blocks > canvas.block[:, None])
+    beyond = canvas.masked & (blocks > canvas.block[:, None])
     left = canvas.masks_left(config.block_length)
     block_step = canvas.block_step + int(counts)
     steady = jnp.where(left > 0, 0, canvas.steady_steps + 1)
@@ -42,15 +41,14 @@ def advance(
     moved = over & ~ended
     first = jnp.argmax(beyond, axis=1).astype(jnp.int32)
     block = jnp.where(moved, (first - canvas.origin) // config.block_length, canvas.block)
-    block_masks = (masked & (blocks == block[:, None])).sum(axis=1, dtype=jnp.int32)
-    restarts = moved if counts else where
+    block_masks = (canvas.masked & (blocks == block[:, None])).sum(axis=1, dtype=jnp.int32)
     frozen = rule.frozen(blocks < block[:, None], done)
     if frozen is not None:
         canvas = canvas.stable(frozen & (canvas.state == VISIBLE))
     return canvas._replace(
         block=block,
         block_step=jnp.where(moved, 0, jnp.where(where, block_step, canvas.block_step)),
-        block_masks=jnp.where(restarts, block_masks, canvas.block_masks),
+        block_masks=jnp.where(moved if counts else where, block_masks, canvas.block_masks),
         steady_steps=jnp.where(moved, 0, jnp.where(where, steady, canvas.steady_steps)),
         accepted=jnp.where(moved, 0, canvas.accepted),
         done=canvas.done | done,

@@ -64,10 +64,9 @@ def _commit_and_revise(
     before = canvas.state
     canvas = _commit_block(setup, canvas, candidates, accepted(setup.rule, candidates))
     fresh = (before == MASKED) & (canvas.state != MASKED)
-    standing = scores.here.confidence if scores.standing is None else scores.standing
     rescored = Rescored(
         scores=scores.here,
-        standing=standing,
+        standing=scores.here.confidence if scores.standing is None else scores.standing,
         at=plan.query.rescored,
         passed=canvas.positions < canvas.settled[:, None],
         fresh=fresh,

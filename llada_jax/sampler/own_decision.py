@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from llada_jax.config import require
-from llada_jax.sampler.candidates import Candidates
+from llada_jax.sampler.candidates import Candidates, ranks
 from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas, choose, put, take
 from llada_jax.sampler.own_needs import RuleState, remembered, seen_of
 from llada_jax.sampler.record import StepScores
@@ -45,7 +45,7 @@ def decide_by_own_rule(
         remask = seen.committed & full.remask & (remasks < rule.most_remasks)
         replace = seen.committed & full.replace & ~remask
     wanted = seen.masked & full.commit
-    best = candidates.ranks(candidates.priority) == 0
+    best = ranks(candidates.priority, candidates.open) == 0
     commits = jnp.where(wanted.any(axis=1, keepdims=True), wanted, seen.masked & best)
 
     token = jnp.where(full.token >= 0, full.token, seen.predicted)
@@ -72,7 +72,7 @@ def require_numbers(rule: Any, canvas: Canvas) -> None:
     if canvas.rule_state is None:
         return
     leaves = [*jax.tree.leaves(canvas.rule_state.state), canvas.confidence]
-    floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    floats = (leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
     require(
         not any(bool(jnp.isnan(leaf).any()) for leaf in floats),
         f"rule {type(rule).__name__} has NaN in its state or confidences; allowed: numbers",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from llada_jax.on_mesh import begun_on
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
 from llada_jax.sampler.constrained import begun
-from llada_jax.sampler.loops import Decoding, Refresher, Steps, compiled_loop, host_loop
+from llada_jax.sampler.loops import Decoding, Refresher, Steps, compiled_loop, host_loop, program_of
 from llada_jax.sampler.own_needs import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, end_ids, with_ids
 from llada_jax.sampler.record import OnStep
@@ -104,7 +104,7 @@ class Run:
         if text is not None:
             rest = canvas._replace(cache=None)  # pyright: ignore
             begin = _begin(jax.tree.structure(rest), canvas.tokens.shape)
-            canvas = begin(self.decoding.setup, rest)._replace(cache=cache)
+            canvas = begin(self._decoding.setup, rest)._replace(cache=cache)
         place = self.denoiser.on_mesh
         return canvas if place is None else begun_on(place, canvas)
 
@@ -112,12 +112,18 @@ class Run:
         """Runs forwards until so many rows of the canvas are done, at most `most`; consumes the
         canvas."""
         if self.loop == "compiled":
-            return compiled_loop(self.decoding, canvas, until, most)
-        return host_loop(self.decoding, canvas, until, most, self.on_step, self.refresher)
+            return compiled_loop(self._decoding, canvas, until, most)
+        return host_loop(self._decoding, canvas, until, most, self.on_step, self.refresher)
+
+    def lowered(self) -> jax.stages.Lowered:
+        """Returns the compiled loop of all prompts at once, before it is compiled. Of parameters,
+        shapes and dtypes are enough."""
+        decoding = self._decoding  # made before its arrays could become tracers
+        canvas = jax.eval_shape(partial(self.canvas, range(len(self.prompts))))
+        return program_of(decoding, canvas).lower(decoding, canvas, 1, decoding.limit)
 
     @cached_property
-    def decoding(self) -> Decoding:
-        """Returns what the loops drive."""
+    def _decoding(self) -> Decoding:
         dtype = self.config.parity.confidence_dtype
         numbers = jax.tree.map(lambda number: jnp.asarray(number, dtype), self.config)
         allowed = jax.tree.map(jnp.asarray, self.setup.grammar)

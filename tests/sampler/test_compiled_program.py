@@ -10,7 +10,6 @@ import llada_jax as lj
 from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import init_params
-from llada_jax.sampler.loops import program_of
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.run import checked_run
 
@@ -39,9 +38,7 @@ def lowered(window: str, n_layers: int = 2) -> jax.stages.Lowered:
     params = jax.eval_shape(partial(init_params, shape), jax.random.key(0))
     run = checked_run(denoiser, params, shape, [list(range(8))], config)
     with run.precision():
-        decoding = run.decoding  # made before its arrays could become tracers
-        canvas = jax.eval_shape(partial(run.canvas, range(1)))
-        return program_of(decoding, canvas).lower(decoding, canvas, 1, decoding.limit)
+        return run.lowered()
 
 
 QUICK = ("dual",)

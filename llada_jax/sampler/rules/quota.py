@@ -3,7 +3,7 @@
 from jaxtyping import Array, Bool
 
 from llada_jax.config import SamplerConfig
-from llada_jax.sampler.candidates import Candidates
+from llada_jax.sampler.candidates import Candidates, ranks
 from llada_jax.sampler.rules.rule import Rule, scheduled
 
 
@@ -17,7 +17,7 @@ class Quota(Rule, accept="quota"):
         return f"{config.steps} steps"
 
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
-        rank = candidates.ranks(candidates.priority)
+        rank = ranks(candidates.priority, candidates.open)
         return candidates.open & (rank < candidates.quota[:, None])
 
     def most_due(self, config: SamplerConfig) -> int:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import SamplerConfig, require
-from llada_jax.sampler.candidates import Candidates
+from llada_jax.sampler.candidates import Candidates, ranks
 from llada_jax.sampler.canvas import VISIBLE, Canvas
 from llada_jax.sampler.policy import Policy
 from llada_jax.types import Scores
@@ -179,5 +179,5 @@ def accepted(rule: Rule, candidates: Candidates) -> Bool[Array, "B C"]:
     least = jnp.ones_like(candidates.quota)
     if candidates.parity.forced_progress == "quota":
         least = jnp.maximum(candidates.quota, least)
-    rank = candidates.ranks(rule.priority(candidates))
+    rank = ranks(rule.priority(candidates), candidates.open)
     return taken | (candidates.open & (rank < least[:, None]))

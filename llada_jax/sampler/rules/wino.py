@@ -35,7 +35,7 @@ class Wino(RevisingRule, accept="wino"):
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
         masks = candidates.open.sum(axis=1, keepdims=True, dtype=jnp.int32)
         most = jnp.clip(masks * 7 // 10, 5, 20)
-        rank = candidates.ranks(candidates.scores.confidence)
+        rank = ranks(candidates.scores.confidence, candidates.open)
         return candidates.reach(self.wino_accept) & (rank < most)
 
     def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
