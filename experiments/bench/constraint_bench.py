@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from experiments.harness.timers import best_of, times_in_turns
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.constraint.automaton import Automaton
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
-from llada_jax.constraint.canvas import Grammar, Placed
+from llada_jax.constraint.canvas import Placed
 from llada_jax.constraint.compiled import automaton_of, read_automaton, write_automaton
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.model.forward import cache_for
@@ -34,7 +34,7 @@ from llada_jax.model.params import init_params
 from llada_jax.model.score_rules import ScoreRules
 from llada_jax.sampler.canvas import new_canvas
 from llada_jax.sampler.constrained import class_scores, constrained, forced, with_classes
-from llada_jax.sampler.record import spread
+from llada_jax.sampler.record import StepScores, spread
 from llada_jax.sampler.setup import Setup
 from llada_jax.types import HeadOut
 
@@ -117,9 +117,8 @@ def _work(model: lj.Model, automaton: Automaton, hidden: Any) -> dict[str, Calla
     def automaton_step(setup: Setup, canvas: Any, head: HeadOut) -> Any:
         at = PROMPT + jnp.arange(ROWS, dtype=jnp.int32)[None]
         classes = class_scores(at, head, length)
-        grammar = cast(Grammar, setup.grammar)
-        here, _ = constrained(grammar, canvas, spread(at, head.scores, length), classes)
-        return here, forced(setup, canvas).tokens
+        scores = StepScores(spread(at, head.scores, length), classes=classes)
+        return constrained(setup, canvas, scores).here, forced(setup, canvas).tokens
 
     return {
         "automaton": partial(automaton_step, setup, canvas, measured()),

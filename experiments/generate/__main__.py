@@ -56,12 +56,10 @@ class ConstraintSettings:
     def made(self) -> lj.Constraint | None:
         """Returns the constraint that is asked for."""
         makers = {"regex": lj.regex, "json_schema": _json_schema, "choice": lj.choice}
-        given = {name: getattr(self, name) for name in makers}
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {name: getattr(self, name) for name in makers if getattr(self, name) is not None}
         require(len(given) <= 1, f"{', '.join(given)} are set; allowed: one of them")
-        for name, value in given.items():
-            return makers[name](value, confidence=self.confidence)
-        return None
+        made = [makers[name](value, confidence=self.confidence) for name, value in given.items()]
+        return made[0] if made else None
 
 
 def _json_schema(given: str, **options: Any) -> lj.Constraint:

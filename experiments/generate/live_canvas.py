@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from llada_jax.sampler.canvas import MASKED, PAD, PROMPT, VISIBLE
-from llada_jax.sampler.step_view import OnStep, StepView
+from llada_jax.sampler.record import OnStep, StepView
 
 MASK_GLYPH = "░"
 SPECIAL_GLYPH = "∎"

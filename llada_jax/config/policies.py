@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from importlib import import_module
 from inspect import cleandoc
-from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
 
 from llada_jax.config.checks import require
@@ -25,11 +24,6 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 registered: dict[str, tuple[Any, ...]] = {kind: () for kind in CHOICES}
 """The classes of each kind."""
-
-
-def flat_choice(kind: str, **choices: Any) -> Mapping[str, Any]:
-    """Returns the flat settings that choose a policy, with the defaults of those not given."""
-    return MappingProxyType({**CHOICES[kind], **choices})
 
 
 def register(kind: str, policies: Iterable[type]) -> None:

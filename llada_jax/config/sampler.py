@@ -90,9 +90,9 @@ class SamplerConfig:
       steps: Forwards over the whole generation under the rule `quota`, a multiple of the number of
         blocks. It follows `gen_length`, one token a forward, unless it is set.
       rule: What commits tokens and what becomes of them, a value of `llada_jax.sampler.rules`.
-      accept: The rule by name: `quota`, `threshold`, `factor`, `entropy_bound`, `staged`, `wino`,
-        `token_edit`, `entropy_distance` or `speculate`; or `module:Class`, a rule of one's own. The
-        numbers `threshold`, `factor` and `entropy_bound` choose theirs.
+      accept: The rule by name: `quota`, `threshold`, `staged`, `wino`, `token_edit`,
+        `entropy_distance` or `speculate`; or `module:Class`, a rule of one's own. The number
+        `threshold` chooses its own.
       window: Which rows a forward runs, a value of `llada_jax.sampler.windows`; or `by_cache`, the
         one that `cache` names; or `multi_block`, which slides with the committed tokens and reaches
         into later blocks, whose predictions are drafts (llada.cpp; with `cache="blockwise"`); or

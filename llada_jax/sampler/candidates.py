@@ -40,10 +40,6 @@ class Candidates:
             "margin": self.scores.margin,
         }[self.remasking]
 
-    def ranks(self, priority: Float[Array, "B C"]) -> Int[Array, "B C"]:
-        """Returns how many open candidates come before each one."""
-        return ranks(priority, self.open)
-
     def reach(self, bound: Float[Array, ""] | float) -> Bool[Array, "B C"]:
         """Returns the open candidates whose confidence reaches a bound."""
         confidence = self.scores.confidence

@@ -50,6 +50,92 @@ class Canvas(NamedTuple):
     key: Key[Array, " B"]
     cache: KVCache
 
+    @property
+    def masked(self) -> Bool[Array, "B L"]:
+        """Marks masks."""
+        return self.state == MASKED
+
+    @property
+    def positions(self) -> Int[Array, " L"]:
+        """Returns all positions, in order."""
+        return jnp.arange(self.tokens.shape[1], dtype=jnp.int32)
+
+    def in_span(self, start: Int[Array, " B"], stop: Int[Array, " B"]) -> Bool[Array, "B L"]:
+        """Marks the positions from `start` up to, not including, `stop`."""
+        return (self.positions >= start[:, None]) & (self.positions < stop[:, None])
+
+    def block_start(self, block_length: int) -> Int[Array, " B"]:
+        """Returns the first position of each row's current block."""
+        return self.origin + self.block * block_length
+
+    def block_stop(self, block_length: int) -> Int[Array, " B"]:
+        """Returns one past the last position of each row's current block."""
+        return jnp.minimum(self.block_start(block_length) + block_length, self.end)
+
+    def block_positions(self, block_length: int) -> Int[Array, "B C"]:
+        """Returns the positions of each row's current block."""
+        start = self.block_start(block_length)
+        return start[:, None] + jnp.arange(block_length, dtype=jnp.int32)
+
+    def blocks(self, block_length: int, positions: Array | None = None) -> Int[Array, "B R"]:
+        """Returns the block of each of these positions, or of all; negative in the prompt."""
+        at = self.positions[None] if positions is None else positions
+        return (at - self.origin[:, None]) // block_length
+
+    def masks_left(self, block_length: int) -> Int[Array, " B"]:
+        """Returns how many masks the current block has."""
+        start = self.block_start(block_length)
+        inside = self.in_span(start, start + block_length)
+        return (inside & self.masked).sum(axis=1, dtype=jnp.int32)
+
+    def noise_keys(self, positions: Int[Array, "B C"]) -> Key[Array, "B C"]:
+        """Returns a random key for each position in the forward that is under way."""
+        keys = jax.vmap(jax.random.fold_in)(self.key, self.nfe)
+        return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, positions)
+
+    def committed(
+        self,
+        positions: Int[Array, "B C"],
+        tokens: Int[Array, "B C"],
+        confidence: Float[Array, "B C"],
+        transfer_mask: Bool[Array, "B C"],
+        state: Int[Array, "B C"],
+        mask_id: int,
+    ) -> "Canvas":
+        """Returns the canvas with tokens written where `transfer_mask` says, in their new states.
+
+        A predicted [MASK] (`predict_mask`) leaves its position masked.
+        """
+        batch, length = jnp.arange(self.tokens.shape[0])[:, None], self.tokens.shape[1]
+        slots = jnp.where(transfer_mask & (tokens != mask_id), positions, length)
+
+        def write(old: Array, new: Array) -> Array:
+            return old.at[batch, slots].set(new.astype(old.dtype), mode="drop")
+
+        return self._replace(
+            tokens=write(self.tokens, tokens),
+            state=write(self.state, state),
+            confidence=write(self.confidence, confidence),
+        )
+
+    def stable(self, where: Bool[Array, "B L"]) -> "Canvas":
+        """Returns the canvas with some of its tokens stable as they are."""
+        return self._replace(state=jnp.where(where, jnp.int8(STABLE), self.state))
+
+    def ended(self, where: Bool[Array, "B L"], eos_id: int | None) -> "Canvas":
+        """Returns the canvas with EOS at some positions, whose rows have stopped before them."""
+        tokens = jnp.where(where, jnp.int32(eos_id), self.tokens)
+        return self._replace(tokens=tokens, filled=self.filled | where).stable(where)
+
+    def masked_again(self, where: Bool[Array, "B L"], mask_id: int | None) -> "Canvas":
+        """Returns the canvas with masks in place of some tokens."""
+        assert mask_id is not None
+        return self._replace(
+            tokens=jnp.where(where, jnp.int32(mask_id), self.tokens),
+            state=jnp.where(where, jnp.int8(MASKED), self.state),
+            confidence=jnp.where(where, jnp.float32(0), self.confidence),
+        )
+
 
 class CanvasLayout(NamedTuple):
     """Where prompts and blocks lie: plain integers, known before anything is compiled."""
@@ -75,7 +161,7 @@ def new_canvas(
     With `infill` the masks in the prompts are the holes, and nothing is appended.
     """
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    end = canvas_end(lengths, config, model, infill=infill)
+    origin, end = bounds_of(lengths, config, model, infill=infill)
     batch = len(prompts)
     tokens = np.full((batch, length), config.mask_id, np.int32)
     state = np.full((batch, length), PAD, np.int8)
@@ -85,7 +171,6 @@ def new_canvas(
         state[row, len(prompt) : end[row]] = MASKED
     if infill:
         state = np.where((state == PROMPT) & (tokens == config.mask_id), MASKED, state)
-    origin = block_origin(lengths, config, model, infill=infill)
     first = np.argmax(state == MASKED, axis=1)
     block = (first - origin) // config.block_length
     in_block = (np.arange(length) - origin[:, None]) // config.block_length == block[:, None]
@@ -115,38 +200,29 @@ def new_canvas(
     return Canvas(**jax.device_put(fields), rule_state=None, text=None, key=keys, cache=cache)
 
 
-def canvas_end(
+def bounds_of(
     lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
-) -> np.ndarray:
-    """Returns one past each row's last position: where the generation ends, or the model's block
-    that it ends in. A block is only known whole, so what is too long is cut off at the end."""
-    if infill:
-        return lengths
-    end, block = lengths + config.gen_length, model.block_length or 1
-    return -(-end // block) * block
-
-
-def block_origin(
-    lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
-) -> np.ndarray:
-    """Returns where block 0 of each row starts.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where block 0 of each row starts, and one past the row's last position.
 
     Blocks count from the end of the prompt (LLaDA). Where the model's attention is block-causal
-    they are aligned to absolute positions, and the first one may hold the prompt's tail (LLaDA2).
+    they are aligned to absolute positions: the first one may hold the prompt's tail (LLaDA2), and
+    the generation ends with a block. That is only known whole, so what is too long is cut off at
+    the end.
     """
     if infill:
-        return np.zeros_like(lengths)
-    if model.block_length is not None:
-        return lengths - lengths % config.block_length
-    return lengths
+        return np.zeros_like(lengths), lengths
+    end, block = lengths + config.gen_length, model.block_length
+    if block is None:
+        return lengths, end
+    return lengths - lengths % config.block_length, -(-end // block) * block
 
 
 def layout_of(
     lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
 ) -> CanvasLayout:
     """Returns the `CanvasLayout` of prompts of these lengths."""
-    end = canvas_end(lengths, config, model, infill=infill)
-    origin = block_origin(lengths, config, model, infill=infill)
+    origin, end = bounds_of(lengths, config, model, infill=infill)
     n_blocks = -(-(end - origin) // config.block_length)
     return CanvasLayout(
         length=_padded(int(end.max())),
@@ -159,19 +235,14 @@ def _padded(length: int) -> int:
     return -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
 
 
-def block_start(canvas: Canvas, block_length: int) -> Int[Array, " B"]:
-    """Returns the first position of each row's current block."""
-    return canvas.origin + canvas.block * block_length
-
-
-def positions_of(canvas: Canvas) -> Int[Array, " L"]:
-    """Returns all positions of a canvas, in order."""
-    return jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)
-
-
 def take(array: Array, positions: Int[Array, "B R"]) -> Array:
     """Returns entries of [B, L, ...] at each row's positions, [B, R, ...]; out of range clips."""
     return jax.vmap(lambda line, at: jnp.take(line, at, axis=0, mode="clip"))(array, positions)
+
+
+def choose(where: Bool[Array, "*leading"], one: Array, other: Array) -> Array:
+    """Returns one array in some places of its leading axes, and the other in the rest."""
+    return jnp.where(where.reshape(*where.shape, *[1] * (one.ndim - where.ndim)), one, other)
 
 
 def put(positions: Int[Array, "B R"], values: Array, length: int, nothing: int = 0) -> Array:
@@ -180,63 +251,3 @@ def put(positions: Int[Array, "B R"], values: Array, length: int, nothing: int =
     batch = jnp.arange(positions.shape[0])[:, None]
     empty = jnp.full((positions.shape[0], length, *values.shape[2:]), nothing, values.dtype)
     return empty.at[batch, positions].set(values, mode="drop")
-
-
-def in_span(canvas: Canvas, start: Int[Array, " B"], stop: Int[Array, " B"]) -> Bool[Array, "B L"]:
-    """Returns the positions from `start` up to, not including, `stop`."""
-    position = positions_of(canvas)
-    return (position >= start[:, None]) & (position < stop[:, None])
-
-
-def block_of(canvas: Canvas, positions: Int[Array, "*B R"], block_length: int) -> Int[Array, "B R"]:
-    """Returns the block that each position is in; negative in the prompt."""
-    return (positions - canvas.origin[:, None]) // block_length
-
-
-def blocks_of(canvas: Canvas, block_length: int) -> Int[Array, "B L"]:
-    """Returns the block of every position; negative in the prompt."""
-    return block_of(canvas, positions_of(canvas)[None], block_length)
-
-
-def commit(
-    canvas: Canvas,
-    positions: Int[Array, "B C"],
-    tokens: Int[Array, "B C"],
-    confidence: Float[Array, "B C"],
-    transfer_mask: Bool[Array, "B C"],
-    state: Int[Array, "B C"],
-    mask_id: int,
-) -> Canvas:
-    """Returns the canvas with tokens written where `transfer_mask` says, in their new states.
-
-    A predicted [MASK] (`predict_mask`) leaves its position masked.
-    """
-    length = canvas.tokens.shape[1]
-    batch = jnp.arange(canvas.tokens.shape[0])[:, None]
-    slots = jnp.where(transfer_mask & (tokens != mask_id), positions, length)
-
-    def write(old: Array, new: Array) -> Array:
-        return old.at[batch, slots].set(new.astype(old.dtype), mode="drop")
-
-    return canvas._replace(
-        tokens=write(canvas.tokens, tokens),
-        state=write(canvas.state, state),
-        confidence=write(canvas.confidence, confidence),
-    )
-
-
-def masked_again(canvas: Canvas, where: Bool[Array, "B L"], mask_id: int | None) -> Canvas:
-    """Returns the canvas with masks in place of some tokens."""
-    assert mask_id is not None
-    return canvas._replace(
-        tokens=jnp.where(where, jnp.int32(mask_id), canvas.tokens),
-        state=jnp.where(where, jnp.int8(MASKED), canvas.state),
-        confidence=jnp.where(where, jnp.float32(0), canvas.confidence),
-    )
-
-
-def masks_left(canvas: Canvas, block_length: int) -> Int[Array, " B"]:
-    """Returns how many masks the current block has."""
-    start = block_start(canvas, block_length)
-    inside = in_span(canvas, start, start + block_length)
-    return (inside & (canvas.state == MASKED)).sum(axis=1, dtype=jnp.int32)

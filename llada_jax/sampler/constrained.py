@@ -12,33 +12,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.config import require
 from llada_jax.constraint.canvas import Grammar, reach
-from llada_jax.sampler.advance import advance
-from llada_jax.sampler.canvas import MASKED, STABLE, Canvas, positions_of, put
+from llada_jax.sampler.advance import advance, stop_rows
+from llada_jax.sampler.canvas import Canvas, put
 from llada_jax.sampler.record import ClassScores, StepScores
 from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.stop import stop_rows
-from llada_jax.types import Asked, HeadOut, Measured, Scores
+from llada_jax.types import Asked, HeadOut
 
 _LOWEST = -1e4
 """The log-probability of a class whose ids have none."""
 _COMMITTED, _REPLACED = 200.0, 20.0
 """What a decision is worth beside log-probabilities, where texts are compared."""
-
-
-def require_constrainable(setup: Setup) -> None:
-    """Raises ValueError where the settings contradict a constraint, or the backend measures no
-    classes."""
-    for name in ("logits_eos_inf", "confidence_eos_eot_inf"):
-        require(
-            not getattr(setup.config, name),
-            f"{name} is True with a constraint, whose texts end by EOS; allowed: False",
-        )
-    require(
-        setup.measures,
-        "the backend measures no classes, which a constraint needs; allowed: another one, as xla",
-    )
 
 
 def with_classes(setup: Setup, asked: Asked | None) -> Asked | None:
@@ -63,47 +47,18 @@ def class_scores(at: Int[Array, "B Q"], head: HeadOut, length: int) -> ClassScor
     return jax.tree.map(lambda array: put(at, array, length), found)
 
 
-def measured_for_rule(setup: Setup, head: HeadOut) -> Measured | None:
-    """Returns what the head measured for a rule, without what a constraint asked."""
-    if setup.grammar is None or head.measured is None:
-        return head.measured
-    if setup.own_rule is None or not setup.own_rule.head_needs:
-        return None
-    return head.measured._replace(class_ids=None, class_logits=None)
-
-
-def step_constrained(setup: Setup, canvas: Canvas, scores: StepScores) -> StepScores:
-    """Returns the scores of a step with tokens that the constraint allows."""
-    if setup.grammar is None:
-        return scores
-    assert scores.classes is not None
-    here, standing = constrained(
-        setup.grammar,
-        canvas,
-        scores.here,
-        scores.classes,
-        scores.standing,
-        revises=setup.rule.revises,
-    )
-    return scores._replace(here=here, standing=standing)
-
-
-def constrained(
-    grammar: Grammar,
-    canvas: Canvas,
-    scores: Scores,
-    classes: ClassScores,
-    standing: Float[Array, "B L"] | None = None,
-    *,
-    revises: bool = False,
-) -> tuple[Scores, Float[Array, "B L"] | None]:
-    """Returns the scores with tokens that the constraint allows, and the probability of the tokens
-    that stand, as it measures them.
+def constrained(setup: Setup, canvas: Canvas, step: StepScores) -> StepScores:
+    """Returns the scores of a step with tokens that the constraint allows, and the probability of
+    the tokens that stand, as it measures them.
 
     At masked positions these are the tokens of the best text that agrees with the canvas. A token
     that stands is compared with the best one that may stand there while all others stay, where a
-    rule `revises`.
+    rule revises.
     """
+    grammar, classes, scores, standing = setup.grammar, step.classes, step.here, step.standing
+    if grammar is None:
+        return step
+    assert classes is not None
     free, scored, text = _free(canvas), scores.token >= 0, canvas.text
     assert text is not None
     values = _values(classes, scored)
@@ -115,7 +70,7 @@ def constrained(
         values=values,
         weighed=scored,
         rows=~canvas.done,
-        alternatives=revises or grammar.confidence == "allowed",
+        alternatives=setup.rule.revises or grammar.confidence == "allowed",
     )
     chosen, log_total = found.classes, classes.log_sum_exp
     if found.allowed is not None:
@@ -132,12 +87,12 @@ def constrained(
     token = _tokens(grammar, classes, chosen)
     if standing is not None and classes.mass is not None:
         standing = jnp.minimum(standing * jnp.exp(classes.log_sum_exp - log_total), 1)
-    inside = scored & (positions_of(canvas) >= text.begin[:, None])
+    inside = scored & (canvas.positions >= text.begin[:, None])
     said = scores._replace(
         token=jnp.where(inside, token, scores.token),
         confidence=jnp.where(inside, confidence, scores.confidence).astype(scores.confidence.dtype),
     )
-    return said, standing
+    return step._replace(here=said, standing=standing)
 
 
 def forced(setup: Setup, canvas: Canvas) -> Canvas:
@@ -153,12 +108,10 @@ def forced(setup: Setup, canvas: Canvas) -> Canvas:
     assert found.allowed is not None
     kind = found.allowed.argmax(axis=-1)
     alone = (found.allowed.sum(axis=-1) == 1) & grammar.single[kind]
-    alone &= (canvas.state == MASKED) & ~canvas.done[:, None]
-    return canvas._replace(
-        tokens=jnp.where(alone, grammar.representative[kind], canvas.tokens),
-        state=jnp.where(alone, jnp.int8(STABLE), canvas.state),
-        confidence=jnp.where(alone, jnp.float32(1), canvas.confidence),
-    )
+    alone &= canvas.masked & ~canvas.done[:, None]
+    tokens = jnp.where(alone, grammar.representative[kind], canvas.tokens)
+    confidence = jnp.where(alone, jnp.float32(1), canvas.confidence)
+    return canvas._replace(tokens=tokens, confidence=confidence).stable(alone)
 
 
 def begun(setup: Setup, canvas: Canvas) -> Canvas:
@@ -203,27 +156,23 @@ def held(
         alternatives=False,
     )
     agrees = grammar.class_of[after.tokens] == found.classes
-    agrees |= ~changed | before.done[:, None] | (positions_of(after) < text.begin[:, None])
+    agrees |= ~changed | before.done[:, None] | (after.positions < text.begin[:, None])
     other = ~agrees & was_free & scored
     undone = ~agrees & ~other
     confidence = jnp.exp(_of(found.classes, classes.logits) - classes.log_sum_exp)
+    confidence = jnp.where(other, confidence.astype(after.confidence.dtype), after.confidence)
+    tokens = jnp.where(other, _tokens(grammar, classes, found.classes), after.tokens)
     return after._replace(
-        tokens=_chosen(
-            undone, before.tokens, other, _tokens(grammar, classes, found.classes), after.tokens
-        ),
+        tokens=jnp.where(undone, before.tokens, tokens),
         state=jnp.where(undone, before.state, after.state),
-        confidence=_chosen(undone, before.confidence, other, confidence, after.confidence),
+        confidence=jnp.where(undone, before.confidence, confidence),
         filled=jnp.where(~agrees, before.filled, after.filled),
     )
 
 
-def _chosen(undone: Array, before: Array, other: Array, own: Array, after: Array) -> Array:
-    return jnp.where(undone, before, jnp.where(other, own.astype(after.dtype), after))
-
-
 def _free(canvas: Canvas) -> Bool[Array, "B L"]:
     """Returns the masks, and what is behind each row's end: both may become anything."""
-    return (canvas.state == MASKED) | (positions_of(canvas) >= canvas.end[:, None])
+    return canvas.masked | (canvas.positions >= canvas.end[:, None])
 
 
 def _values(classes: ClassScores, scored: Bool[Array, "B L"]) -> Float[Array, "B L G"]:

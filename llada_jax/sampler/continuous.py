@@ -20,13 +20,12 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from llada_jax.programs import kept, own_jit
-from llada_jax.sampler.canvas import Canvas
+from llada_jax.sampler.advance import Fault, faults_of, require_scores
+from llada_jax.sampler.canvas import Canvas, choose
 from llada_jax.sampler.generate import Ended, Result, result_of
 from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.own_decision import require_numbers
-from llada_jax.sampler.own_state import choose
 from llada_jax.sampler.run import Run
-from llada_jax.sampler.stop import Fault, faults_of, require_scores
 
 
 @dataclass

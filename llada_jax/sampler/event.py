@@ -39,12 +39,7 @@ class Event(IntEnum):
 
 KEPT = -1
 """The state that an event leaves as it was."""
-_AFTER = {
-    Event.FILL: STABLE,
-    Event.PROMOTE: STABLE,
-    Event.FREEZE: STABLE,
-    Event.REMASK: MASKED,
-}
+_AFTER = {Event.FILL: STABLE, Event.PROMOTE: STABLE, Event.FREEZE: STABLE, Event.REMASK: MASKED}
 _OF_VISIBLE = (Event.PROMOTE, Event.REPLACE, Event.FREEZE)
 
 

@@ -10,14 +10,14 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from llada_jax.config import Loop, ModelConfig, SamplerConfig, require
+from llada_jax.config import ModelConfig, SamplerConfig, require
+from llada_jax.sampler.advance import faults_of, require_scores
 from llada_jax.sampler.canvas import VISIBLE
 from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.own_decision import require_numbers
 from llada_jax.sampler.prompts import Prompts, end_ids
 from llada_jax.sampler.record import tokens_committed
 from llada_jax.sampler.run import Run, checked_run
-from llada_jax.sampler.stop import faults_of, require_scores
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.types import Denoiser, Params
 from llada_jax.view.page import Page
@@ -137,16 +137,29 @@ def result_of(
 ) -> Result:
     """Returns the result of prompts of a run, by their places, whose canvas rows are done."""
     config, model, infill = run.config, run.setup.model, run.infill
-    lengths, seeds = run.lengths[chosen], [run.seeds[place] for place in chosen]
+    lengths = run.lengths[chosen]
     tokens, state = (array[:, : ended.end.max()] for array in (ended.tokens, ended.state))
     end = np.minimum(ended.end, lengths if infill else lengths + config.gen_length)
-    given = run.constraints if len(run.constraints) < 2 else [run.constraints[i] for i in chosen]
-    settings = _settings(config, model, seeds, run.loop, seconds, infill=infill)
-    settings["constraints"] = [asdict(each) for each in given]
     begin = np.zeros_like(lengths) if infill else lengths
     pad_id = next((i for i in (model.pad_id, config.eos_id) if i is not None), 0)
+    padded = np.full((len(end), end.max()), pad_id, tokens.dtype)
+    for row, stop in enumerate(end):
+        padded[row, end.max() - stop :] = tokens[row, :stop]
+    given = run.constraints if len(run.constraints) < 2 else [run.constraints[i] for i in chosen]
+    settings = {
+        "sampler": config.as_dict(),
+        "rule_sha256": getattr(config.rule, "source_hash", None),
+        "model": {**asdict(model), "stop_ids": list(model.stop_ids)},  # as JSON has it
+        "seeds": [list(run.seeds[place]) for place in chosen],
+        "loop": run.loop,
+        "infill": infill,
+        "seconds": seconds,
+        "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind,
+        "constraints": [asdict(each) for each in given],
+    }
     return Result(
-        tokens=_left_padded(tokens[:, : end.max()], end, pad_id),
+        tokens=padded,
         prompt_lengths=lengths,
         nfe=ended.nfe,
         tpf=tokens_committed(steps.records.events) / max(1, int(ended.nfe.sum())),
@@ -155,35 +168,3 @@ def result_of(
         recorded=trace_of(steps, tokens, state >= VISIBLE, lengths, settings) if trace else None,
         ends=() if infill else end_ids(config, model),
     )
-
-
-def _left_padded(
-    tokens: Int[np.ndarray, "B L"], end: Int[np.ndarray, " B"], pad_id: int
-) -> Int[np.ndarray, "B L"]:
-    length = tokens.shape[1]
-    out = np.full_like(tokens, pad_id)
-    for row, stop in enumerate(end):
-        out[row, length - stop :] = tokens[row, :stop]
-    return out
-
-
-def _settings(
-    config: SamplerConfig,
-    model: ModelConfig,
-    seeds: list[tuple[int, int]],
-    loop: Loop,
-    seconds: float,
-    *,
-    infill: bool,
-) -> dict[str, Any]:
-    return {
-        "sampler": config.as_dict(),
-        "rule_sha256": getattr(config.rule, "source_hash", None),
-        "model": {**asdict(model), "stop_ids": list(model.stop_ids)},  # as JSON has it
-        "seeds": [list(seed) for seed in seeds],
-        "loop": loop,
-        "infill": infill,
-        "seconds": seconds,
-        "jax": jax.__version__,
-        "device": jax.devices()[0].device_kind,
-    }

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,14 +20,12 @@ from llada_jax.on_mesh import loop_on_all
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, take
 from llada_jax.sampler.decide import decide
-from llada_jax.sampler.guidance import guide
-from llada_jax.sampler.record import StepCounts, StepRecord, StepScores
+from llada_jax.sampler.record import OnStep, StepCounts, StepRecord, StepScores, view_of
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step import absorb, by_position, head_out, run_head
 from llada_jax.sampler.step_plan import StepPlan, plan_step
-from llada_jax.sampler.step_rows import step_rows
-from llada_jax.sampler.step_view import OnStep, view_of
+from llada_jax.sampler.step_rows import guide, step_rows
 from llada_jax.types import Denoiser, HeadOut, Params, RowsOut
 
 
@@ -125,7 +124,8 @@ def _compiled(on_mesh: bool, *shape: Any) -> Callable[..., Any]:
     return own_jit(_run_whole, rounds=on_mesh, donate_argnames="canvas")
 
 
-def _program_of(decoding: Decoding, canvas: Canvas) -> Callable[..., Any]:
+def program_of(decoding: Decoding, canvas: Canvas) -> Callable[..., Any]:
+    """Returns the compiled program that decodes canvases of this shape."""
     on_mesh = decoding.denoiser.on_mesh is not None
     return _compiled(on_mesh, jax.tree.structure(decoding), canvas.tokens.shape)
 
@@ -135,16 +135,10 @@ def compiled_loop(
 ) -> tuple[Canvas, Steps]:
     """Decodes in one compiled program (`lax.while_loop`) until so many rows are done, or for `most`
     steps; consumes the canvas."""
-    canvas, records, rows, count = _program_of(decoding, canvas)(decoding, canvas, until, most)
+    canvas, records, rows, count = program_of(decoding, canvas)(decoding, canvas, until, most)
     done = int(count)
     records = jax.tree.map(lambda leaf: np.asarray(leaf)[:done], records)
     return canvas, Steps(records, np.asarray(rows)[:done], np.full(done, np.nan))
-
-
-def lowered_loop(decoding: Decoding, canvas: Canvas) -> jax.stages.Lowered:
-    """Returns the program of `compiled_loop` before it is compiled. Of arrays, shapes and dtypes
-    are enough."""
-    return _program_of(decoding, canvas).lower(decoding, canvas, 1, decoding.limit)
 
 
 def _decide_and_plan(
@@ -155,24 +149,20 @@ def _decide_and_plan(
     return canvas, record, plan_step(setup, canvas)
 
 
-class _Programs:
-    """What the host loop runs beside the denoiser, for one shape."""
-
-    def __init__(self) -> None:
-        self.plan = own_jit(plan_step)
-        self.rows = own_jit(step_rows, static_argnums=3)
-        self.absorb = own_jit(absorb, donate_argnames="canvas")
-        self.absorb_copy = own_jit(absorb)  # while a worker reads the cache
-        self.refresh_job = own_jit(refresh_job)
-        self.states_at = own_jit(lambda setup, hidden, rows: take(guide(setup, hidden), rows))
-        self.merge = own_jit(merge, donate_argnames=("canvas", "scores"))
-        self.by_position = own_jit(by_position, static_argnames="length")
-        self.decide = own_jit(_decide_and_plan, donate_argnames="canvas")
-
-
 @kept
-def _programs(*shape: Any) -> _Programs:
-    return _Programs()
+def _programs(*shape: Any) -> Any:
+    """Returns what the host loop runs beside the denoiser, for one shape."""
+    return SimpleNamespace(
+        plan=own_jit(plan_step),
+        rows=own_jit(step_rows, static_argnums=3),
+        absorb=own_jit(absorb, donate_argnames="canvas"),
+        absorb_copy=own_jit(absorb),  # while a worker reads the cache
+        refresh_job=own_jit(refresh_job),
+        states_at=own_jit(lambda setup, hidden, rows: take(guide(setup, hidden), rows)),
+        merge=own_jit(merge, donate_argnames=("canvas", "scores")),
+        by_position=own_jit(by_position, static_argnames="length"),
+        decide=own_jit(_decide_and_plan, donate_argnames="canvas"),
+    )
 
 
 def host_loop(
@@ -248,11 +238,7 @@ def _holding(sizes: Sequence[int], needs: Int[Array, " B"], what: str) -> int:
 
 
 def _start_refresh(
-    setup: Setup,
-    programs: _Programs,
-    canvas: Canvas,
-    plan: StepPlan,
-    refresher: Refresher | None,
+    setup: Setup, programs: Any, canvas: Canvas, plan: StepPlan, refresher: Refresher | None
 ) -> tuple[RefreshJob, Future[tuple[RowsOut, HeadOut]]] | None:
     """Gives the worker what is to be refreshed, if anything is."""
     if refresher is None or not setup.config.has_worker or not np.asarray(plan.refreshed).any():

@@ -9,23 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
 
 from llada_jax.config import require
-from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import (
-    MASKED,
-    STABLE,
-    VISIBLE,
-    Canvas,
-    commit,
-    masked_again,
-    positions_of,
-    put,
-    take,
-)
-from llada_jax.sampler.own_needs import seen_of
-from llada_jax.sampler.own_state import RuleState, choose, remembered
+from llada_jax.sampler.candidates import Candidates, ranks
+from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas, choose, put, take
+from llada_jax.sampler.own_needs import RuleState, remembered, seen_of
 from llada_jax.sampler.record import StepScores
 from llada_jax.sampler.rules.own import Decision, OwnRule, Seen, State
 from llada_jax.sampler.setup import Setup
@@ -57,23 +45,26 @@ def decide_by_own_rule(
         remask = seen.committed & full.remask & (remasks < rule.most_remasks)
         replace = seen.committed & full.replace & ~remask
     wanted = seen.masked & full.commit
-    best = candidates.ranks(candidates.priority) == 0
+    best = ranks(candidates.priority, candidates.open) == 0
     commits = jnp.where(wanted.any(axis=1, keepdims=True), wanted, seen.masked & best)
 
     token = jnp.where(full.token >= 0, full.token, seen.predicted)
     final = jnp.int8(VISIBLE if rule.revises else STABLE)
     states = jnp.where(commits, final, take(canvas.state, positions))
     write = commits | replace
-    canvas = commit(canvas, positions, token, full.confidence, write, states, setup.mask_id)
-    canvas = masked_again(canvas, put(positions, remask, canvas.tokens.shape[1]), setup.mask_id)
+    canvas = canvas.committed(positions, token, full.confidence, write, states, setup.mask_id)
+    canvas = canvas.masked_again(put(positions, remask, canvas.tokens.shape[1]), setup.mask_id)
     canvas = canvas._replace(rule_state=memory)
     if seen.drafts is not None:
-        everywhere = jnp.broadcast_to(positions_of(canvas), canvas.tokens.shape)
+        everywhere = jnp.broadcast_to(canvas.positions, canvas.tokens.shape)
         ahead, drafts = seen.drafts.masked & full.ahead, seen.drafts
-        canvas = commit(
-            canvas, everywhere, drafts.predicted, drafts.confidence, ahead, final, setup.mask_id
+        canvas = canvas.committed(
+            everywhere, drafts.predicted, drafts.confidence, ahead, final, setup.mask_id
         )
-    return _ended(setup, canvas, full.end)
+    if setup.config.eos_id is None:  # then no rule may end a row
+        return canvas
+    left = canvas.masked & (full.end & ~canvas.done)[:, None]
+    return canvas.ended(left, setup.config.eos_id)
 
 
 def require_numbers(rule: Any, canvas: Canvas) -> None:
@@ -81,7 +72,7 @@ def require_numbers(rule: Any, canvas: Canvas) -> None:
     if canvas.rule_state is None:
         return
     leaves = [*jax.tree.leaves(canvas.rule_state.state), canvas.confidence]
-    floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    floats = (leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
     require(
         not any(bool(jnp.isnan(leaf).any()) for leaf in floats),
         f"rule {type(rule).__name__} has NaN in its state or confidences; allowed: numbers",
@@ -116,17 +107,4 @@ def _require_same_state(rule: OwnRule, old: State, new: State) -> None:
         form(old) == form(new),
         f"rule {type(rule).__name__}: its state was {form(old)} and is {form(new)}; allowed: the "
         "same shapes and types after each step",
-    )
-
-
-def _ended(setup: Setup, canvas: Canvas, end: Bool[Array, " B"]) -> Canvas:
-    """Returns the canvas whose rows `end` are full: what was masked is EOS."""
-    eos_id = setup.config.eos_id
-    if eos_id is None:  # then no rule may end a row
-        return canvas
-    fill = (canvas.state == MASKED) & (end & ~canvas.done)[:, None]
-    return canvas._replace(
-        tokens=jnp.where(fill, jnp.int32(eos_id), canvas.tokens),
-        state=jnp.where(fill, jnp.int8(STABLE), canvas.state),
-        filled=canvas.filled | fill,
     )

@@ -1,26 +1,88 @@
 """What is asked of the head for a user's own rule, what it remembers, and what it is shown."""
 
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import require
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import (
-    MASKED,
-    VISIBLE,
-    Canvas,
-    block_start,
-    blocks_of,
-    put,
-    take,
-)
-from llada_jax.sampler.commit import block_positions
+from llada_jax.sampler.canvas import VISIBLE, Canvas, choose, put, take
 from llada_jax.sampler.record import StepScores
-from llada_jax.sampler.rules.own import Ask, Drafts, OwnRule, Seen
+from llada_jax.sampler.rules.own import Ask, Drafts, OwnRule, Seen, Sizes, State
 from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.standing import asked_of_standing
 from llada_jax.sampler.step_plan import Query, StepPlan
 from llada_jax.types import Asked
+
+_NEED = {"top_ids": "top_k", "top_logits": "top_k"}
+"""By which need a rule is shown something, where that has another name."""
+
+
+class Previous(NamedTuple):
+    """States of the positions of a block when they were last scored."""
+
+    hidden: Float[Array, "B C D"]
+    known: Bool[Array, "B C"]
+
+
+class RuleState(NamedTuple):
+    """What is kept for a user's rule in the canvas."""
+
+    state: State
+    at_start: State  # as `init` made it
+    previous: Previous | None  # where the rule needs divergences
+
+
+def new_state(setup: Setup, batch: int, length: int) -> RuleState | None:
+    """Returns the state of a user's rule; None for others. Raises ValueError for other shapes."""
+    rule = setup.own_rule
+    if rule is None:
+        return None
+    sizes = Sizes(batch, setup.config.block_length, length, setup.model.vocab_size)
+    state = rule.init(sizes)
+    name = type(rule).__name__
+    require(isinstance(state, State), f"rule {name}: init gives {state!r}; allowed: lj.State")
+    for leaf in jax.tree.leaves(state):
+        shape = np.shape(leaf)
+        require(
+            shape[:1] == (batch,),
+            f"rule {name}: init gives an array of shape {shape}; allowed: a first axis of the "
+            f"batch ({batch})",
+        )
+    state = jax.tree.map(jnp.array, state)  # a copy of each: loops donate them
+    previous = None
+    if setup.needs("divergence"):
+        hidden = jnp.zeros((batch, sizes.block, setup.model.width), jnp.float32)
+        previous = Previous(hidden, jnp.zeros(hidden.shape[:2], bool))
+    return RuleState(state, jax.tree.map(jnp.copy, state), previous)
+
+
+def remembered(
+    memory: RuleState, state: State, scored: Bool[Array, "B C"], scores: StepScores
+) -> RuleState:
+    """Returns what is kept after a decision: the rule's new state, and the states that scored."""
+    previous = memory.previous
+    if previous is not None:
+        assert scores.hidden is not None
+        latest = scores.hidden.astype(jnp.float32)
+        hidden = jnp.where(scored[..., None], latest, previous.hidden)
+        previous = Previous(hidden, previous.known | scored)
+    return memory._replace(state=state, previous=previous)
+
+
+def next_for_own_rule(canvas: Canvas, moved: Bool[Array, " B"]) -> Canvas:
+    """Returns the canvas whose rule forgets what it knew of a block, where rows have another."""
+    memory: RuleState | None = canvas.rule_state
+    if memory is None:
+        return canvas
+    block = jax.tree.map(partial(choose, moved), memory.at_start.block, memory.state.block)
+    state, previous = memory.state._replace(block=block), memory.previous
+    if previous is not None:
+        previous = previous._replace(known=previous.known & ~moved[:, None])
+    return canvas._replace(rule_state=memory._replace(state=state, previous=previous))
 
 
 def asked_of(setup: Setup, canvas: Canvas, query: Query) -> Asked | None:
@@ -28,29 +90,28 @@ def asked_of(setup: Setup, canvas: Canvas, query: Query) -> Asked | None:
     nothing. Raises ValueError where the rule asks in other shapes."""
     rule, memory = setup.own_rule, canvas.rule_state
     if setup.doubts and setup.measures:
-        return asked_of_standing(take(canvas.tokens, query.at % canvas.tokens.shape[1]))
+        return Asked(listed=take(canvas.tokens, query.at % canvas.tokens.shape[1])[..., None])
     if rule is None or not rule.head_needs:
         return None
-    shape = (canvas.tokens.shape[0], setup.config.block_length)
-    ask = _checked(rule, rule.ask(memory.state), shape)
-    tokens, none = take(canvas.tokens, block_positions(setup, canvas))[..., None], jnp.int32(-1)
-    listed = [each for each in (ask.listed,) if each is not None]
-    listed += [tokens] if setup.needs("current") else []  # the last one, to which nothing is added
-    added = ask.added
-    if added is not None and setup.needs("current"):
-        added = jnp.pad(added, ((0, 0), (0, 0), (0, 1)))
+    length, batch = setup.config.block_length, canvas.tokens.shape[0]
+    listed, added = _checked(rule, rule.ask(memory.state), (batch, length))
+    if setup.needs("current"):  # the last one, to which nothing is added
+        tokens = take(canvas.tokens, canvas.block_positions(length))[..., None]
+        listed = tokens if listed is None else jnp.concatenate([listed, tokens], axis=-1)
+        added = None if added is None else jnp.pad(added, ((0, 0), (0, 0), (0, 1)))
+    offset = query.at - canvas.block_start(length)[:, None]
+    inside = ((offset >= 0) & (offset < length))[..., None]
 
-    offset = query.at - block_start(canvas, shape[1])[:, None]
-
-    def of_rows(array: Array, outside: Array) -> Array:
-        inside = ((offset >= 0) & (offset < shape[1]))[..., None]
-        return jnp.where(inside, take(array, offset), outside)
+    def of_rows(array: Array | None, outside: int) -> Array | None:
+        if array is None:
+            return None
+        return jnp.where(inside, take(array, offset), jnp.asarray(outside, array.dtype))
 
     return Asked(
         top_k=rule.top_k if setup.needs("top_k") else 0,
-        listed=of_rows(jnp.concatenate(listed, axis=-1), none) if listed else None,
-        added=None if added is None else of_rows(added, jnp.zeros((), added.dtype)),
-        previous=memory.previous and of_rows(memory.previous.hidden, jnp.float32(0)),
+        listed=of_rows(listed, -1),
+        added=of_rows(added, 0),
+        previous=of_rows(memory.previous and memory.previous.hidden, 0),
     )
 
 
@@ -82,9 +143,14 @@ def seen_of(
     setup: Setup, canvas: Canvas, plan: StepPlan, candidates: Candidates, scores: StepScores
 ) -> Seen:
     """Returns what the rule is shown after a forward."""
-    positions = block_positions(setup, canvas)
+    positions = canvas.block_positions(setup.config.block_length)
     alive = ~canvas.done[:, None] & (positions < canvas.end[:, None])
     said, tokens = candidates.scores, take(canvas.tokens, positions)
+    known = {"entropy": said.entropy, "margin": said.margin, "hidden": scores.hidden}
+    known |= _measured(setup, canvas, scores)
+    if setup.needs("drafts"):
+        known["drafts"] = _drafts(setup, canvas)
+    needed = {name: value for name, value in known.items() if setup.needs(_NEED.get(name, name))}
     return Seen(
         position=positions,
         token=tokens,
@@ -96,28 +162,18 @@ def seen_of(
         step=canvas.block_step,
         block_masks=canvas.block_masks,
         quota=candidates.quota,
-        entropy=said.entropy if setup.needs("entropy") else None,
-        margin=said.margin if setup.needs("margin") else None,
-        hidden=scores.hidden if setup.needs("hidden") else None,
-        drafts=_drafts(setup, canvas) if setup.needs("drafts") else None,
-        **_measured(setup, canvas, scores),
+        **needed,
     )
 
 
-def _measured(setup: Setup, canvas: Canvas, scores: StepScores) -> dict[str, Array | None]:
+def _measured(setup: Setup, canvas: Canvas, scores: StepScores) -> dict[str, Any]:
     """Returns what the head measured, by its names in `Seen`."""
     if scores.measured is None:
         return {}
-    said = scores.measured
-    log_sum_exp, listed, moved = said.log_sum_exp, said.listed, said.divergence
-    found = {"top_ids": said.top_ids, "top_logits": said.top_logits}
-    if setup.needs("log_sum_exp"):
-        found["log_sum_exp"] = log_sum_exp
+    found = scores.measured._asdict()
+    listed, moved = found["listed"], found["divergence"]
     if setup.needs("current"):
-        assert listed is not None
-        found["current"], listed = listed[..., -1] - log_sum_exp, listed[..., :-1]
-    if setup.needs("listed"):
-        found["listed"] = listed
+        found["current"], found["listed"] = listed[..., -1] - found["log_sum_exp"], listed[..., :-1]
     if moved is not None:
         known = canvas.rule_state.previous.known
         found["divergence"] = jnp.where(known, moved, jnp.finfo(moved.dtype).max)
@@ -125,8 +181,8 @@ def _measured(setup: Setup, canvas: Canvas, scores: StepScores) -> dict[str, Arr
 
 
 def _drafts(setup: Setup, canvas: Canvas) -> Drafts:
-    blocks = blocks_of(canvas, setup.config.block_length)
-    masked = (canvas.state == MASKED) & (blocks > canvas.block[:, None]) & ~canvas.done[:, None]
+    blocks = canvas.blocks(setup.config.block_length)
+    masked = canvas.masked & (blocks > canvas.block[:, None]) & ~canvas.done[:, None]
     latest = canvas.latest
     assert latest is not None
     return Drafts(masked & (latest.token >= 0), latest.token, latest.confidence)

@@ -20,25 +20,25 @@ def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
         isinstance(config, SamplerConfig),
         f"config is {config!r}; allowed: a SamplerConfig, as SamplerConfig(gen_length=64)",
     )
-    ids = {}
-    for name in ("mask_id", "eos_id", "eot_id"):
-        own = getattr(config, name)
-        ids[name] = getattr(model, name) if own is None else own
-        require(
-            ids[name] is None or 0 <= ids[name] < model.vocab_size,
-            f"{name} is {ids[name]}; allowed: 0 to {model.vocab_size - 1}",
-        )
+    late = config.confidence_eos_eot_inf
     needs = {
         "mask_id": ("decoding", True),
         "eos_id": (
             "logits_eos_inf, confidence_eos_eot_inf and eos_early_stop",
-            config.logits_eos_inf or config.confidence_eos_eot_inf or config.eos_early_stop,
+            config.logits_eos_inf or late or config.eos_early_stop,
         ),
-        "eot_id": ("confidence_eos_eot_inf", config.confidence_eos_eot_inf),
+        "eot_id": ("confidence_eos_eot_inf", late),
     }
+    ids = {}
     for name, (user, needed) in needs.items():
+        own = getattr(config, name)
+        ids[name] = found = getattr(model, name) if own is None else own
         require(
-            not needed or ids[name] is not None,
+            found is None or 0 <= found < model.vocab_size,
+            f"{name} is {found}; allowed: 0 to {model.vocab_size - 1}",
+        )
+        require(
+            not needed or found is not None,
             f"{name} is not set by the model's configuration, and {user} needs it: set it in the "
             "SamplerConfig",
         )
@@ -70,44 +70,33 @@ def check_prompts(
     )
     rows = [np.asarray(prompt) for prompt in prompts]
     for index, row in enumerate(rows):
-        _check_prompt(f"prompt {index}", row, config, model, infill=infill)
+        name = f"prompt {index}"
+        require(len(row) > 0, f"{name} is empty; allowed: 1 token or more")
+        require(
+            np.issubdtype(row.dtype, np.integer), f"{name} has dtype {row.dtype}; allowed: integers"
+        )
+        outside = row[(row < 0) | (row >= model.vocab_size)]
+        require(
+            not outside.size,
+            f"{name} has id {outside[:1]}; allowed: 0 to {model.vocab_size - 1} (the vocabulary)",
+        )
+        more = 0 if infill else config.gen_length
+        require(
+            len(row) + more <= model.max_length,
+            f"{name} has {len(row)} tokens; allowed: up to {model.max_length - more} (the model's "
+            f"{model.max_length}, less {more} that are generated)",
+        )
+        masks = np.flatnonzero(row == config.mask_id)
+        require(
+            infill or not masks.size,
+            f"{name} contains [MASK] ({config.mask_id}) at position {masks[:1]}; allowed: only in "
+            "infilling",
+        )
     require(
         not infill or any((row == config.mask_id).any() for row in rows),
         f"no canvas has a hole; allowed: 1 or more [MASK] ({config.mask_id}) in infilling",
     )
     return [row.astype(np.int32) for row in rows]
-
-
-def _check_prompt(
-    name: str, row: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
-) -> None:
-    require(len(row) > 0, f"{name} is empty; allowed: 1 token or more")
-    require(
-        np.issubdtype(row.dtype, np.integer), f"{name} has dtype {row.dtype}; allowed: integers"
-    )
-    outside = row[(row < 0) | (row >= model.vocab_size)]
-    require(
-        not outside.size,
-        f"{name} has id {outside[:1]}; allowed: 0 to {model.vocab_size - 1} (the vocabulary)",
-    )
-    if infill:
-        require(
-            len(row) <= model.max_length,
-            f"{name} has {len(row)} tokens; allowed: up to {model.max_length}",
-        )
-        return
-    longest = model.max_length - config.gen_length
-    require(
-        len(row) <= longest,
-        f"{name} has {len(row)} tokens; allowed: up to {longest} (the model's {model.max_length} "
-        f"less gen_length {config.gen_length})",
-    )
-    masks = np.flatnonzero(row == config.mask_id)
-    require(
-        not masks.size,
-        f"{name} contains [MASK] ({config.mask_id}) at position {masks[:1]}; allowed: only in "
-        "infilling",
-    )
 
 
 def check_seeds(seed: int | Sequence[int], batch: int) -> list[tuple[int, int]]:

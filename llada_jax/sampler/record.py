@@ -1,17 +1,16 @@
-"""What one step found and did, as arrays: the raw material of the trace."""
+"""What one step found and did, as arrays: what traces are made of, and what is shown of a step."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, put
+from llada_jax.sampler.event import Event
 from llada_jax.sampler.rules.rule import Rule
-from llada_jax.types import Measured, Scores
-
-COMMIT, AHEAD, PROMOTE, REPLACE, REMASK, FREEZE = (1 << bit for bit in range(6))
-"""What may happen to a position in a step, as bits. AHEAD comes with COMMIT."""
+from llada_jax.types import HeadOut, Measured, Scores
 
 
 class ClassScores(NamedTuple):
@@ -56,7 +55,7 @@ class StepRecord(NamedTuple):
 
     counts: StepCounts
     block: Int[Array, " B"]
-    events: Int[Array, "B L"]  # bits
+    events: Int[Array, "B L"]  # a bit for each `Event`
     token: Int[Array, "B L"]  # after the step, as is the confidence
     confidence: Float[Array, "B L"]
     predicted: Int[Array, "B L"] | None = None  # by this forward; -1 where nothing was scored
@@ -69,30 +68,78 @@ def record_of(
 ) -> StepRecord:
     """Returns the record of a step from the canvas at its start, after its own block's commits and
     revisions, when it had gone on to the next block, and at its end."""
-    was_masked, was_visible = before.state == MASKED, before.state == VISIBLE
+    was_masked, was_visible = before.masked, before.state == VISIBLE
     filled = after.filled & ~before.filled
     first = (before.nfe == 1) & ~before.done
     given = first[:, None] & (before.state == STABLE)  # before the first forward
     committed = (was_masked | given) & (after.state >= VISIBLE) & ~filled
     unverified = (after.state == VISIBLE) & rule.verifies
-    ahead = committed & ((decided.state == MASKED) | unverified)
+    ahead = committed & (decided.masked | unverified)
     flags = {
-        COMMIT: committed,
-        AHEAD: ahead,
-        PROMOTE: was_visible & (revised.state == STABLE),
-        REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.state > MASKED),
-        REMASK: (before.state >= VISIBLE) & (revised.state == MASKED),
-        FREEZE: (revised.state == VISIBLE) & (after.state == STABLE),
+        Event.COMMIT: committed,
+        Event.AHEAD: ahead,
+        Event.PROMOTE: was_visible & (revised.state == STABLE),
+        Event.REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.state > MASKED),
+        Event.REMASK: (before.state >= VISIBLE) & revised.masked,
+        Event.FREEZE: (revised.state == VISIBLE) & (after.state == STABLE),
     }
-    events = jnp.asarray(sum(bit * flag.astype(jnp.int8) for bit, flag in flags.items()), jnp.int8)
+    events = sum((flag.astype(jnp.int8) * (1 << kind) for kind, flag in flags.items()), jnp.int8(0))
     return StepRecord(counts, before.block, events, after.tokens, after.confidence)
 
 
 def tokens_committed(events: Int[np.ndarray, "S B L"]) -> int:
     """Returns how many tokens forwards committed and that were not masked again."""
-    return int(((events & COMMIT) > 0).sum() - ((events & REMASK) > 0).sum())
+    commits, remasks = ((events & (1 << kind)) > 0 for kind in (Event.COMMIT, Event.REMASK))
+    return int(commits.sum() - remasks.sum())
 
 
 def spread(at: Int[Array, "B Q"], scores: Scores, length: int) -> Scores:
     """Returns scores by position, [B, length]; token -1 where there is none."""
     return Scores(put(at, scores.token, length, -1), *(put(at, x, length) for x in scores[1:]))
+
+
+def standing_probability(head: HeadOut) -> Float[Array, "B Q"]:
+    """Returns the probability of the token that stands at each row's position, the last one listed.
+
+    It is exact where the head has measured it. Else it is the most that can be known of a token
+    that is not the preferred one: that has at most what the preferred one has, and what it leaves.
+    """
+    measured, best = head.measured, head.scores.confidence
+    if measured is None or measured.listed is None:
+        return jnp.minimum(best, 1 - best)
+    return jnp.exp(measured.listed[..., -1] - measured.log_sum_exp)
+
+
+class StepView(NamedTuple):
+    """What `on_step` is shown after each forward, as numpy arrays."""
+
+    step: int
+    rows: int
+    tokens: Int[np.ndarray, "B L"]
+    state: Int[np.ndarray, "B L"]
+    confidence: Float[np.ndarray, "B L"]
+    fresh: Bool[np.ndarray, "B L"]
+    """Positions that this step committed."""
+    nfe: Int[np.ndarray, " B"]
+
+
+OnStep = Callable[[StepView], None]
+
+
+def view_of(step: int, rows: int, canvas: Canvas, before: Any) -> StepView:
+    """Returns the view of a canvas whose states were others `before`."""
+    length = int(canvas.end.max())
+
+    def shown(array: Array) -> np.ndarray:  # a copy: the next step reuses the canvas's memory
+        return np.array(array)[:, :length]
+
+    state = shown(canvas.state)
+    return StepView(
+        step=step,
+        rows=rows,
+        tokens=shown(canvas.tokens),
+        state=state,
+        confidence=shown(canvas.confidence),
+        fresh=state != before[:, :length],
+        nfe=np.array(canvas.nfe),
+    )

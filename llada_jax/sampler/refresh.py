@@ -8,16 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from llada_jax.rows import write_rows
-from llada_jax.sampler.canvas import Canvas, put, take
+from llada_jax.sampler.canvas import Canvas, choose, put, take
 from llada_jax.sampler.constrained import class_scores, with_classes
-from llada_jax.sampler.extra_rows import PROBE, REFRESH, extra_rows, packed
-from llada_jax.sampler.guidance import with_unconditional
-from llada_jax.sampler.own_state import choose
-from llada_jax.sampler.record import StepScores, spread
+from llada_jax.sampler.record import StepScores, spread, standing_probability
 from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.standing import asked_of_standing, standing_probability
-from llada_jax.sampler.step_plan import StepPlan
-from llada_jax.sampler.step_rows import rows_beside
+from llada_jax.sampler.step_plan import PROBE, REFRESH, ExtraRows, StepPlan, packed
+from llada_jax.sampler.step_rows import rows_beside, with_unconditional
 from llada_jax.sampler.windows.window import Span
 from llada_jax.types import Asked, HeadOut, Rows, RowsOut
 
@@ -34,13 +30,14 @@ class RefreshJob(NamedTuple):
 def refresh_job(setup: Setup, canvas: Canvas, plan: StepPlan) -> RefreshJob:
     """Returns what a worker runs beside the forward: it sees the cache as it is now."""
     chosen, shadow = plan.refreshed, setup.rule.rescore == "shadow"
-    extra = extra_rows(refresh=chosen, probe=chosen if shadow else None, like=canvas.tokens)
+    nowhere = jnp.zeros_like(chosen)
+    extra = ExtraRows(jnp.stack([nowhere, chosen, chosen if shadow else nowhere], axis=1))
     nothing = Span(canvas.settled, canvas.settled)
     n_tokens = setup.rule.refresh_rows
     rows = rows_beside(setup, canvas, extra, nothing, (1 + shadow) * n_tokens)
     at = packed(chosen, n_tokens)
     row = take(extra.slots[:, PROBE if shadow else REFRESH], at)
-    asked = with_classes(setup, asked_of_standing(take(canvas.tokens, at)))
+    asked = with_classes(setup, Asked(listed=take(canvas.tokens, at)[..., None]))
     assert asked is not None
     return RefreshJob(with_unconditional(setup, canvas, rows), at, row, asked)
 

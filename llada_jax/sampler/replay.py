@@ -8,16 +8,15 @@ import numpy as np
 from jaxtyping import Int
 
 from llada_jax.config import require
-from llada_jax.sampler.canvas import MASKED, PROMPT, STABLE, VISIBLE, block_origin, canvas_end
+from llada_jax.sampler.canvas import MASKED, PROMPT, STABLE, VISIBLE, bounds_of
 from llada_jax.sampler.event import Event, event_states
+from llada_jax.sampler.record import StepCounts
 
 if TYPE_CHECKING:
     from llada_jax.sampler.trace import Trace
 
-_COUNTS = ("live_rows", "shadow_rows", "draft_rows", "refreshed", "head_rows", "cache_length",
-           "block")  # fmt: skip
-_TOLD = ("gen_length", "block_length", "accept", "window", "cache", "threshold", "factor",
-         "entropy_bound", "theta_visible", "theta_stable", "temperature")  # fmt: skip
+_TOLD = ("gen_length", "block_length", "accept", "window", "cache", "threshold", "theta_visible",
+         "theta_stable", "temperature")  # fmt: skip
 
 
 def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
@@ -36,8 +35,7 @@ def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
     told: list[Any] = [SimpleNamespace(**settings[name]) for name in ("sampler", "model")]
     sampler, model = told
     lengths = trace.prompt_lengths[row : row + 1]
-    end = int(canvas_end(lengths, sampler, model, infill=infill)[0])
-    origin = int(block_origin(lengths, sampler, model, infill=infill)[0])
+    origin, end = (int(each[0]) for each in bounds_of(lengths, sampler, model, infill=infill))
     mine = np.flatnonzero((trace.event_row == row) & (trace.event_kind != Event.MARGIN))
     kinds, positions = trace.event_kind[mine], trace.event_position[mine]
     masked = np.arange(end) >= (end if infill else lengths[0])
@@ -50,7 +48,8 @@ def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
     events = np.stack(columns, axis=1).astype(int)
     useful = np.flatnonzero(trace.live_rows[:, row] + trace.refreshed[:, row])
     bounds = np.searchsorted(trace.event_step[mine], np.append(useful, len(trace.rows)))
-    forwards = {name: getattr(trace, name)[:, row] for name in _COUNTS} | {"rows": trace.rows}
+    names = (*StepCounts._fields, "block")
+    forwards = {name: getattr(trace, name)[:, row] for name in names} | {"rows": trace.rows}
     forwards |= _windows(trace, row, sampler, origin - int(model.shift_logits))
     seconds = None if np.isnan(trace.seconds).any() else trace.seconds[useful].round(5).tolist()
     return {

@@ -18,19 +18,12 @@ from llada_jax.constraint.patterns import Constraint
 from llada_jax.on_mesh import begun_on
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
-from llada_jax.sampler.constrained import begun, require_constrainable
-from llada_jax.sampler.loops import (
-    Decoding,
-    Refresher,
-    Steps,
-    compiled_loop,
-    host_loop,
-    lowered_loop,
-)
-from llada_jax.sampler.own_state import new_state
+from llada_jax.sampler.constrained import begun
+from llada_jax.sampler.loops import Decoding, Refresher, Steps, compiled_loop, host_loop, program_of
+from llada_jax.sampler.own_needs import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, end_ids, with_ids
+from llada_jax.sampler.record import OnStep
 from llada_jax.sampler.setup import KeptScores, Setup
-from llada_jax.sampler.step_view import OnStep
 from llada_jax.sampler.windows.window import buckets_for
 from llada_jax.types import Denoiser, KVCache, Params
 
@@ -126,9 +119,8 @@ class Run:
         """Returns the compiled loop of all prompts at once, before it is compiled. Of parameters,
         shapes and dtypes are enough."""
         decoding = self._decoding  # made before its arrays could become tracers
-        return lowered_loop(
-            decoding, jax.eval_shape(partial(self.canvas, range(len(self.prompts))))
-        )
+        canvas = jax.eval_shape(partial(self.canvas, range(len(self.prompts))))
+        return program_of(decoding, canvas).lower(decoding, canvas, 1, decoding.limit)
 
     @cached_property
     def _decoding(self) -> Decoding:
@@ -192,7 +184,13 @@ def checked_run(
     )
     placed = None
     if texts is not None:
-        require_constrainable(setup)
+        for name in ("logits_eos_inf", "confidence_eos_eot_inf"):
+            require(
+                not getattr(config, name),
+                f"{name} is True with a constraint, whose texts end by EOS; allowed: False",
+            )
+        require(setup.measures, "the backend measures no classes, which a constraint needs; "
+                "allowed: another one, as xla")  # fmt: skip
         ends, mask_id = end_ids(config, model), setup.mask_id
         placed = placed_texts(texts, rows, mask_id, config.gen_length, infill=infill)
         setup = replace(setup, grammar=grammar_of(texts, ends))

@@ -7,7 +7,7 @@ import jax
 
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.constraint.canvas import Grammar
-from llada_jax.sampler.rules.own import Need, OwnRule
+from llada_jax.sampler.rules.own import OwnRule
 from llada_jax.sampler.rules.rule import Rule
 from llada_jax.sampler.windows.window import Window, doubling
 
@@ -64,7 +64,7 @@ class Setup:
         """The rule where it is a user's own."""
         return self.rule if isinstance(self.rule, OwnRule) else None
 
-    def needs(self, *names: Need) -> bool:
+    def needs(self, *names: str) -> bool:
         """Returns whether a rule of one's own needs any of these."""
         return self.own_rule is not None and not self.own_rule.needs.isdisjoint(names)
 
@@ -85,12 +85,9 @@ class Setup:
 
     def most_extra_rows(self, length: int) -> int:
         """Returns the most rows that stand beside the window, in a canvas of `length`."""
-        config, window = self.config, self.window
-        refreshed_by_rows = config.refreshes and not config.has_worker
-        return (
-            self.shadows * window.most_rows(config, length)
-            + refreshed_by_rows * 2 * self.rule.refresh_rows
-        )
+        config, by_rows = self.config, self.config.refreshes and not self.config.has_worker
+        refreshed = by_rows * 2 * self.rule.refresh_rows
+        return self.shadows * self.window.most_rows(config, length) + refreshed
 
     def most_asked(self, length: int) -> int:
         """Returns the most positions that one step scores."""

@@ -11,16 +11,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.rows import write_rows
-from llada_jax.sampler.canvas import Canvas, block_start, in_span, put, take
-from llada_jax.sampler.commit import step_keys
-from llada_jax.sampler.constrained import class_scores, measured_for_rule, with_classes
-from llada_jax.sampler.extra_rows import PROBE, SHADOW
-from llada_jax.sampler.guidance import guide
+from llada_jax.sampler.canvas import Canvas, put, take
+from llada_jax.sampler.constrained import class_scores, with_classes
 from llada_jax.sampler.own_needs import asked_of, to_block
-from llada_jax.sampler.record import StepCounts, StepScores, spread
+from llada_jax.sampler.record import StepCounts, StepScores, spread, standing_probability
 from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.standing import standing_probability
-from llada_jax.sampler.step_plan import StepPlan
+from llada_jax.sampler.step_plan import PROBE, SHADOW, StepPlan
+from llada_jax.sampler.step_rows import guide
 from llada_jax.types import Asked, Denoiser, HeadOut, Params, Rows, RowsOut
 
 
@@ -48,17 +45,14 @@ def absorb(
     alive = (~canvas.done).astype(canvas.nfe.dtype)
     counts = _counts(canvas, plan, rows)
     canvas = canvas._replace(
-        cache=cache,
-        settled=jnp.where(canvas.done, canvas.settled, settled),
-        nfe=canvas.nfe + alive,
+        cache=cache, settled=jnp.where(canvas.done, canvas.settled, settled), nfe=canvas.nfe + alive
     )
     hidden = take(guide(setup, out.hidden), plan.query.row)
     keys = None
     if config.temperature > 0:
-        at = plan.query.at % canvas.tokens.shape[1]
-        keys = step_keys(canvas, at, canvas.nfe[:, None])
+        keys = canvas.noise_keys(plan.query.at % canvas.tokens.shape[1])
     asked = with_classes(setup, asked_of(setup, canvas, plan.query))
-    start = block_start(canvas, config.block_length)
+    start = canvas.block_start(config.block_length)
     return canvas, Denoised(hidden, keys, counts, plan.query.at, asked, start)
 
 
@@ -93,14 +87,17 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
     finite = jnp.isfinite(denoised.hidden[:, :n_heads]).all(axis=-1)
     confidence = jnp.where(finite, head.scores.confidence, jnp.nan)
     said = head.scores._replace(confidence=confidence)
-    kept = setup.needs("hidden", "divergence")
-    hidden = denoised.hidden[:, :n_heads] if kept else None
+    hidden = denoised.hidden[:, :n_heads] if setup.needs("hidden", "divergence") else None
+    measured = None
+    if setup.own_rule is not None and setup.own_rule.head_needs:
+        assert head.measured is not None
+        measured = head.measured._replace(class_ids=None, class_logits=None)
     standing = put(at, standing_probability(head), length) if setup.doubts else None
     classes = None if setup.grammar is None else class_scores(at, head, length)
     block = partial(to_block, at=at, start=denoised.block_start, length=setup.config.block_length)
     return StepScores(
         spread(at, said, length),
-        None if setup.doubts else jax.tree.map(block, measured_for_rule(setup, head)),
+        jax.tree.map(block, measured),
         jax.tree.map(block, hidden),
         standing,
         classes,
@@ -116,7 +113,7 @@ def _counts(canvas: Canvas, plan: StepPlan, rows: Rows) -> StepCounts:
     return StepCounts(
         live_rows=total(rows.live[:batch]),
         shadow_rows=total(plan.extra.at(SHADOW) | plan.extra.at(PROBE)),
-        draft_rows=total(plan.draft & in_span(canvas, *plan.span)),
+        draft_rows=total(plan.draft & canvas.in_span(*plan.span)),
         refreshed=total(plan.refreshed),
         head_rows=total(plan.query.at < canvas.tokens.shape[1]),
         cache_length=total(rows.sees_cache[:batch].any(axis=1)),

@@ -1,22 +1,23 @@
-"""The rows of a step: what they feed, where they stand, and what they see."""
+"""The rows of a step: what they feed, where they stand, and what they see. Under classifier-free
+guidance, the same rows a second time, whose prompt is masked."""
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.rows import filled_order, make_rows
-from llada_jax.sampler.canvas import MASKED, Canvas, block_start, take
-from llada_jax.sampler.extra_rows import (
+from llada_jax.sampler.canvas import MASKED, PROMPT, Canvas, take
+from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.step_plan import (
     NOTHING,
     PROBE,
     REFRESH,
     SHADOW,
     WINDOW,
     ExtraRows,
+    StepPlan,
     packed,
 )
-from llada_jax.sampler.guidance import with_unconditional
-from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.step_plan import StepPlan
 from llada_jax.sampler.windows.window import Span
 from llada_jax.types import Rows
 
@@ -106,7 +107,7 @@ def _order(setup: Setup, canvas: Canvas, positions: Int[Array, "B R"]) -> Int[Ar
         every = jnp.broadcast_to(positions, (canvas.tokens.shape[0], positions.shape[1]))
         return filled_order(take(canvas.state, every) == MASKED, every)
     if setup.model.causal == "finished":
-        return jnp.minimum(positions, block_start(canvas, setup.config.block_length)[:, None])
+        return jnp.minimum(positions, canvas.block_start(setup.config.block_length)[:, None])
     return setup.window.attention_order(canvas, positions, setup.config)
 
 
@@ -114,3 +115,26 @@ def _cached(canvas: Canvas) -> tuple[Bool[Array, "B T"], Int[Array, "1 T"]]:
     """Returns the cached positions that may be read, and all positions of the cache."""
     slots = jnp.arange(canvas.cache.keys.shape[2], dtype=jnp.int32)[None, :]
     return slots < canvas.settled[:, None], slots
+
+
+def with_unconditional(setup: Setup, canvas: Canvas, rows: Rows) -> Rows:
+    """Returns the rows, and under guidance a second batch of them whose prompt is masked."""
+    if not setup.config.cfg_scale:
+        return rows
+    prompt = take(canvas.state, rows.positions) == PROMPT
+    blank = rows._replace(tokens=jnp.where(prompt, jnp.int32(setup.mask_id), rows.tokens))
+    return jax.tree.map(lambda *batches: jnp.concatenate(batches), rows, blank)
+
+
+def guide(setup: Setup, hidden: Float[Array, "BB R D"]) -> Float[Array, "B R D"]:
+    """Applies classifier-free guidance: `un + (scale + 1) * (cond - un)`.
+
+    LLaDA guides logits. The head is linear, so guiding its input gives the same, for D numbers
+    a row instead of V.
+    """
+    scale = setup.config.cfg_scale
+    if not scale:
+        return hidden
+    conditional, unconditional = jnp.split(hidden.astype(jnp.float32), 2)
+    guided = unconditional + (scale + 1) * (conditional - unconditional)
+    return guided.astype(hidden.dtype)

@@ -2,14 +2,13 @@
 
 import os
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from llada_jax.archive import load_archive, save_archive
-from llada_jax.sampler import record
-from llada_jax.sampler.divergence import Divergence, first_divergence
+from llada_jax.config import require
 from llada_jax.sampler.event import Event
 from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.replay import replay
@@ -18,7 +17,17 @@ from llada_jax.view.page import Page, page_of, phone_timeline
 FORMAT = 4
 
 
-_BITS = {kind: getattr(record, kind.name) for kind in Event if hasattr(record, kind.name)}
+class Divergence(NamedTuple):
+    """The first event that only one of two runs has. Steps and positions count from 0."""
+
+    step: int
+    row: int
+    position: int
+    tokens: tuple[int, int]
+    """What each run predicted there."""
+    margin: float
+    """How close it was: of other tokens, the probability of the best less that of the second; of
+    other positions, the distance of the confidences that decided."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +133,50 @@ class Trace:
 
     def divergence(self, other: "Trace") -> Divergence | None:
         """Returns where `other`, a trace of the same prompts, first did something else, and how
-        close that was; None where it never did. Raises ValueError for a trace without margins."""
-        return first_divergence(self, other)
+        close that was; None where it never did.
+
+        On other machines or meshes floats are rounded in another order, and a decision that was
+        close may fall otherwise. Raises ValueError for a trace of other prompts, or where this one
+        has no margins (`trace="margins"`).
+        """
+        require(
+            bool((self.event_kind == Event.MARGIN).any()),
+            "the first trace has no margins; allowed: that of a run with trace='margins'",
+        )
+        lengths = [each.prompt_lengths.tolist() for each in (self, other)]
+        require(
+            lengths[0] == lengths[1],
+            f"the traces are of prompts of {lengths[0]} and {lengths[1]} tokens; allowed: the same "
+            "prompts",
+        )
+        columns = [f"event_{name}" for name in ("step", "row", "position", "kind", "token")]
+        one, two = (
+            {*zip(*(each._done(name).tolist() for name in columns), strict=True)}
+            for each in (self, other)
+        )
+        differing = sorted(one ^ two)
+        if not differing:
+            return None
+        step, row, position, *_ = differing[0]
+        (token, sure), (others, bound) = (t._predicted(*differing[0][:3]) for t in (self, other))
+        if token != others:
+            margin = self._predicted(step, row, position, margin=True)[1]
+        else:
+            rivals = [each[2] for each in differing if each[:2] == (step, row)]
+            sures = [self._predicted(step, row, at)[1] for at in rivals if at != position]
+            margin = min(abs(sure - each) for each in sures or [bound])
+        return Divergence(step, row, position, (token, others), margin)
+
+    def _predicted(
+        self, step: int, row: int, position: int, *, margin: bool = False
+    ) -> tuple[int, float]:
+        """Returns the token that a forward predicted, or left, and its confidence, or margin; -1
+        for none."""
+        here = (self.event_row == row) & (self.event_position == position)
+        here &= (self.event_step == step) & ((self.event_kind == Event.MARGIN) == margin)
+        if not here.any():
+            return -1, 0.0
+        return self.event_token[here].tolist()[-1], self.event_confidence[here].tolist()[-1]
 
 
 def _array_names() -> list[str]:
@@ -144,15 +195,20 @@ def trace_of(
     useful = _useful(counts.live_rows, counts.refreshed)
     if records.predicted is not None:  # what is scored of rows that are done means nothing
         records = records._replace(predicted=np.where(useful[..., None], records.predicted, -1))
-    parts = [_events(records, kind, bit) for kind, bit in _BITS.items()]
+    parts = [
+        _events(kind, records.events & (1 << kind), records.token, records.confidence)
+        for kind in Event
+        if kind <= Event.FREEZE
+    ]
     committed = parts[0]
     last_step = useful.sum(axis=0) - 1
     parts.append(_fills(tokens, generated, committed, last_step))
-    if records.predicted is not None:
-        parts.append(_scores(records))
-    if records.margin is not None and records.predicted is not None:
-        at = np.nonzero(records.predicted >= 0)
-        parts.append(_columns(Event.MARGIN, *at, records.predicted[at], records.margin[at]))
+    predicted = records.predicted
+    if predicted is not None:
+        other = (predicted >= 0) & (records.events == 0)
+        parts.append(_events(Event.SCORE, other, predicted, records.certainty))
+        if records.margin is not None:
+            parts.append(_events(Event.MARGIN, predicted >= 0, predicted, records.margin))
     merged = {name: np.concatenate([part[name] for part in parts]) for name in committed}
     order = np.argsort(merged["step"], kind="stable")
     dtypes = {"confidence": np.float32, "kind": np.int8}
@@ -177,15 +233,11 @@ def _useful(
     return (live_rows + refreshed) > 0
 
 
-def _events(records: Any, kind: Event, bit: int) -> dict[str, np.ndarray]:
-    at = step, row, position = np.nonzero(records.events & bit)
-    return _columns(kind, step, row, position, records.token[at], records.confidence[at])
-
-
-def _scores(records: Any) -> dict[str, np.ndarray]:
-    at = step, row, position = np.nonzero((records.predicted >= 0) & (records.events == 0))
-    columns = step, row, position, records.predicted[at], records.certainty[at]
-    return _columns(Event.SCORE, *columns)
+def _events(
+    kind: Event, where: np.ndarray, tokens: np.ndarray, confidence: np.ndarray
+) -> dict[str, np.ndarray]:
+    at = np.nonzero(where)
+    return _columns(kind, *at, tokens[at], confidence[at])
 
 
 def _fills(
@@ -195,9 +247,9 @@ def _fills(
     last_step: Int[np.ndarray, " B"],
 ) -> dict[str, np.ndarray]:
     """Positions that hold a token which no step committed."""
-    by_step = np.zeros_like(generated)
-    by_step[committed["row"], committed["position"]] = True
-    row, position = np.nonzero(generated & ~by_step & (last_step >= 0)[:, None])
+    filled = generated & (last_step >= 0)[:, None]
+    filled[committed["row"], committed["position"]] = False
+    row, position = np.nonzero(filled)
     confidence = np.zeros(row.shape)
     return _columns(Event.FILL, last_step[row], row, position, tokens[row, position], confidence)
 

@@ -25,13 +25,14 @@ from llada_jax.sampler.windows import DualCache, MultiBlock
         ({"threshold": 0.0}, "threshold is 0.0; allowed: above 0, up to 1"),
         ({"threshold": 1.1}, "threshold is 1.1; allowed"),
         ({"threshold": float("nan")}, "threshold is nan; allowed"),
-        ({"factor": -1.0}, "factor is -1.0; allowed: 0 or more"),
-        ({"entropy_bound": -0.1}, "entropy_bound is -0.1; allowed: 0 or more"),
-        ({"threshold": 0.9, "factor": 1.0}, "allowed: at most one of them"),
+        ({"accept": "entropy_distance", "max_entropy": -0.1}, "max_entropy is -0.1; allowed: 0 or"),
         ({"temperature": -1.0}, "temperature is -1.0; allowed: 0 or more"),
         ({"temperature": math.inf}, "temperature is inf; allowed: 0 or more, and finite"),
         ({"temperature": "1"}, "temperature is '1'; allowed: 0 or more"),
-        ({"entropy_bound": math.inf}, "entropy_bound is inf; allowed: 0 or more, and finite"),
+        (
+            {"accept": "entropy_distance", "max_entropy": math.inf},
+            "max_entropy is inf; allowed: 0 or more, and finite",
+        ),
         ({"cfg_scale": -1.0}, "cfg_scale is -1.0; allowed: 0 or more"),
         ({"cache": "full"}, "cache is 'full'; allowed: 'none', 'prefix', 'dual', 'blockwise'"),
         ({"remasking": "best"}, "remasking is 'best'; allowed: 'low_confidence', 'random'"),
@@ -101,12 +102,11 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
         ),
         ({**MULTI, "threshold": None}, "accept is 'quota', which accepts no draft; allowed: with"),
         (
-            {**MULTI, "threshold": None, "entropy_bound": 0.5},
-            "accept is 'entropy_bound', which accepts the best draft however unsure it is; al",
+            {**MULTI, "threshold": None, "accept": "entropy_distance"},
+            "accept is 'entropy_distance', which measures distances in the current block; al",
         ),
         ({"accept": "threshold"}, "accept is 'threshold' and threshold is None; allowed: a number"),
         ({"accept": "staged", "threshold": 0.9}, "threshold is 0.9; allowed: threshold None"),
-        ({"accept": "factor", "threshold": 0.9}, "accept is 'factor' and threshold is 0.9"),
         ({"accept": "staged", "cache": "prefix"}, "cache is 'prefix' and accept is 'staged'"),
         ({"accept": "wino", "temperature": 0.5}, "temperature is 0.5 and accept is 'wino'"),
         ({"accept": "staged", "predict_mask": True}, "predict_mask is True and accept is 'staged'"),
@@ -223,7 +223,6 @@ def test_the_rule_follows_the_number_that_is_set():
     threshold = SamplerConfig(threshold=0.9)
     assert threshold.accept == "threshold"
     assert threshold.replace(threshold=None).accept == "quota"
-    assert threshold.replace(threshold=None, factor=1.0).accept == "factor"
     assert threshold.replace(threshold=None, accept="staged").accept == "staged"
     assert SamplerConfig(accept="threshold", threshold=0.9) == threshold
 

@@ -1,7 +1,6 @@
 """What a canvas may become is what enumeration says."""
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxtyping import Array
 
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
 from llada_jax.constraint.canvas import Placed, reach
 from llada_jax.constraint.patterns import Constraint
-from llada_jax.sampler.canvas import MASKED, STABLE
+from llada_jax.sampler.canvas import MASKED, STABLE, Canvas
 from llada_jax.sampler.constrained import held
 from llada_jax.sampler.record import ClassScores
 from tests.constraint.tiny import LENGTH, accepts, drawn, texts
@@ -104,22 +102,18 @@ def check_held(seed: int) -> None:
         assert (kept[row][remasked] == MASK).all()
 
 
-class Board(NamedTuple):
-    """Of a canvas, what is read where decisions are held."""
-
-    tokens: Array
-    state: Array
-    confidence: Array
-    filled: Array
-    end: Array
-    done: Array
-    text: Placed
-
-
-def board(tokens: np.ndarray, placed: Placed) -> Board:
-    state = np.where(tokens == MASK, MASKED, STABLE)
-    zeros, none = np.zeros(tokens.shape, np.float32), np.zeros(tokens.shape, bool)
-    return Board(tokens, state, zeros, none, np.full(ROWS, LENGTH), np.zeros(ROWS, bool), placed)
+def board(tokens: np.ndarray, placed: Placed) -> Canvas:
+    """Returns of a canvas what is read where decisions are held."""
+    read = {
+        "tokens": tokens,
+        "state": np.where(tokens == MASK, MASKED, STABLE),
+        "confidence": np.zeros(tokens.shape, np.float32),
+        "filled": np.zeros(tokens.shape, bool),
+        "end": np.full(ROWS, LENGTH),
+        "done": np.zeros(ROWS, bool),
+        "text": placed,
+    }
+    return Canvas(**{**dict.fromkeys(Canvas._fields), **read})
 
 
 @jax.jit

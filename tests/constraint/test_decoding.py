@@ -30,8 +30,8 @@ SETTINGS = {
     "quota": {},
     "three a step": {"steps": 9},
     "threshold": {"threshold": LOW, "eos_early_stop": True},
-    "factor": {"factor": 0.3, "cache": "dual"},
-    "entropy bound": {"entropy_bound": 2.0, "cache": "prefix"},
+    "dual": {"threshold": LOW, "cache": "dual"},
+    "entropy": {"accept": "entropy_distance", "max_entropy": 2.0, "cache": "prefix"},
     "drafts": {"threshold": LOW, "window": "multi_block", **BY_BLOCK},
     "staged": {"accept": "staged", "theta_visible": LOW, "theta_stable": HIGH, **BY_BLOCK},
     "remasking": {

@@ -35,16 +35,11 @@ def chosen(predictions, positions, due, config):
     accepted = {best_first[0]}
     if config.accept == "threshold":
         accepted |= {i for i in positions if confidence[i] >= np.float32(config.threshold)}
-    elif config.accept == "factor":
-        for n, i in enumerate(sorted(positions, key=lambda i: (-confidence[i], i)), start=1):
-            if confidence[i] < 1 - np.float32(config.factor) / np.float32(n + 1):
-                break
-            accepted.add(i)
     else:
-        total = np.float32(0)
-        for i in sorted(positions, key=lambda i: (entropy[i], i)):
-            if total > np.float32(config.entropy_bound):
-                break
-            accepted.add(i)
-            total += entropy[i]
+        cost = {
+            i: entropy[i] + np.float32(config.distance_penalty) * np.float32(i - min(positions))
+            for i in positions
+        }
+        accepted = {min(positions, key=lambda i: (cost[i], i))}
+        accepted |= {i for i in positions if cost[i] < np.float32(config.max_entropy)}
     return accepted

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,26 +64,10 @@ def test_threshold():
     assert accepted([0.9, 0.9], is_open=[False, False], **half) == []
 
 
-def test_factor_stops_at_the_first_rank_below_its_bound():
-    # bounds 1 - 1/(n + 1): 0.5, 0.667, 0.75, 0.8
-    assert accepted([0.76, 0.9, 0.7, 0.95], factor=1.0) == [0, 1, 3]
-    assert accepted([0.66, 0.9, 0.7, 0.95], factor=1.0) == [1, 3]
-    assert accepted([0.2, 0.1], factor=1.0) == [0]
-
-
-def test_factor_does_not_take_the_last_rank_below_its_bound():
-    assert accepted([0.9, 0.1], factor=1.0) == [0]
-
-
-def test_entropy_bound_leaves_the_largest_out_of_the_sum():
-    settings = dict(entropy_bound=1.0)
-    assert accepted([0.5] * 4, entropy=[0.9, 0.1, 2.0, 0.5], **settings) == [0, 1, 3]
-    assert accepted([0.5] * 3, entropy=[0.2, 0.3, 5.0], **settings) == [0, 1, 2]
-
-
-def test_entropy_bound_zero_is_one_token_unless_tokens_are_certain():
-    assert accepted([0.5, 0.9], entropy=[0.4, 0.1], entropy_bound=0.0) == [1]
-    assert accepted([1.0, 1.0, 0.5], entropy=[0.0, 0.0, 1.0], entropy_bound=0.0) == [0, 1, 2]
+def test_what_is_certain_and_near_comes_first():
+    settings = dict(accept="entropy_distance", max_entropy=0.5, distance_penalty=0.1)
+    assert accepted([0.5] * 4, entropy=[0.4, 0.6, 0.1, 0.3], **settings) == [0, 2]
+    assert accepted([0.5] * 3, entropy=[0.9, 0.7, 2.0], **settings) == [1], "the best of both"
 
 
 def test_random_ranks_by_random_numbers():
@@ -111,8 +94,7 @@ def test_quota_spreads_all_masks(masks, steps):
     assert (np.diff(due) <= 0).all()
 
 
-@pytest.mark.parametrize("rule", ["threshold", "factor", "entropy_bound"])
-def test_a_sweep_over_the_bound_is_one_configuration(rule):
-    low, high = (SamplerConfig(**{rule: value}) for value in (0.3, 0.9))
+def test_a_sweep_over_the_bound_is_one_configuration():
+    low, high = (SamplerConfig(threshold=value) for value in (0.3, 0.9))
     assert jax.tree.structure(low) == jax.tree.structure(high)
     assert jax.tree.leaves(low) == [0.3] and jax.tree.leaves(high) == [0.9]

@@ -32,7 +32,7 @@ from tests.sampler.toy import (
 
 WINDOWS = ("none", "prefix", "dual", "blockwise")
 LOOPS = ("host", "compiled")
-RULES = ({}, {"threshold": 0.3}, {"factor": 0.9}, {"entropy_bound": 2.0})
+RULES = ({}, {"threshold": 0.3}, {"accept": "entropy_distance", "max_entropy": 2.0})
 SLOW = pytest.mark.slow
 SMALL = SamplerConfig(gen_length=24, block_length=8, steps=12)
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
@@ -52,7 +52,7 @@ def score_whole_canvas(salt, tokens):
 @pytest.mark.parametrize(
     ("rule", "remasking"),
     [
-        *zip(RULES, ("entropy", "low_confidence", "margin", "low_confidence"), strict=True),
+        *zip(RULES, ("entropy", "low_confidence", "margin"), strict=True),
         *[
             pytest.param(rule, remasking, marks=SLOW)
             for rule, remasking in product(RULES, ("low_confidence", "entropy", "margin"))

@@ -7,9 +7,9 @@ import numpy as np
 from llada_jax.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
-from llada_jax.sampler.standing import asked_of_standing, standing_probability
+from llada_jax.sampler.record import standing_probability
 from llada_jax.testing import toy_denoiser, toy_logits
-from llada_jax.types import HeadOut, Measured
+from llada_jax.types import Asked, HeadOut, Measured
 from tests.sampler.scripted import Scripted
 from tests.sampler.test_staged import STAGED, doubted
 from tests.sampler.toy import CONFIG
@@ -27,7 +27,7 @@ def test_the_head_measures_it_exactly():
     config = with_ids(STAGED, CONFIG)
     denoiser = toy_denoiser(config)
     assert denoiser.measure_rows is not None
-    head = denoiser.measure_rows(jnp.int32(0), HIDDEN, None, asked_of_standing(STANDING))
+    head = denoiser.measure_rows(jnp.int32(0), HIDDEN, None, Asked(listed=STANDING[..., None]))
     logits = toy_logits(jnp.int32(0), HIDDEN).at[..., jnp.array([CONFIG.mask_id])].set(-jnp.inf)
     share = jnp.take_along_axis(jax.nn.softmax(logits), STANDING[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(standing_probability(head), share, rtol=1e-5)

@@ -1,9 +1,7 @@
 """Rules: which predictions are committed, and what becomes of them. One file a rule."""
 
 from llada_jax.config.policies import register
-from llada_jax.sampler.rules.entropy_bound import EntropyBound
 from llada_jax.sampler.rules.entropy_distance import EntropyDistance
-from llada_jax.sampler.rules.factor import Factor
 from llada_jax.sampler.rules.quota import Quota
 from llada_jax.sampler.rules.speculate import Speculate
 from llada_jax.sampler.rules.staged import Staged
@@ -11,7 +9,4 @@ from llada_jax.sampler.rules.threshold import Threshold
 from llada_jax.sampler.rules.token_edit import TokenEdit
 from llada_jax.sampler.rules.wino import Wino
 
-register(
-    "rule",
-    (Quota, Threshold, Factor, EntropyBound, Staged, Wino, TokenEdit, Speculate, EntropyDistance),
-)
+register("rule", (Quota, Threshold, Staged, Wino, TokenEdit, Speculate, EntropyDistance))

@@ -1,17 +1,14 @@
-"""The rule of WeDLM: what is certain and near is committed first."""
+"""The rule of WeDLM (arXiv 2512.22737): what is certain and near is committed first."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from llada_jax.config import require_numbers
-from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.rule import Rule
 
 
-@policy
-class EntropyDistance(Rule):
+class EntropyDistance(Rule, accept="entropy_distance"):
     """Commits what has less than a bound of entropy and of distance to the first mask, or else the
     token that has least of both.
 
@@ -20,8 +17,6 @@ class EntropyDistance(Rule):
       distance_penalty: `entropy_distance`: what a position of distance to the first mask counts.
     """
 
-    chosen_by = flat_choice("rule", accept="entropy_distance")
-    source = "WeDLM, arXiv 2512.22737"
     spread = True
     no_drafts = "measures distances in the current block"
 

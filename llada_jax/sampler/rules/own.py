@@ -13,8 +13,7 @@ lj.generate(model, prompts, lj.SamplerConfig(rule=Anchors(threshold=0.8)))
 import hashlib
 import inspect
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast, dataclass_transform, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, dataclass_transform, get_args
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -182,10 +181,12 @@ class OwnRule(Rule):
         for any length."""
         found, fits = value, False
         if value is not None:
-            given = jnp.shape(value)
-            found = f"{jnp.asarray(value).dtype}{list(given)}"
-            fits = len(given) == len(shape) and jnp.issubdtype(jnp.asarray(value).dtype, kind)
-            fits &= all(want in (None, have) for want, have in zip(shape, given, strict=False))
+            given = jnp.asarray(value)
+            found = f"{given.dtype}{list(given.shape)}"
+            fits = given.ndim == len(shape) and jnp.issubdtype(given.dtype, kind)
+            fits &= all(
+                want in (None, have) for want, have in zip(shape, given.shape, strict=False)
+            )
         allowed = ", ".join("any" if length is None else str(length) for length in shape)
         require(
             fits,
@@ -227,21 +228,15 @@ def rule(cls: type[T]) -> type[T]:
     if not callable(getattr(cls, "decide", None)):
         raise TypeError(f"rule {cls.__name__} has no decide; allowed: decide(self, seen, state)")
     needs = set(getattr(cls, "needs", OwnRule.needs))
-    facts: dict[str, Any] = {
-        "chosen_by": MappingProxyType({"accept": f"{cls.__module__}:{cls.__qualname__}"}),
-        "source": vars(cls).get("source", cls.__module__),
-        "source_hash": _source_hash(cls),
-        "spread": bool(needs & {"entropy", "margin"}),
-        "no_drafts": "" if "drafts" in needs else OwnRule.no_drafts,
-    }
     made: Any = cls
     if not issubclass(cls, OwnRule):
         bases = tuple(base for base in cls.__bases__ if base is not object)
         own = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
         made = type(cls.__name__, (*bases, OwnRule), own)
-    for name, fact in facts.items():
-        setattr(made, name, fact)
-    return cast(type[T], policy(made))
+    made.source_hash = _source_hash(cls)
+    made.spread = bool(needs & {"entropy", "margin"})
+    made.no_drafts = "" if "drafts" in needs else OwnRule.no_drafts
+    return policy(made, accept=f"{cls.__module__}:{cls.__qualname__}")
 
 
 def _source_hash(cls: type) -> str | None:

@@ -1,20 +1,15 @@
-"""The rule of LLaDA's own sampler: a fixed number of tokens in each step."""
+"""The rule of LLaDA's own sampler (arXiv 2502.09992): a fixed number of tokens in each step."""
 
 from jaxtyping import Array, Bool
 
 from llada_jax.config import SamplerConfig
-from llada_jax.config.policies import flat_choice
-from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.policy import policy
+from llada_jax.sampler.candidates import Candidates, ranks
 from llada_jax.sampler.rules.rule import Rule, scheduled
 
 
-@policy
-class Quota(Rule):
+class Quota(Rule, accept="quota"):
     """Commits as many tokens as the linear schedule of `steps` says, best first."""
 
-    chosen_by = flat_choice("rule", accept="quota")
-    source = "LLaDA, arXiv 2502.09992"
     forces_progress = False  # the schedule may give a step nothing to do
     no_drafts = "accepts no draft"
 
@@ -22,7 +17,7 @@ class Quota(Rule):
         return f"{config.steps} steps"
 
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
-        rank = candidates.ranks(candidates.priority)
+        rank = ranks(candidates.priority, candidates.open)
         return candidates.open & (rank < candidates.quota[:, None])
 
     def most_due(self, config: SamplerConfig) -> int:

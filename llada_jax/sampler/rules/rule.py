@@ -1,6 +1,5 @@
 """What every rule is: numbers, and the functions that read them, in one value."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, cast
 
@@ -8,12 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import SamplerConfig, require
-from llada_jax.sampler.candidates import Candidates
+from llada_jax.sampler.candidates import Candidates, ranks
 from llada_jax.sampler.canvas import VISIBLE, Canvas
+from llada_jax.sampler.policy import Policy
 from llada_jax.types import Scores
 
 Rescore = Literal["shadow", "token"]
-NoRescore = Literal["none"]
 Refresh = Literal["none", "rows", "worker"]
 
 
@@ -55,17 +54,13 @@ class Rescored:
         )
 
 
-class Rule:
+class Rule(Policy):
     """Decides which predictions are committed, and what becomes of committed tokens.
 
-    A rule is a subclass under `@policy`. It defines `accept`; the other functions have defaults
-    that change nothing. Numbers are leaves of the pytree: in a program they are arrays.
+    A rule defines `accept`; the other functions have defaults that change nothing. Numbers are
+    leaves of the pytree: in a program they are arrays.
     """
 
-    chosen_by: ClassVar[Mapping[str, Any]]
-    """The flat setting that names the rule."""
-    source: ClassVar[str]
-    """Where the rule is published."""
     revises: ClassVar[bool] = False
     """Whether committed tokens may still change: they are visible before they are stable."""
     verifies: ClassVar[bool] = False
@@ -76,7 +71,7 @@ class Rule:
     """Whether the rule reads entropies."""
     no_drafts: ClassVar[str] = ""
     """Why the rule cannot say which drafts are to be taken over; empty where it can."""
-    rescore: Rescore | NoRescore = "shadow"
+    rescore: Rescore | Literal["none"] = "shadow"
     """What scores a visible token again."""
     refresh: Refresh = "none"
     refresh_rows: int = 0
@@ -184,5 +179,5 @@ def accepted(rule: Rule, candidates: Candidates) -> Bool[Array, "B C"]:
     least = jnp.ones_like(candidates.quota)
     if candidates.parity.forced_progress == "quota":
         least = jnp.maximum(candidates.quota, least)
-    rank = candidates.ranks(rule.priority(candidates))
+    rank = ranks(rule.priority(candidates), candidates.open)
     return taken | (candidates.open & (rank < least[:, None]))

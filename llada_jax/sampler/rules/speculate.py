@@ -1,33 +1,20 @@
-"""The rule of self-speculation: a model drafts a block, and the same model verifies it."""
+"""The rule of Nemotron-Labs-Diffusion: a model drafts a block, and verifies it by itself."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import SamplerConfig
-from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import (
-    MASKED,
-    STABLE,
-    VISIBLE,
-    Canvas,
-    block_start,
-    masked_again,
-    positions_of,
-)
-from llada_jax.sampler.policy import policy
+from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas
 from llada_jax.sampler.rules.rule import Rescored, RevisingRule
 
 
-@policy
-class Speculate(RevisingRule):
+class Speculate(RevisingRule, accept="speculate"):
     """Drafts a block in one forward. The next one, in which each token sees those before it alone,
     says what should follow each: drafts stand up to the first that it says otherwise, which gives
     way, and the next block begins there. So the tokens are those of one after another.
     """
 
-    chosen_by = flat_choice("rule", accept="speculate")
-    source = "Nemotron-Labs-Diffusion"
     verifies = True
     rescore = "token"
 
@@ -39,9 +26,9 @@ class Speculate(RevisingRule):
         return jnp.ones(confidence.shape, bool)
 
     def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
-        position, length = positions_of(canvas), canvas.tokens.shape[1]
+        position, length = canvas.positions, canvas.tokens.shape[1]
         block_length = rescored.config.block_length
-        start = block_start(canvas, block_length)[:, None]
+        start = canvas.block_start(block_length)[:, None]
         drafted = rescored.fresh & (position > start)
         last = rescored.at & (rescored.other(canvas) | rescored.ends)
         end = jnp.where(last, position, length).min(axis=1, keepdims=True)
@@ -49,9 +36,9 @@ class Speculate(RevisingRule):
         state = jnp.where(drafted, jnp.int8(VISIBLE), canvas.state)
         state = jnp.where(rescored.at & (position <= end), jnp.int8(STABLE), state)
         again = (rescored.at | rescored.fresh) & (position > end)
-        canvas = masked_again(canvas._replace(state=state), again, rescored.config.mask_id)
+        canvas = canvas._replace(state=state).masked_again(again, rescored.config.mask_id)
         cut = (end < length)[:, 0]
-        whole = drafted.any(axis=1) & ~(canvas.state == MASKED).any(axis=1)
+        whole = drafted.any(axis=1) & ~canvas.masked.any(axis=1)
         block = canvas.block + whole.astype(jnp.int32) - cut.astype(jnp.int32)
         return canvas._replace(
             block=block,

@@ -1,28 +1,13 @@
-"""The rule of llada.cpp: tokens are visible first, and stable once the model is surer of them."""
+"""The rule of llada.cpp (arXiv 2606.13740): tokens are visible first, stable once they are sure."""
 
 from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.config import (
-    SamplerConfig,
-    require,
-    require_choice,
-    require_counts,
-    require_numbers,
-)
-from llada_jax.config.policies import flat_choice
+from llada_jax.config import SamplerConfig, require, require_choice, require_counts, require_numbers
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import (
-    STABLE,
-    VISIBLE,
-    Canvas,
-    blocks_of,
-    masked_again,
-    masks_left,
-)
-from llada_jax.sampler.policy import policy
+from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas
 from llada_jax.sampler.rules.rule import Refresh, Rescore, Rescored, RevisingRule
 
 OnChange = Literal["keep", "remask"]
@@ -30,8 +15,7 @@ MOST_REMASKS = 1
 """How often a position may become a mask again, so that decoding ends."""
 
 
-@policy
-class Staged(RevisingRule):
+class Staged(RevisingRule, accept="staged"):
     """Commits tokens as visible, replaces them while they are, and keeps those that are stable:
     staged token stabilization (§3.3).
 
@@ -50,9 +34,6 @@ class Staged(RevisingRule):
       end_steps: `staged`: forwards that may follow the last mask of a canvas, while tokens are
         visible.
     """
-
-    chosen_by = flat_choice("rule", accept="staged")
-    source = "llada.cpp, arXiv 2606.13740"
 
     theta_visible: float = 0.7
     theta_stable: float = 0.9
@@ -103,33 +84,25 @@ class Staged(RevisingRule):
         """Replaces tokens by others whose confidence reaches `theta_visible`.
 
         Where the window has passed, the cache has keys and values of the token that was fed, so a
-        new one there stays visible until it has been fed itself.
+        new one there stays visible until it has been fed itself. Tokens behind one that changed are
+        masked again where the block has the forwards to fill them all.
         """
         confidence, config = rescored.scores.confidence, rescored.config
         sure, other = rescored.at & (confidence >= self.theta_visible), rescored.other(canvas)
         replaced = sure & other
         stable = sure & ~(other & rescored.passed) & (confidence >= self.theta_stable)
-        canvas = rescored.changed(canvas, replaced)._replace(
-            state=jnp.where(stable, jnp.int8(STABLE), canvas.state)
-        )
-        settled = _repeated_eos(canvas, config, STABLE) & ~rescored.fresh
-        canvas = canvas._replace(state=jnp.where(settled, jnp.int8(STABLE), canvas.state))
+        canvas = rescored.changed(canvas, replaced).stable(stable)
+        canvas = canvas.stable(_repeated_eos(canvas, config, STABLE) & ~rescored.fresh)
         if self.on_change == "keep":
             return canvas
-        again = _behind_changes(canvas, replaced) & ~rescored.passed
-        return self._masked_again(canvas, again, config)
-
-    def _masked_again(
-        self, canvas: Canvas, again: Bool[Array, "B L"], config: SamplerConfig
-    ) -> Canvas:
-        """Masks tokens of the current block that were not masked again before, where it has the
-        forwards to fill them all."""
         assert canvas.remasks is not None
-        here = blocks_of(canvas, config.block_length) == canvas.block[:, None]
+        behind = jnp.cumsum(replaced, axis=1) > replaced.astype(jnp.int32)
+        again = behind & ~replaced & (canvas.state >= VISIBLE) & ~canvas.filled & ~rescored.passed
+        here = canvas.blocks(config.block_length) == canvas.block[:, None]
         again &= here & (canvas.remasks < MOST_REMASKS)
-        masks = masks_left(canvas, config.block_length) + again.sum(axis=1)
+        masks = canvas.masks_left(config.block_length) + again.sum(axis=1)
         room = canvas.block_step + 1 + masks <= self.block_steps(config)
-        return masked_again(canvas, again & room[:, None], config.mask_id)
+        return canvas.masked_again(again & room[:, None], config.mask_id)
 
     def may_end(self, canvas: Canvas, steady: Int[Array, " B"]) -> Bool[Array, " B"]:
         visible = (canvas.state == VISIBLE).any(axis=1)
@@ -149,9 +122,3 @@ def _repeated_eos(canvas: Canvas, config: SamplerConfig, after: int) -> Bool[Arr
     first = eos & (canvas.state >= after)
     behind = jnp.cumsum(first, axis=1) > first.astype(jnp.int32)
     return behind & eos & (canvas.state == VISIBLE)
-
-
-def _behind_changes(canvas: Canvas, replaced: Bool[Array, "B L"]) -> Bool[Array, "B L"]:
-    """Returns the generated tokens behind the first one that changes now."""
-    behind = jnp.cumsum(replaced, axis=1) > replaced.astype(jnp.int32)
-    return behind & ~replaced & (canvas.state >= VISIBLE) & ~canvas.filled

@@ -1,17 +1,14 @@
-"""The rule of LLaDA2.1: tokens of the block are edited until nothing changes."""
+"""The rule of LLaDA2.1 (arXiv 2602.08676): tokens of the block are edited until nothing changes."""
 
 from jaxtyping import Array, Bool, Int
 
 from llada_jax.config import SamplerConfig, require_choice, require_counts, require_numbers
-from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import Canvas
-from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.rule import Rescore, Rescored, RevisingRule
 
 
-@policy
-class TokenEdit(RevisingRule):
+class TokenEdit(RevisingRule, accept="token_edit"):
     """Commits sure tokens, and replaces one by another that the model is sure of.
 
     Attributes:
@@ -21,9 +18,6 @@ class TokenEdit(RevisingRule):
       edit_steps: `token_edit`: forwards that may follow the last mask of a block, while they change
         tokens.
     """
-
-    chosen_by = flat_choice("rule", accept="token_edit")
-    source = "LLaDA2.1, arXiv 2602.08676"
 
     edit_unmask: float = 0.7
     edit_replace: float = 0.5

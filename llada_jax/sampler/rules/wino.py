@@ -1,21 +1,18 @@
-"""The rule of WINO: commit widely, verify, and mask again what fails."""
+"""The rule of WINO (arXiv 2507.18578): commit widely, verify, and mask again what fails."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from llada_jax.config import require, require_numbers
-from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates, ranks
-from llada_jax.sampler.canvas import Canvas, masked_again
-from llada_jax.sampler.policy import policy
+from llada_jax.sampler.canvas import Canvas
 from llada_jax.sampler.rules.rule import Rescored, RevisingRule
 
 FIRST_COMMITTED = 30
 """What WINO takes for the commits before a block's first step."""
 
 
-@policy
-class Wino(RevisingRule):
+class Wino(RevisingRule, accept="wino"):
     """Commits tokens that reach a low bar; of many, the best: 70 % of the masks, but at least 5 and
     at most 20. Masks them again where their shadows are less sure of them.
 
@@ -23,9 +20,6 @@ class Wino(RevisingRule):
       wino_accept: `wino`: commit tokens whose confidence reaches it.
       wino_verify: `wino`: mask committed tokens again whose probability has fallen below it.
     """
-
-    chosen_by = flat_choice("rule", accept="wino")
-    source = "WINO, arXiv 2507.18578"
 
     wino_accept: float = 0.6
     wino_verify: float = 0.9
@@ -41,7 +35,7 @@ class Wino(RevisingRule):
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
         masks = candidates.open.sum(axis=1, keepdims=True, dtype=jnp.int32)
         most = jnp.clip(masks * 7 // 10, 5, 20)
-        rank = candidates.ranks(candidates.scores.confidence)
+        rank = ranks(candidates.scores.confidence, candidates.open)
         return candidates.reach(self.wino_accept) & (rank < most)
 
     def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
@@ -61,4 +55,4 @@ class Wino(RevisingRule):
         too_many = failed.sum(axis=1, keepdims=True) >= last
         rank = ranks(-probability, failed)
         masked = failed & (~too_many | (rank < last - 1))
-        return masked_again(canvas, masked, rescored.config.mask_id)
+        return canvas.masked_again(masked, rescored.config.mask_id)

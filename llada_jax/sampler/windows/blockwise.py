@@ -1,31 +1,26 @@
-"""llada.cpp's prefix KV cache: the block, and what is still to be fed before it."""
+"""llada.cpp's prefix KV cache (arXiv 2606.13740): the block, and what is to be fed before it."""
 
 from jaxtyping import Array, Int
 
 from llada_jax.config import SamplerConfig
-from llada_jax.config.policies import flat_choice
-from llada_jax.sampler.canvas import Canvas, CanvasLayout, block_start
-from llada_jax.sampler.policy import policy
-from llada_jax.sampler.windows.window import Span, Window, block_stop, doubling
+from llada_jax.sampler.canvas import Canvas, CanvasLayout
+from llada_jax.sampler.windows.window import Span, Window, doubling
 
 
-@policy
-class Blockwise(Window):
+class Blockwise(Window, window="by_cache", cache="blockwise"):
     """Runs all that is not settled, up to the end of the block.
 
     Within a block that is the block; at its first step, also the block before, whose final tokens
     have not been fed yet; at the very first step, the prompt. No masked suffix exists.
     """
 
-    chosen_by = flat_choice("window", cache="blockwise")
-    source = "llada.cpp, arXiv 2606.13740"
     leaves_tokens = True
 
     def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
-        return Span(canvas.settled, block_stop(canvas, config))
+        return Span(canvas.settled, canvas.block_stop(config.block_length))
 
     def settled(self, canvas: Canvas, config: SamplerConfig, span: Span) -> Int[Array, " B"]:
-        return block_start(canvas, config.block_length)
+        return canvas.block_start(config.block_length)
 
     def sizes(self, layout: CanvasLayout, config: SamplerConfig, shift: int) -> tuple[int, ...]:
         block = config.block_length

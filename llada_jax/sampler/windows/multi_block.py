@@ -1,27 +1,13 @@
-"""llada.cpp's window over several blocks: it slides with the committed tokens, and it grows."""
+"""llada.cpp's window over several blocks (arXiv 2606.13740, §3.2): it slides and grows."""
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from llada_jax.config import SamplerConfig, require, require_numbers
-from llada_jax.config.policies import flat_choice
-from llada_jax.sampler.canvas import (
-    MASKED,
-    PROMPT,
-    STABLE,
-    VISIBLE,
-    Canvas,
-    CanvasLayout,
-    block_start,
-    blocks_of,
-    in_span,
-    masks_left,
-    positions_of,
-)
-from llada_jax.sampler.policy import policy
-from llada_jax.sampler.windows.window import Span, Window, block_stop
+from llada_jax.sampler.canvas import PROMPT, STABLE, VISIBLE, Canvas, CanvasLayout
+from llada_jax.sampler.windows.window import Span, Window
 
 LARGEST_GROWTH = 8
 """Blocks that a window without a latency table may grow to."""
@@ -37,8 +23,7 @@ class Growth(NamedTuple):
     budget: int  # the most rows that a window grows to
 
 
-@policy
-class MultiBlock(Window):
+class MultiBlock(Window, window="multi_block", cache="blockwise"):
     """Slides with the committed tokens and reaches into later blocks, whose predictions are drafts.
 
     It keeps its size, `block_length` positions from the first one that is not settled, also while
@@ -59,8 +44,6 @@ class MultiBlock(Window):
         None: those that the accept rule takes, without the progress that it forces.
     """
 
-    chosen_by = flat_choice("window", window="multi_block", cache="blockwise")
-    source = "llada.cpp §3.2, arXiv 2606.13740"
     leaves_tokens = True
     drafts = True
 
@@ -100,19 +83,22 @@ class MultiBlock(Window):
         stop = self._stop(canvas, config)
         rows = stop - jnp.maximum(canvas.settled - shift, 0)
         rows += _rows_beside(canvas, stop, config)
-        growth = jnp.where(self._late(canvas, config), self._growth(rows, config, shift), 0)
+        left = canvas.masks_left(config.block_length)
+        late = (left > 0) & (left <= self.lookahead_trigger)
+        growth = jnp.where(late, self._growth(rows, config, shift), 0)
         return Span(canvas.settled, jnp.minimum(stop + growth, canvas.end))
 
     def _stop(self, canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
-        """Returns where the window ends before it grows."""
+        """Returns where the window ends before it grows: it holds the current block's last token,
+        and the masks that a step has to commit."""
+        start, due = canvas.block_start(config.block_length), config.rule.most_due(config)
         slid = jnp.maximum(canvas.settled, canvas.origin) + config.block_length
-        whole = block_start(canvas, config.block_length) + config.block_length
-        holds = slid >= _least_stop(canvas, config)
-        return jnp.minimum(jnp.where(holds, slid, whole), canvas.end)
-
-    def _late(self, canvas: Canvas, config: SamplerConfig) -> Bool[Array, " B"]:
-        left = masks_left(canvas, config.block_length)
-        return (left > 0) & (left <= self.lookahead_trigger)
+        in_block = canvas.in_span(start, canvas.block_stop(config.block_length))
+        masked = in_block & canvas.masked
+        held = in_block & (~masked | (jnp.cumsum(masked, axis=1) <= due))
+        least = jnp.where(held, canvas.positions + 1, 0).max(axis=1)
+        stop = jnp.where(slid >= least, slid, start + config.block_length)
+        return jnp.minimum(stop, canvas.end)
 
     def _growth(
         self, rows: Int[Array, " B"], config: SamplerConfig, shift: int
@@ -140,10 +126,10 @@ class MultiBlock(Window):
         return Growth(buckets, larger, min(buckets[-1], self.row_budget or buckets[-1]))
 
     def settled(self, canvas: Canvas, config: SamplerConfig, span: Span) -> Int[Array, " B"]:
-        finished = blocks_of(canvas, config.block_length) < canvas.block[:, None]
+        finished = canvas.blocks(config.block_length) < canvas.block[:, None]
         final = (canvas.state == PROMPT) | (canvas.state == STABLE)
         final |= (canvas.state == VISIBLE) & finished
-        waits = in_span(canvas, *span) & ~final
+        waits = canvas.in_span(*span) & ~final
         first = jnp.argmax(waits, axis=1).astype(span.stop.dtype)
         return jnp.where(waits.any(axis=1), first, span.stop)
 
@@ -170,15 +156,6 @@ class MultiBlock(Window):
         return jnp.minimum(order, canvas.block[:, None])
 
 
-def _least_stop(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
-    """Returns one past the current block's last token, and the masks that a step has to commit."""
-    due = config.rule.most_due(config)
-    in_block = in_span(canvas, block_start(canvas, config.block_length), block_stop(canvas, config))
-    masked = in_block & (canvas.state == MASKED)
-    held = in_block & (~masked | (jnp.cumsum(masked, axis=1) <= due))
-    return jnp.where(held, positions_of(canvas) + 1, 0).max(axis=1)
-
-
 def _rows_beside(canvas: Canvas, stop: Int[Array, " B"], config: SamplerConfig) -> Int[Array, " B"]:
     """Returns how many rows stand beside the window, however much it grows: in later blocks,
     nothing is visible.
@@ -188,8 +165,8 @@ def _rows_beside(canvas: Canvas, stop: Int[Array, " B"], config: SamplerConfig) 
     """
     rule = config.rule
     measured = rule.measures(canvas, config)
-    inside = measured & in_span(canvas, canvas.settled, stop)
-    left = measured & (positions_of(canvas) < canvas.settled[:, None])
+    inside = measured & canvas.in_span(canvas.settled, stop)
+    left = measured & (canvas.positions < canvas.settled[:, None])
     most = rule.refresh_rows if config.refreshes else 0
     refreshed = jnp.minimum(left.sum(axis=1, dtype=stop.dtype), most)
     if not (rule.revises and rule.rescore == "shadow"):

@@ -1,23 +1,17 @@
-"""Fast-dLLM's prefix cache: what stands before the block is read from the cache."""
+"""Fast-dLLM's prefix cache (arXiv 2505.22618, §3.2): of what stands before the block."""
 
 import jax.numpy as jnp
 
 from llada_jax.config import SamplerConfig
-from llada_jax.config.policies import flat_choice
-from llada_jax.sampler.canvas import Canvas, CanvasLayout, block_start
-from llada_jax.sampler.policy import policy
+from llada_jax.sampler.canvas import Canvas, CanvasLayout
 from llada_jax.sampler.windows.window import Span, Window, doubling
 
 
-@policy
-class PrefixCache(Window):
+class PrefixCache(Window, window="by_cache", cache="prefix"):
     """Runs the whole canvas once a block, then the block and all that follows it."""
 
-    chosen_by = flat_choice("window", cache="prefix")
-    source = "Fast-dLLM §3.2, arXiv 2505.22618"
-
     def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
-        start = block_start(canvas, config.block_length)
+        start = canvas.block_start(config.block_length)
         return Span(jnp.where(canvas.block_step == 0, 0, start), canvas.end)
 
     def sizes(self, layout: CanvasLayout, config: SamplerConfig, shift: int) -> tuple[int, ...]:

@@ -1,21 +1,16 @@
-"""WeDLM's window: so many positions from the first mask, wherever that is."""
+"""WeDLM's window (arXiv 2512.22737): so many positions from the first mask, wherever that is."""
 
 import jax.numpy as jnp
 
 from llada_jax.config import SamplerConfig, require
-from llada_jax.config.policies import flat_choice
-from llada_jax.sampler.canvas import MASKED, Canvas
-from llada_jax.sampler.policy import policy
+from llada_jax.sampler.canvas import Canvas
 from llada_jax.sampler.windows.blockwise import Blockwise
 
 
-@policy
-class Sliding(Blockwise):
+class Sliding(Blockwise, window="sliding", cache="blockwise"):
     """Runs a block that begins anew at the first mask after each step, and the tokens before it
     that have not settled, which do so by that."""
 
-    chosen_by = flat_choice("window", window="sliding", cache="blockwise")
-    source = "WeDLM, arXiv 2512.22737"
     slides = True
 
     def check(self, config: SamplerConfig) -> None:
@@ -26,7 +21,7 @@ class Sliding(Blockwise):
         )
 
     def moved(self, canvas: Canvas, config: SamplerConfig) -> Canvas:
-        masked = (canvas.state == MASKED) & ~canvas.done[:, None]
+        masked = canvas.masked & ~canvas.done[:, None]
         first = jnp.argmax(masked, axis=1).astype(jnp.int32)
         origin = first - canvas.block * config.block_length
         origin = jnp.where(masked.any(axis=1), origin, canvas.origin)

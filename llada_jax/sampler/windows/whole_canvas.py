@@ -1,21 +1,16 @@
-"""The window of LLaDA's own sampler: everything, in every step."""
+"""The window of LLaDA's own sampler (arXiv 2502.09992): everything, in every step."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from llada_jax.config import SamplerConfig
-from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.canvas import Canvas, CanvasLayout
-from llada_jax.sampler.policy import policy
 from llada_jax.sampler.windows.window import Span, Window
 
 
-@policy
-class WholeCanvas(Window):
+class WholeCanvas(Window, window="by_cache", cache="none"):
     """Runs every position, every time. Caches nothing."""
 
-    chosen_by = flat_choice("window")
-    source = "LLaDA, arXiv 2502.09992"
     caches = False
 
     def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:

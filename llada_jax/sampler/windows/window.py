@@ -4,14 +4,14 @@ A window is one span of positions for each batch row. Spans of different length 
 forward: rows beyond a span are padding, and the number of rows is rounded up to a bucket.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from llada_jax.config import ModelConfig, SamplerConfig
-from llada_jax.sampler.canvas import Canvas, CanvasLayout, block_of, block_start
+from llada_jax.sampler.canvas import Canvas, CanvasLayout
+from llada_jax.sampler.policy import Policy
 
 
 class Span(NamedTuple):
@@ -25,17 +25,13 @@ class Span(NamedTuple):
         return self.stop - self.start
 
 
-class Window:
+class Window(Policy):
     """Decides which positions a forward runs.
 
-    A window is a subclass under `@policy`. Its functions take the sampler's settings, of which it
-    is a part, and `shift`, how many positions before a token its prediction stands.
+    Its functions take the sampler's settings, of which it is a part, and `shift`, how many
+    positions before a token its prediction stands.
     """
 
-    chosen_by: ClassVar[Mapping[str, Any]]
-    """The flat settings that name the window."""
-    source: ClassVar[str]
-    """Where the window is published."""
     caches: ClassVar[bool] = True
     """Whether keys and values are kept at all."""
     leaves_tokens: ClassVar[bool] = False
@@ -80,13 +76,7 @@ class Window:
         """
         if not self.leaves_tokens:
             return None
-        return jnp.maximum(block_of(canvas, positions, config.block_length), -1)
-
-
-def block_stop(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
-    """Returns one past the current block's last position."""
-    stop = block_start(canvas, config.block_length) + config.block_length
-    return jnp.minimum(stop, canvas.end)
+        return jnp.maximum(canvas.blocks(config.block_length, positions), -1)
 
 
 def doubling(smallest: int, largest: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import ModelConfig, SamplerConfig, require
-from llada_jax.sampler.canvas import canvas_end
+from llada_jax.sampler.canvas import bounds_of
 from llada_jax.sampler.event import Event
 from llada_jax.sampler.trace import Trace
 
@@ -79,7 +79,7 @@ def _regions(trace: Trace, model: ModelConfig) -> tuple[Bool[np.ndarray, "B L"],
     """Returns where each row's canvas is, and where what was generated."""
     place = np.arange(trace.tokens.shape[1])
     sampler = SamplerConfig.from_dict(trace.settings["sampler"])
-    ends = canvas_end(trace.prompt_lengths, sampler, model, infill=False)
+    _, ends = bounds_of(trace.prompt_lengths, sampler, model, infill=False)
     return place < ends[:, None], place >= trace.prompt_lengths[:, None]
 
 

@@ -82,7 +82,6 @@ def test_a_decoder_stands_beside_thresholds_of_equal_quality():
         (SamplerConfig(), ""),
         (SamplerConfig(threshold=0.9), "0.9"),
         (SamplerConfig(threshold=0.9, confidence_dtype="float64"), "0.9"),
-        (SamplerConfig(factor=1.0), "1"),
         (SamplerConfig.preset("llada_cpp", theta_visible=0.55), "0.55, 0.9"),
         (SamplerConfig.preset("wino"), "0.6, 0.9"),
         (SamplerConfig.preset("token_edit"), "0.7, 0.5"),
