@@ -356,7 +356,7 @@ class Export:
 
         opened = Exported(folder)
         bucket, shards = opened.body(4, 32)
-        return opened.config, bucket, len(shards), opened.embed(np.array([1, 2]))
+        return opened.config, bucket, len(shards), opened.embedding[np.array([1, 2])]
 
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
