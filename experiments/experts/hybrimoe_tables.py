@@ -18,7 +18,7 @@ from experiments.harness.results import ResultRow
 from llada_jax.config import require_counts
 from llada_jax.config_files import read_yaml
 from llada_jax.experts.cache import MRS_ALPHA, CacheName
-from llada_jax.experts.policy_run import POLICIES, ExpertPolicy, Outcome, hit_rate, replay
+from llada_jax.experts.policy_run import POLICIES, ExpertPolicy, Outcome, replay
 from llada_jax.experts.routing import RoutingTrace
 from llada_jax.experts.schedule import ExpertCosts
 from llada_jax.experts.shapes import DEEPSEEK, MIXTRAL, QWEN2, MoEShape
@@ -111,11 +111,13 @@ class Cell(NamedTuple):
     profile: int
     """Steps that come before those that are timed."""
 
-    def run(self, policy: ExpertPolicy, costs: ExpertCosts | None = None) -> Outcome:
+    def run(
+        self, policy: ExpertPolicy, costs: ExpertCosts | None = None, *, empty: bool = False
+    ) -> Outcome:
         """Returns what a policy makes of it, on the desktop or at other costs."""
         costs = costs or desktop_costs(self.shape, self.phase)
         slots = self.shape.slots_at(self.ratio)
-        return replay(self.trace, policy, costs, slots, profile_steps=self.profile)
+        return replay(self.trace, policy, costs, slots, profile_steps=self.profile, empty=empty)
 
 
 def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
@@ -210,8 +212,7 @@ def hit_rates(cells: list[Cell]) -> Iterator[ResultRow]:
     }
     for cell, (name, (cache, alpha)) in product(cells, caches.items()):
         policy = ExpertPolicy(scheduler="all_on_accelerator", cache=cache, alpha=alpha)
-        costs, slots = desktop_costs(cell.shape, cell.phase), cell.shape.slots_at(cell.ratio)
-        hits = hit_rate(cell.trace, policy, costs, slots, profile_steps=cell.profile)
+        hits = cell.run(policy, empty=True).hit_rate
         place = f"{cell.name}/{name}"
         known = _beside(PUBLISHED["hit_rate"].get(place), "figure 9")
         kind = "fitted" if place in PUBLISHED["fitted"] else "modelled"

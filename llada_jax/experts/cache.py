@@ -1,20 +1,20 @@
-"""Which experts stay on the accelerator, by replacement policies behind one interface, and which
-an idle link brings in.
+"""Which experts stay on the accelerator, by replacement policies, and which an idle link brings in.
 
 A policy watches every layer it passes and says what each of the layer's experts is worth keeping;
 whoever has a transfer to spare brings in the expert worth most and evicts the one worth least. A
 layer has its own number of slots, as in HybriMoE and TIDE.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
-from llada_jax.config import require, require_choice
-from llada_jax.experts.routing import RoutingTrace, loads_of
+from llada_jax.config import require
+from llada_jax.experts.routing import Visit, loads_of
+from llada_jax.experts.schedule import Scheduler
 
 CacheName = Literal["mrs", "lru", "static", "tide"]
 MRS_ALPHA = 0.5
@@ -24,30 +24,15 @@ MRS_WIDTH = 2
 TIDE_INTERVAL = 4
 
 
-class Visit(NamedTuple):
-    """One layer of one step, as a cache policy sees it once the router has run."""
-
-    step: int
-    layer: int
-    loads: Int[np.ndarray, " E"]
-    scores: Float[np.ndarray, " E"]
-    foreseen: Int[np.ndarray, "A R k"]
-    new_block: bool
-    """The step is its block's first."""
-
-
 class ExpertCache:
     """Keeps for ever what is worth most at first (kTransformers); other caches learn."""
 
     def __init__(self, worth: Float[np.ndarray, "N E"]) -> None:
-        self._worth = worth
+        self.worth = worth
+        """What keeping each expert is worth, in any unit; ties go to lower indices."""
 
     def observe(self, visit: Visit) -> None:
         """Learns from a visit; they come in the order in which they happen."""
-
-    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
-        """Returns what keeping each expert is worth, in any unit; ties go to lower indices."""
-        return self._worth[layer]
 
 
 class MinusRecentScore(ExpertCache):
@@ -60,7 +45,7 @@ class MinusRecentScore(ExpertCache):
 
     def observe(self, visit: Visit) -> None:
         width = MRS_WIDTH * np.count_nonzero(visit.loads)
-        score = self._worth[visit.layer]
+        score = self.worth[visit.layer]
         score *= 1 - self._alpha
         top = np.argpartition(-visit.scores, min(width, score.size - 1))[:width]
         score[top] += self._alpha * visit.scores[top]
@@ -72,7 +57,7 @@ class LeastRecentlyUsed(ExpertCache):
     def observe(self, visit: Visit) -> None:
         used = visit.loads > 0
         within = visit.loads[used] / (visit.loads.max() + 1)
-        self._worth[visit.layer, used] = 1 + visit.step + within
+        self.worth[visit.layer, used] = 1 + visit.step + within
 
 
 class IntervalRefresh(ExpertCache):
@@ -89,32 +74,17 @@ class IntervalRefresh(ExpertCache):
             self._step_of_block[layer] = 0
             self._blocks[layer] += 1
         if self._blocks[layer] <= 1 or self._step_of_block[layer] % TIDE_INTERVAL == 0:
-            self._worth[layer] = visit.loads
+            self.worth[layer] = visit.loads
         self._step_of_block[layer] += 1
 
 
-def make_cache(
-    name: CacheName, profile: Int[np.ndarray, "S N E"], *, alpha: float = MRS_ALPHA
-) -> ExpertCache:
-    """Returns a policy by name.
-
-    Args:
-      profile: loads of a run before; `static` keeps what they used most, the others know nothing.
-    """
-    require_choice("cache", name, CacheName)
-    used = (profile > 0).sum(axis=0).astype(float)
+def make_cache(name: CacheName, used: Float[np.ndarray, "N E"], alpha: float) -> ExpertCache:
+    """Returns a policy by name. `static` keeps what was used most, the others know nothing yet."""
     if name == "static":
         return ExpertCache(used)
     mrs = partial(MinusRecentScore, alpha=alpha)
     learning = {"mrs": mrs, "lru": LeastRecentlyUsed, "tide": IntervalRefresh}
     return learning[name](np.zeros_like(used))
-
-
-def visits(trace: RoutingTrace, step: int) -> Sequence[Visit]:
-    """Returns the layers of a step, as a policy visits them."""
-    new_block = bool(trace.begins_block[step])
-    layers = zip(trace.loads[step], trace.scores[step], trace.foreseen[step], strict=True)
-    return [Visit(step, layer, *routing, new_block) for layer, routing in enumerate(layers)]
 
 
 def best(worth: Float[np.ndarray, " E"], count: int) -> Bool[np.ndarray, " E"]:
@@ -133,20 +103,14 @@ class Swap(NamedTuple):
 
 
 def swaps(
-    visit: Visit,
-    cache: ExpertCache,
-    resident: Bool[np.ndarray, "N E"],
-    seconds: Callable[[Int[np.ndarray, " E"], Bool[np.ndarray, " E"]], float],
+    visit: Visit, cache: ExpertCache, resident: Bool[np.ndarray, "N E"], schedule: Scheduler
 ) -> Iterator[Swap]:
     """Gives the swap that gains most, and the next best each time one more is asked for.
 
     The next layers are foreseen by their own gates on this hidden state (HybriMoE: three layers).
     The gain of a swap is the difference of two schedules, without and with it. A schedule depends
-    on an expert by its load alone, so the missing expert of highest load is its layer's best.
-
-    Args:
-      resident: read again after each swap, which the caller is to have entered.
-      seconds: how long the schedule of a layer takes, by its loads and residents.
+    on an expert by its load alone, so the missing expert of highest load is its layer's best. The
+    residents are read again after each swap, which the caller is to have entered.
     """
     foreseen = loads_of(visit.foreseen, visit.loads.size)
     forecast = dict(zip(range(visit.layer + 1, len(resident)), foreseen, strict=False))
@@ -154,12 +118,13 @@ def swaps(
     def best_of(layer: int) -> tuple[float, Swap | None]:
         loads, here = forecast[layer], resident[layer]
         missing = np.where(here, 0, loads)
-        expert, victim = int(np.argmax(missing)), _least(cache.worth(layer), here)
+        expert, victim = int(np.argmax(missing)), _least(cache.worth[layer], here)
         if missing[expert] == 0 or loads[victim] >= loads[expert]:
             return 0.0, None
         swapped = here.copy()
         swapped[[expert, victim]] = True, False
-        return seconds(loads, here) - seconds(loads, swapped), Swap(layer, expert, victim)
+        gain = schedule(loads, here).seconds - schedule(loads, swapped).seconds
+        return gain, Swap(layer, expert, victim)
 
     gains = {layer: best_of(layer) for layer in forecast}
     while gains:
@@ -174,7 +139,7 @@ def refills(layer: int, cache: ExpertCache, resident: Bool[np.ndarray, "N E"]) -
     """Gives swaps until the residents are those worth most, from this layer backwards."""
     n_layers = len(resident)
     for target in ((layer - back) % n_layers for back in range(n_layers)):
-        worth = cache.worth(target)
+        worth = cache.worth[target]
         while not resident[target].all():
             victim = _least(worth, resident[target])
             expert = int(np.argmax(np.where(resident[target], -np.inf, worth)))

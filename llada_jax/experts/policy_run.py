@@ -1,38 +1,19 @@
-"""Policies: a scheduler, a cache, and what the link does when nobody needs it; their decisions, one
-layer after another, with the time that they take on a machine; and traces replayed under them.
+"""Policies: a scheduler, a cache, and what the link does when nobody needs it; and their decisions.
 
-A replayed trace and a forward that really runs both drive a `PolicyRun`, so that what is modelled
-is what runs.
+A replayed trace and a forward that really runs both drive a `PolicyRun`: what is modelled runs.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.config import require, require_choice
-from llada_jax.experts.cache import (
-    MRS_ALPHA,
-    CacheName,
-    Swap,
-    Visit,
-    best,
-    make_cache,
-    refills,
-    swaps,
-    visits,
-)
-from llada_jax.experts.routing import RoutingTrace
-from llada_jax.experts.schedule import (
-    IDLE,
-    SCHEDULERS,
-    ExpertCosts,
-    Link,
-    Schedule,
-    Scheduler,
-    fastest,
-)
+from llada_jax.config import require, require_choices
+from llada_jax.experts.cache import MRS_ALPHA, CacheName, Swap, best, make_cache, refills, swaps
+from llada_jax.experts.routing import RoutingTrace, Visit
+from llada_jax.experts.schedule import SCHEDULERS, ExpertCosts, Link, Schedule, Scheduler, fastest
 
 SchedulerName = Literal["earliest_finish", "resident_or_cpu", "all_on_accelerator"]
 
@@ -53,8 +34,7 @@ class ExpertPolicy:
     those of lowest index."""
 
     def __post_init__(self) -> None:
-        require_choice("scheduler", self.scheduler, SchedulerName)
-        require_choice("cache", self.cache, CacheName)
+        require_choices(self)
 
 
 POLICIES = {
@@ -92,14 +72,12 @@ class PolicyRun:
 
         Raises ValueError for slots that are fewer than one or more than the experts of a layer.
         """
-        n_layers, n_experts = profile.shape[1:]
-        _require_slots(slots, n_experts)
-        profile = profile if policy.profiled else np.zeros_like(profile)
-        self.cache = make_cache(policy.cache, profile, alpha=policy.alpha)
+        _require_slots(slots, profile.shape[2])
+        used = (profile > 0).sum(axis=0) * float(policy.profiled)
+        self.resident = np.stack([best(each, slots) for each in used])
+        self.cache = make_cache(policy.cache, used, policy.alpha)
         self.seconds = 0.0
         self.hits = self.uses = 0
-        most_used = make_cache("static", profile)
-        self.resident = np.stack([best(most_used.worth(n), slots) for n in range(n_layers)])
         self._policy, self._costs, self._slots = policy, costs, slots
         self._schedule = SCHEDULERS[policy.scheduler]
         self._link_end = 0.0
@@ -126,7 +104,7 @@ class PolicyRun:
             self._link_end = self.seconds + schedule.transfer_seconds
             present = before.copy()
             present[schedule.transferred] = True
-            worth = np.where(present, self.cache.worth(layer), -np.inf)
+            worth = np.where(present, self.cache.worth[layer], -np.inf)
             self.resident[layer] = best(worth, self._slots) & present
         after = self.resident[layer].copy()
         ahead = self._use_idle_link(visit, self.seconds + schedule.seconds + self._costs.dense)
@@ -145,7 +123,8 @@ class PolicyRun:
         done: list[Swap] = []
         self._link_end = max(self._link_end, self.seconds)
         if self._policy.prefetch:
-            wanted = swaps(visit, self.cache, self.resident, self._seconds)
+            schedule = partial(self._schedule, costs=self._costs)
+            wanted = swaps(visit, self.cache, self.resident, schedule)
             while self._link_end < until and (swap := next(wanted, None)):
                 done.append(self._started(swap))
         if self._policy.refill:
@@ -153,9 +132,6 @@ class PolicyRun:
             while self._link_end + self._costs.transfer <= until and (swap := next(wanted, None)):
                 done.append(self._started(swap))
         return tuple(done)
-
-    def _seconds(self, loads: Int[np.ndarray, " E"], resident: Bool[np.ndarray, " E"]) -> float:
-        return self._schedule(loads, resident, self._costs).seconds
 
     def _started(self, swap: Swap) -> Swap:
         self.resident[swap.layer, [swap.expert, swap.victim]] = True, False
@@ -179,42 +155,32 @@ class Outcome(NamedTuple):
 
 
 def replay(
-    trace: RoutingTrace, policy: ExpertPolicy, costs: ExpertCosts, slots: int, *, profile_steps: int
+    trace: RoutingTrace,
+    policy: ExpertPolicy,
+    costs: ExpertCosts,
+    slots: int,
+    *,
+    profile_steps: int,
+    empty: bool = False,
 ) -> Outcome:
-    """Runs the steps after the first `profile_steps`, which all policies have seen before.
-
-    The time that planning itself takes is not counted.
-    """
+    """Runs the steps after the first `profile_steps`, which all policies have seen before; of slots
+    that are `empty` at first, those fill them. The time that planning takes is not counted."""
     _require_profile(trace, profile_steps)
     run = PolicyRun(policy, costs, slots, trace.loads[:profile_steps])
-    for step in range(profile_steps):
-        for visit in visits(trace, step):
-            run.cache.observe(visit)
+    if empty:
+        run.resident[:] = False
     ends = []
-    for step in range(profile_steps, trace.n_steps):
-        for visit in visits(trace, step):
-            run.run_layer(visit)
-        ends.append(run.seconds)
-    seconds, committed = np.diff(ends, prepend=0.0), trace.committed[profile_steps:]
-    return Outcome(seconds, committed, run.hits / max(run.uses, 1))
-
-
-def hit_rate(
-    trace: RoutingTrace, policy: ExpertPolicy, costs: ExpertCosts, slots: int, *, profile_steps: int
-) -> float:
-    """Returns the share of the activated experts that are resident when their layer begins.
-
-    Slots are empty at first; the first `profile_steps` steps fill them, and do not count.
-    """
-    _require_profile(trace, profile_steps)
-    run = PolicyRun(policy, costs, slots, trace.loads[:profile_steps])
-    run.resident[:] = False
     for step in range(trace.n_steps):
         if step == profile_steps:
             run.hits = run.uses = 0
-        for visit in visits(trace, step):
-            run.run_layer(visit)
-    return run.hits / run.uses
+        for visit in trace.visits(step):
+            if empty or step >= profile_steps:
+                run.run_layer(visit)
+            else:
+                run.cache.observe(visit)
+        ends.append(run.seconds)
+    seconds, committed = np.diff(ends[profile_steps - 1 :]), trace.committed[profile_steps:]
+    return Outcome(seconds, committed, run.hits / max(run.uses, 1))
 
 
 def bound(
@@ -237,7 +203,7 @@ def bound(
         total = 0.0
         for loads in loads_of_step:
             resident = best(loads.astype(float), slots)
-            total += costs.dense + scheduler(loads, resident, costs, IDLE).seconds
+            total += costs.dense + scheduler(loads, resident, costs).seconds
             hits += int(np.count_nonzero((loads > 0) & resident))
             uses += int(np.count_nonzero(loads))
         seconds.append(total)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -16,8 +16,22 @@ from llada_jax.config import require
 FORMAT = 3
 ABSENT = -1
 """In `experts`, for a row that a step did not run; in `foreseen`, for layers after the last too."""
+LOOK_AHEAD = 3
+"""Layers whose gates are asked early (HybriMoE, arXiv 2504.05897, section IV-C)."""
 _AXES = {"experts": "SNRk", "scores": "SNE", "foreseen": "SNARk", "changed": "SR", "block": "SR",
          "committed": "S"}  # fmt: skip
+
+
+class Visit(NamedTuple):
+    """One layer of one step, as a cache policy sees it once the router has run."""
+
+    step: int
+    layer: int
+    loads: Int[np.ndarray, " E"]
+    scores: Float[np.ndarray, " E"]
+    foreseen: Int[np.ndarray, "A R k"]
+    new_block: bool
+    """The step is its block's first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +65,8 @@ class RoutingTrace:
             shape = f"{len(axes)} [{', '.join(axes)}]"
             require(array.ndim == len(axes), f"{name} has {array.ndim} axes; allowed: {shape}")
             sizes = dict(zip(axes, array.shape, strict=True)) | sizes
-            wanted = tuple(sizes[axis] for axis in axes)
-            require(
-                array.shape == wanted, f"{name} has shape {array.shape}; allowed here: {wanted}"
-            )
+            known = tuple(sizes[axis] for axis in axes)
+            require(array.shape == known, f"{name} has shape {array.shape}; allowed here: {known}")
         bad = int((~np.isfinite(self.scores)).sum())
         require(bad == 0, f"scores has {bad} values that are NaN or infinite; allowed: none")
         for name, found in (("experts", self.experts), ("foreseen", self.foreseen)):
@@ -90,6 +102,12 @@ class RoutingTrace:
         current = self.block.min(axis=1)
         return np.diff(current, prepend=current[:1] - 1) != 0
 
+    def visits(self, step: int) -> list[Visit]:
+        """Returns the layers of a step, as a policy visits them."""
+        new_block = bool(self.begins_block[step])
+        layers = zip(self.loads[step], self.scores[step], self.foreseen[step], strict=True)
+        return [Visit(step, layer, *routing, new_block) for layer, routing in enumerate(layers)]
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes one .npz file, whole or not at all."""
         arrays = {name: getattr(self, name) for name in _AXES}
@@ -107,9 +125,8 @@ def loads_of(experts: Int[np.ndarray, "*lead R k"], n_experts: int) -> Int[np.nd
     lead, taken = experts.shape[:-2], experts.shape[-2] * experts.shape[-1]
     flat = experts.reshape(math.prod(lead), taken).astype(np.int64)
     offset = np.arange(len(flat))[:, None] * (n_experts + 1)
-    counted = np.bincount(
-        (flat - ABSENT + offset).ravel(), minlength=len(flat) * (n_experts + 1)
-    )  # absent rows fall into column 0
+    places = (flat - ABSENT + offset).ravel()  # absent rows fall into column 0
+    counted = np.bincount(places, minlength=len(flat) * (n_experts + 1))
     return counted.reshape(*lead, n_experts + 1)[..., 1:].astype(np.int32)
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.config import require, require_numbers
+from llada_jax.config import require_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,7 @@ class ExpertCosts:
     """The rest of a layer, on the accelerator, before its router is known."""
 
     def __post_init__(self) -> None:
-        for name in ("accelerator", "transfer", "cpu_few_row"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: above 0 seconds")
+        require_numbers(self, "accelerator", "transfer", above=0)
         require_numbers(self, "cpu_expert", "cpu_row", "cpu_first", "dense", least=0)
 
     def cpu(self, loads: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
@@ -81,19 +79,12 @@ Scheduler = Callable[..., Schedule]
 """`scheduler(loads, resident, costs, link=IDLE)` of arrays [E]."""
 
 
-class _Queue(NamedTuple):
-    """Active experts by falling load, and their seconds on the CPU."""
+class _OnCpu(NamedTuple):
+    """The CPU's seconds for all active experts, by falling load. One that arrives stands apart."""
 
-    experts: list[int]
-    cpu: Float[np.ndarray, " n"]
-
-
-class _Queues(NamedTuple):
-    """All active experts. One that arrives stands apart: it is neither resident nor missing."""
-
-    resident: _Queue
-    missing: _Queue
-    arriving: _Queue
+    resident: Float[np.ndarray, " n"]
+    missing: Float[np.ndarray, " n"]
+    arriving: Float[np.ndarray, " n"]
 
 
 class _Split(NamedTuple):
@@ -105,21 +96,7 @@ class _Split(NamedTuple):
     takes_arriving: bool = False
 
 
-_Rule = Callable[[_Queues, ExpertCosts, Link], _Split]
-
-
-def _queues(
-    loads: Int[np.ndarray, " E"], resident: Bool[np.ndarray, " E"], costs: ExpertCosts, link: Link
-) -> _Queues:
-    active = np.flatnonzero(loads)
-    active = active[np.argsort(-loads[active], kind="stable")]
-    seconds = costs.cpu(loads[active])
-    arrives = active == (-1 if link.arriving is None else link.arriving)
-    here, away = resident[active] & ~arrives, ~(resident[active] | arrives)
-    return _Queues(*(_Queue(active[on].tolist(), seconds[on]) for on in (here, away, arrives)))
-
-
-def _scheduler(rule: _Rule) -> Scheduler:
+def _scheduler(rule: Callable[[_OnCpu, ExpertCosts, Link], _Split]) -> Scheduler:
     """Makes a scheduler of a rule that splits the experts."""
 
     @wraps(rule)
@@ -129,17 +106,21 @@ def _scheduler(rule: _Rule) -> Scheduler:
         costs: ExpertCosts,
         link: Link = IDLE,
     ) -> Schedule:
-        queues = _queues(loads, resident, costs, link)
-        here, missing, arriving = queues
-        moved, stolen, takes_arriving = rule(queues, costs, link)
-        kept = len(here.experts) - stolen
-        waits = [] if takes_arriving else arriving.experts
-        taken = arriving.experts if takes_arriving else []
-        cpu = missing.experts[moved:][::-1] + taken + here.experts[kept:][::-1]
-        transferred = missing.experts[:moved]
-        accelerator = here.experts[:kept] + waits + transferred
-        on_cpu = float(missing.cpu[moved:].sum() + here.cpu[kept:].sum())
-        on_cpu += float(arriving.cpu.sum()) * takes_arriving
+        active = np.flatnonzero(loads)
+        active = active[np.argsort(-loads[active], kind="stable")]
+        arrives = active == (-1 if link.arriving is None else link.arriving)
+        queues = resident[active] & ~arrives, ~(resident[active] | arrives), arrives
+        here, missing, arriving = (active[queue].tolist() for queue in queues)
+        alone = costs.cpu(loads[active])
+        by_queue = _OnCpu(*(alone[queue] for queue in queues))
+        moved, stolen, takes_arriving = rule(by_queue, costs, link)
+        kept = len(here) - stolen
+        taken, waits = (arriving, []) if takes_arriving else ([], arriving)
+        cpu = missing[moved:][::-1] + taken + here[kept:][::-1]
+        transferred = missing[:moved]
+        accelerator = here[:kept] + waits + transferred
+        on_cpu = float(by_queue.missing[moved:].sum() + by_queue.resident[kept:].sum())
+        on_cpu += float(by_queue.arriving.sum()) * takes_arriving
         on_cpu += costs.cpu_first if cpu else 0.0
         last_arrival = float(_last_arrival(np.asarray(moved), costs, link, len(waits)))
         seconds = max(on_cpu, len(accelerator) * costs.accelerator, last_arrival)
@@ -149,18 +130,18 @@ def _scheduler(rule: _Rule) -> Scheduler:
 
 
 @_scheduler
-def earliest_finish(queues: _Queues, costs: ExpertCosts, link: Link) -> _Split:
+def earliest_finish(on_cpu: _OnCpu, costs: ExpertCosts, link: Link) -> _Split:
     """Gives the next action to the timeline that ends it first, again and again: HybriMoE's rule.
 
     The accelerator takes experts that are there, highest load first; the CPU takes missing experts,
     lowest load first, and when none is left steals resident ones, lowest load first; the link moves
     missing experts, highest load first (arXiv 2504.05897, section IV-B).
     """
-    resident_cpu, missing_cpu = queues.resident.cpu.tolist(), queues.missing.cpu.tolist()
+    resident_cpu, missing_cpu = on_cpu.resident.tolist(), on_cpu.missing.tolist()
     step, move = costs.accelerator, costs.transfer
     first, last = 0, len(resident_cpu)  # the accelerator takes from the front, the CPU steals
     moved, left = 0, len(missing_cpu)  # the link takes from the front, the CPU from the back
-    waiting = [link.free] * len(queues.arriving.experts)  # when experts on the link arrive
+    waiting = [link.free] * len(on_cpu.arriving)  # when experts on the link arrive
     fetched = 0
     accelerator, cpu, link_end = 0.0, costs.cpu_first, link.free
     never = float("inf")
@@ -195,39 +176,33 @@ def earliest_finish(queues: _Queues, costs: ExpertCosts, link: Link) -> _Split:
 
 
 @_scheduler
-def fastest(queues: _Queues, costs: ExpertCosts, link: Link) -> _Split:
+def fastest(on_cpu: _OnCpu, costs: ExpertCosts, link: Link) -> _Split:
     """Takes the plan that ends first, of all; of equals the one with the fewest transfers."""
-    n_missing, n_resident = len(queues.missing.experts), len(queues.resident.experts)
-    moved = np.arange(n_missing + 1)[:, None]
-    stolen = np.arange(n_resident + 1)
-    beside = (
-        _sums_from_the_end(queues.missing.cpu)[:, None]
-        + _sums_from_the_end(queues.resident.cpu)[::-1]
-    )
+    n_missing, n_resident = len(on_cpu.missing), len(on_cpu.resident)
+    moved, stolen = np.arange(n_missing + 1)[:, None], np.arange(n_resident + 1)
+    beside = _sums_from_the_end(on_cpu.missing)[:, None] + _sums_from_the_end(on_cpu.resident)[::-1]
     ends = []
-    for taken in range(len(queues.arriving.experts) + 1):
-        on_cpu = beside + queues.arriving.cpu.sum() * taken
-        on_cpu += np.where((moved < n_missing) | (stolen > 0) | (taken > 0), costs.cpu_first, 0.0)
-        waits = len(queues.arriving.experts) - taken
-        on_accelerator = np.maximum(
-            (n_resident - stolen + moved + waits) * costs.accelerator,
-            _last_arrival(moved, costs, link, waits),
-        )
-        ends.append(np.maximum(on_cpu, on_accelerator))
+    for taken in range(len(on_cpu.arriving) + 1):
+        cpu = beside + on_cpu.arriving.sum() * taken
+        cpu += np.where((moved < n_missing) | (stolen > 0) | (taken > 0), costs.cpu_first, 0.0)
+        waits = len(on_cpu.arriving) - taken
+        accelerator = (n_resident - stolen + moved + waits) * costs.accelerator
+        accelerator = np.maximum(accelerator, _last_arrival(moved, costs, link, waits))
+        ends.append(np.maximum(cpu, accelerator))
     best = np.unravel_index(np.argmin(np.stack(ends, axis=-1)), (*beside.shape, len(ends)))
     return _Split(int(best[0]), int(best[1]), bool(best[2]))
 
 
 @_scheduler
-def resident_or_cpu(queues: _Queues, costs: ExpertCosts, link: Link) -> _Split:
+def resident_or_cpu(on_cpu: _OnCpu, costs: ExpertCosts, link: Link) -> _Split:
     """Runs what is resident on the accelerator, what is missing on the CPU (kTransformers)."""
     return _Split(0, 0)
 
 
 @_scheduler
-def all_on_accelerator(queues: _Queues, costs: ExpertCosts, link: Link) -> _Split:
+def all_on_accelerator(on_cpu: _OnCpu, costs: ExpertCosts, link: Link) -> _Split:
     """Transfers whatever is missing; the CPU runs nothing (AdapMoE)."""
-    return _Split(len(queues.missing.experts), 0)
+    return _Split(len(on_cpu.missing), 0)
 
 
 def _sums_from_the_end(seconds: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n+1"]:

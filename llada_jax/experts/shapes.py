@@ -26,11 +26,7 @@ class MoEShape:
 
     def __post_init__(self) -> None:
         require_counts(self, "n_layers", "n_experts", "width", "expert_width")
-        require(
-            0 < self.experts_per_token <= self.n_experts,
-            f"experts_per_token of {self.name} is {self.experts_per_token}; allowed: 1 to "
-            f"n_experts ({self.n_experts})",
-        )
+        require_counts(self, "experts_per_token", most=self.n_experts)
 
     @property
     def expert_weights(self) -> int:
@@ -38,10 +34,7 @@ class MoEShape:
         return 3 * self.width * self.expert_width
 
     def slots_at(self, ratio: float) -> int:
-        """Returns a layer's slots for a share of all experts, as HybriMoE gives cache sizes.
-
-        Raises ValueError where that is less than one expert a layer.
-        """
+        """Returns a layer's slots for a share of all experts, as HybriMoE gives cache sizes."""
         least = 1 / self.n_experts
         require(
             least <= ratio <= 1,
@@ -56,8 +49,5 @@ def _published(name: str) -> MoEShape:
     return MoEShape(name=name, dense_weights=layer + others // sizes["n_layers"], **sizes)
 
 
-LLADA2_MINI = _published("llada2_mini")
-LLADA_MOE = _published("llada_moe")
-QWEN2 = _published("qwen2")
-DEEPSEEK = _published("deepseek")
-MIXTRAL = _published("mixtral")
+LLADA2_MINI, LLADA_MOE = _published("llada2_mini"), _published("llada_moe")
+QWEN2, DEEPSEEK, MIXTRAL = map(_published, ("qwen2", "deepseek", "mixtral"))

@@ -15,20 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from llada_jax.config import require, require_numbers
-from llada_jax.experts.routing import ABSENT, RoutingTrace
+from llada_jax.experts.routing import ABSENT, LOOK_AHEAD, RoutingTrace
 from llada_jax.experts.shapes import MoEShape
 
 GATE_AHEAD = 0.78
 """Share of a layer's experts that its gate finds one layer early: FATE on DeepSeek-V2-Lite, which
 arXiv 2511.10676 says to beat by about 15 points with 93.03 %. Further ahead its powers, which is an
 assumption."""
-LOOK_AHEAD = 3
-
-POPULAR = 0.1
-"""Nothing is published about the usual shares of single experts; the same for all models."""
 PASSAGE = 0.97
 """Correlation of a text's topic from token to token: 33 tokens long, as a block."""
 
@@ -37,7 +33,8 @@ PASSAGE = 0.97
 class RoutingStatistics:
     """Variances of a row's preferences; `own` is what the others leave of 1."""
 
-    popular: float = POPULAR
+    popular: float = 0.1
+    """Nothing is published about the usual shares of single experts; the same for all models."""
     topic: float
     jitter: float = 0.0
     topic_keeps: float = 0.0
@@ -62,10 +59,6 @@ STATISTICS = {
     "mixtral": RoutingStatistics(topic=0.025, topic_keeps=PASSAGE),
 }
 """By the name of the model's shape."""
-
-
-_Step = tuple[Float[np.ndarray, "N R E"], int, Bool[np.ndarray, " R"], int]
-"""Logits of a step before its experts are picked, its block, changed rows, and committed ones."""
 
 
 class _Preferences:
@@ -168,8 +161,9 @@ def prefill_trace(
 
 
 def _trace(
-    rng: np.random.Generator, shape: MoEShape, steps: Sequence[_Step], kind: str, seed: int
+    rng: np.random.Generator, shape: MoEShape, steps: Sequence[tuple], kind: str, seed: int
 ) -> RoutingTrace:
+    """Returns a trace of steps: logits [N, R, E], block, changed rows [R], and how many commit."""
     logits, block, changed, committed = zip(*steps, strict=True)
     k, most = shape.experts_per_token, min(2 * shape.experts_per_token, shape.n_experts)
     likely = [_best(each, most) for each in logits]
@@ -208,7 +202,6 @@ def _foreseen(
     runner_up = np.minimum(np.arange(k) + k, found - 1)
     for ahead in range(1, min(LOOK_AHEAD, n - 1) + 1):
         wrong = rng.random((n - ahead, rows, k)) > GATE_AHEAD**ahead
-        seen[:-ahead, ahead - 1] = np.where(
-            wrong, likely[ahead:][..., runner_up], likely[ahead:, :, :k]
-        )
+        true = likely[ahead:]
+        seen[:-ahead, ahead - 1] = np.where(wrong, true[..., runner_up], true[..., :k])
     return seen

@@ -1,21 +1,12 @@
-"""How long a program takes: in order, one instruction at a time, with a linear model of HBM.
-
-Modelled, not measured.
-"""
+"""How long a program takes, modelled: in order, one instruction at a time, on a linear HBM."""
 
 from collections import Counter
 from functools import lru_cache
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from llada_jax.config import require, require_choice
 from llada_jax.sampling_engine import paper_results
-from llada_jax.sampling_engine.instructions import (
-    INSTRUCTION_SET,
-    PREFETCH_ROWS,
-    Column,
-    Unit,
-    loops,
-)
+from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, PREFETCH_ROWS, Column, loops
 from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
@@ -63,8 +54,7 @@ class Timing(NamedTuple):
 
 
 def row_bytes(vlen: int) -> int:
-    """Returns the bytes that HBM moves for a row of VLEN logits in an MX format, which are a byte
-    each."""
+    """Returns the bytes that HBM moves for a row of VLEN logits in MX, which are a byte each."""
     return vlen + SCALES_BYTES
 
 
@@ -79,7 +69,7 @@ def time_program(
     require(min(hbm) >= 0, f"hbm is {hbm}; allowed: 0 or more")
     require_choice("column", column, Column)
     vlen, ran, traffic = program.engine.vlen, Counter[str](), 0
-    spent = dict.fromkeys(get_args(Unit), 0.0)
+    spent = dict.fromkeys(Cycles._fields, 0.0)
     starts, times = loops(program.instructions), 1
     for place, instruction in enumerate(program.instructions):
         if place in starts:  # a loop begins and ends once
@@ -97,9 +87,8 @@ def time_program(
     return Timing(Cycles(**spent), traffic, ran)
 
 
-# The two constants of HBM, and what they were fitted to.
-
 FITTED_TO = "the memory cycles at VLEN = 2048 and the latency at VLEN = 512"
+"""What the two constants of HBM were fitted to."""
 
 
 @lru_cache
@@ -120,7 +109,6 @@ def fitted_hbm() -> Hbm:
 @lru_cache
 def published_program(vlen: int, mode: Mode = "performance") -> SamplerProgram:
     """Compiles the program of the published table: one step of 16 blocks of 32 positions."""
-    sampling = Sampling(
-        batch=paper_results.BATCH, rows=paper_results.ROWS, vocab=paper_results.VOCAB, mode=mode
-    )
+    batch, rows, vocab = paper_results.BATCH, paper_results.ROWS, paper_results.VOCAB
+    sampling = Sampling(batch=batch, rows=rows, vocab=vocab, mode=mode)
     return compile_sampler(sampling, EngineConfig(vlen=vlen))

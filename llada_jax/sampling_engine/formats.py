@@ -47,16 +47,11 @@ def sanitized(values: Floats, format: str) -> Floats:
 
 @dataclass(frozen=True)
 class StoredLogits:
-    """Rows of numbers as HBM holds them.
+    """Rows of numbers [rows, columns] as HBM holds them, in the format's own type."""
 
-    Attributes:
-      elements: [rows, columns] in the format's own type.
-      scales: [rows, columns / 8] biased exponents, for MX formats.
-    """
-
-    format: LogitFormat
     elements: np.ndarray
     scales: NDArray[np.uint8] | None = None
+    """[rows, columns / 8] biased exponents, for MX formats."""
 
     def read(self, start: int, stop: int) -> Floats:
         """Returns rows as float32."""
@@ -83,20 +78,17 @@ def store(values: Floats, format: LogitFormat) -> StoredLogits:
     engine loads both as -inf.
     """
     require_choice("format", format, LogitFormat)
-    require(values.ndim == 2, f"values have {values.ndim} axes; allowed: 2")
     if format in _FLOATS:
-        return StoredLogits(format, values.astype(_FLOATS[format]))
-    require(
-        values.shape[1] % BLOCK == 0,
-        f"{values.shape[1]} columns; allowed in {format}: a multiple of {BLOCK}",
-    )
+        return StoredLogits(values.astype(_FLOATS[format]))
+    count, columns = values.shape
+    require(columns % BLOCK == 0, f"{columns} columns; allowed in {format}: a multiple of {BLOCK}")
     elements = np.empty(values.shape, np.uint8)
-    scales = np.empty((len(values), values.shape[1] // BLOCK), np.uint8)
-    slab = max(1, _SLAB // values.shape[1])
-    for start in range(0, len(values), slab):
+    scales = np.empty((count, columns // BLOCK), np.uint8)
+    slab = max(1, _SLAB // columns)
+    for start in range(0, count, slab):
         rows = slice(start, start + slab)
         elements[rows], scales[rows] = _encoded(values[rows].astype(np.float32))
-    return StoredLogits(format, elements, scales)
+    return StoredLogits(elements, scales)
 
 
 def _encoded(numbers: Floats) -> tuple[np.ndarray, np.ndarray]:

@@ -49,11 +49,8 @@ def store_logits(
     kinds = [logits] if noise is None else [logits, noise]
     for each in kinds:
         require(each.shape == shape, f"logits have shape {each.shape}; allowed: {shape}")
-    require(
-        len(kinds) == sampling.stride,
-        f"noisy is {sampling.noisy} and noise {'not ' * (noise is None)}given; allowed: both or "
-        "neither",
-    )
+    found = f"noisy is {sampling.noisy} and noise {'not ' * (noise is None)}given"
+    require(len(kinds) == sampling.stride, f"{found}; allowed: both or neither")
     width = sampling.vector_rows(vlen) * vlen
     padded = np.zeros((*shape[:2], len(kinds), width), np.float32)
     padded[..., : sampling.vocab] = np.stack(kinds, axis=-2)
@@ -83,10 +80,8 @@ def run_sampler(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) 
 
 
 def loaded(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Machine:
-    """Returns a machine with a block's state and the program's constant in its memories.
-
-    Args:
-      inputs: its logits are not read; `hbm` has them, from `store_logits`.
+    """Returns a machine with a block's state and the program's constant in its memories; its
+    logits are those that `store_logits` made `hbm` of.
 
     Raises ValueError for shapes that are not the program's, and for k outside 0 to rows.
     """

@@ -140,17 +140,13 @@ def loops(instructions: Sequence[Instruction]) -> dict[int, int]:
 
 def _check(name: str, operands: tuple[int, ...]) -> None:
     """Raises ValueError for an unknown name, a wrong number of operands, or what none can be."""
-    require(
-        name in INSTRUCTION_SET, f"instruction is {name!r}; allowed: {', '.join(INSTRUCTION_SET)}"
-    )
+    known = ", ".join(INSTRUCTION_SET)
+    require(name in INSTRUCTION_SET, f"instruction is {name!r}; allowed: {known}")
     spec = INSTRUCTION_SET[name]
     wanted = ", ".join(map(":".join, spec.operands.items()))
     count = len(operands)
     require(count == len(spec.operands), f"{name} has {count} operands; allowed: {wanted}")
     for (operand, kind), value in zip(spec.operands.items(), operands, strict=True):
         prefix, allowed = PREFIX[kind], spec.values(operand)
-        require(
-            value in allowed,
-            f"{operand} of {name} is {prefix}{value}; "
-            f"allowed: {prefix}{allowed[0]} to {prefix}{allowed[-1]}",
-        )
+        bounds = f"{prefix}{allowed[0]} to {prefix}{allowed[-1]}"
+        require(value in allowed, f"{operand} of {name} is {prefix}{value}; allowed: {bounds}")

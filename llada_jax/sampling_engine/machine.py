@@ -1,13 +1,12 @@
 """A functional interpreter of sampling programs: what they compute, not how long they take.
 
-Vector memory holds float32 numbers that are representable in its format; every result is rounded
-to it; scalars are float32. Time is `cycles.py`'s matter.
+Vector memory holds float32 numbers, every result rounded to its format; scalars are float32.
 """
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, partialmethod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,29 +16,16 @@ from llada_jax.sampling_engine.formats import Floats, StoredLogits, rounded, san
 from llada_jax.sampling_engine.instructions import REGISTERS, Instruction, loops
 from llada_jax.sampling_engine.sampling import Domain, EngineConfig
 
-_OF_SCALARS: Mapping[str, Callable[..., float]] = {
-    "S_RECI_FP": lambda a: 1 / a if a else 0.0,
-    "S_EXP_FP": lambda a: float(np.exp(a)),
-    "S_ADD_FP": operator.add,
-    "S_SUB_FP": operator.sub,
-    "S_MUL_FP": operator.mul,
-}
-"""What an instruction makes of the floating-point registers that are its other operands."""
-
 
 class Machine:
     """Registers, memories and HBM of one engine.
 
-    An instruction that is not in the table above is a method, named in small letters after an
-    underscore: its arguments are the operands, register numbers and immediates.
-
-    Attributes:
-      vector: [rows, vlen], fp: [words], int: [words]; the memories.
+    An instruction is a method, named in small letters after an underscore: its arguments are the
+    operands, register numbers and immediates. `vector` [rows, vlen], `fp` and `int` are memories.
     """
 
     def __init__(self, engine: EngineConfig, hbm: StoredLogits) -> None:
-        self.engine = engine
-        self.hbm = hbm
+        self.engine, self.hbm = engine, hbm
         self.vector = np.zeros((engine.words("vector"), engine.vlen), np.float32)
         self.fp = np.zeros(engine.words("fp"), np.float32)
         self.int = np.zeros(engine.words("int"), np.int64)
@@ -53,19 +39,13 @@ class Machine:
         Raises ValueError for what `loops` refuses, and for an address outside its memory.
         """
         starts, place = loops(instructions), 0
-        actions = [self._action(instruction) for instruction in instructions]
+        actions = [partial(getattr(self, f"_{name.lower()}"), *to) for name, to in instructions]
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             while place < len(actions):
                 actions[place]()
                 if place in starts and self._gp[instructions[place].operands[0]]:
                     place = starts[place]
                 place += 1
-
-    def _action(self, instruction: Instruction) -> Callable[[], None]:
-        name, operands = instruction
-        if name in _OF_SCALARS:
-            return partial(self._compute_scalar, _OF_SCALARS[name], *operands)
-        return partial(getattr(self, f"_{name.lower()}"), *operands)
 
     # Access to registers and memories, with their limits.
 
@@ -145,6 +125,12 @@ class Machine:
 
     def _compute_scalar(self, compute: Callable[..., float], to: int, *registers: int) -> None:
         self._write_float(to, compute(*(self._f[register] for register in registers)))
+
+    _s_reci_fp = partialmethod(_compute_scalar, lambda a: 1 / a if a else 0.0)
+    _s_exp_fp = partialmethod(_compute_scalar, lambda a: float(np.exp(a)))
+    _s_add_fp = partialmethod(_compute_scalar, operator.add)
+    _s_sub_fp = partialmethod(_compute_scalar, operator.sub)
+    _s_mul_fp = partialmethod(_compute_scalar, operator.mul)
 
     def _s_ld_fp(self, to: int, address: int, offset: int) -> None:
         self._write_float(to, self._words("fp", address, offset)[0])

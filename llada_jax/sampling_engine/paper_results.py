@@ -10,8 +10,6 @@ AREA_MM2 = {512: 0.731, 1024: 1.464, 2048: 2.931}
 """The vector datapath by VLEN, synthesised for 7 nm (Table IV)."""
 SCALAR_UM2 = 661
 """The scalar part beside it, at every VLEN."""
-A6000_MS = 2.51
-"""The paper's GPU baseline, an RTX A6000."""
 
 GPU_BYTES_PER_SECOND = {"a6000": 768e9, "h100": 3.35e12}
 """Memory of the RTX A6000 and the H100 SXM, by NVIDIA's data sheets."""

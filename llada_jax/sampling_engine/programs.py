@@ -49,18 +49,14 @@ def memory_map_of(sampling: Sampling, engine: EngineConfig) -> MemoryMap:
 
     Raises ValueError where they do not fit a memory, or the block does not fit a vector row.
     """
-    require(
-        sampling.rows <= engine.vlen,
-        f"rows is {sampling.rows}; allowed: up to vlen ({engine.vlen})",
-    )
-    batch, positions = sampling.batch, sampling.batch * sampling.rows
-    row = sampling.vector_rows(engine.vlen)
-    chunk = min(sampling.chunk_rows, row)
+    batch, rows, vlen = sampling.batch, sampling.rows, engine.vlen
+    require(rows <= vlen, f"rows is {rows}; allowed: up to vlen ({vlen})")
+    positions, row = batch * rows, sampling.vector_rows(vlen)
     whole = sampling.mode == "performance"
-    logits_rows = sampling.rows * row if whole else chunk * sampling.stride
+    logits_rows = rows * row if whole else min(sampling.chunk_rows, row) * sampling.stride
     words: dict[Domain, int] = {
         "vector": 3 * batch + logits_rows,
-        "fp": sampling.rows + 1,
+        "fp": rows + 1,
         "int": 2 * positions + batch,
     }
     for domain, needed in words.items():
@@ -77,7 +73,7 @@ def memory_map_of(sampling: Sampling, engine: EngineConfig) -> MemoryMap:
         confidence=2 * batch,
         logits=3 * batch,
         logits_rows=logits_rows,
-        lowest=sampling.rows,
+        lowest=rows,
         tokens=0,
         predictions=positions,
         k=2 * positions,
@@ -144,11 +140,16 @@ class _Compiler:
         self._set(SCALARS, 0)
         with self._loop(ROW, self._sampling.rows):
             self._start_position()
-            {
-                "performance": self._preloaded,
-                "edge": self._streamed_twice,
-                "one_pass": lambda: self._streamed(self._absorb),
-            }[self._sampling.mode]()
+            if self._sampling.mode == "performance":
+                self._maximum(self._whole)
+                self._add(LOGITS, LOGITS, -self._whole.rows)
+                self._sum(self._whole)
+            elif self._sampling.mode == "edge":
+                self._streamed(self._maximum)
+                self._add(HBM, HBM, -self._whole.rows)
+                self._streamed(self._sum)
+            else:
+                self._streamed(self._absorb)
             self._finish_position()
         self._commit()
 
@@ -171,16 +172,6 @@ class _Compiler:
         self._emit("S_ST_INT", INDEX, PREDICTION, 0)
         self._add(SCALARS, SCALARS, 1)
         self._add(PREDICTION, PREDICTION, 1)
-
-    def _preloaded(self) -> None:
-        self._maximum(self._whole)
-        self._add(LOGITS, LOGITS, -self._whole.rows)
-        self._sum(self._whole)
-
-    def _streamed_twice(self) -> None:
-        self._streamed(self._maximum)
-        self._add(HBM, HBM, -self._whole.rows)
-        self._streamed(self._sum)
 
     def _streamed(self, compute: Callable[[Chunk], None]) -> None:
         """Loads and computes one chunk after the other."""

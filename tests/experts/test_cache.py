@@ -14,11 +14,10 @@ from llada_jax.experts.cache import (
     IntervalRefresh,
     LeastRecentlyUsed,
     MinusRecentScore,
-    Visit,
     make_cache,
-    visits,
 )
-from llada_jax.experts.policy_run import ExpertPolicy, hit_rate
+from llada_jax.experts.policy_run import ExpertPolicy, replay
+from llada_jax.experts.routing import Visit
 from llada_jax.experts.schedule import ExpertCosts
 from tests.experts.traces import small_trace, trace_of_loads
 
@@ -31,7 +30,7 @@ COSTS = ExpertCosts(
 def hits_of(trace, name, slots, profile_steps):
     """Hits of a cache that takes in what it missed, on slots that are empty at first."""
     policy = ExpertPolicy(scheduler="all_on_accelerator", cache=name)
-    return hit_rate(trace, policy, COSTS, slots, profile_steps=profile_steps)
+    return replay(trace, policy, COSTS, slots, profile_steps=profile_steps, empty=True).hit_rate
 
 
 def nothing(n_layers: int, n_experts: int) -> np.ndarray:
@@ -56,22 +55,22 @@ def visit(step, loads, scores=None, layer=0, **changes):
 def test_minus_recent_score_adds_the_best_scores_and_lets_the_others_decay():
     policy = MinusRecentScore(nothing(1, 5), alpha=0.5)
     policy.observe(visit(0, [1, 0, 0, 0, 0], scores=[0.5, 0.3, 0.1, 0.06, 0.04]))
-    np.testing.assert_allclose(policy.worth(0), [0.25, 0.15, 0, 0, 0])
+    np.testing.assert_allclose(policy.worth[0], [0.25, 0.15, 0, 0, 0])
     policy.observe(visit(1, [0, 0, 1, 0, 0], scores=[0.1, 0.3, 0.5, 0.06, 0.04]))
-    np.testing.assert_allclose(policy.worth(0), [0.125, 0.225, 0.25, 0, 0])
+    np.testing.assert_allclose(policy.worth[0], [0.125, 0.225, 0.25, 0, 0])
 
 
 def test_recency():
     recent = LeastRecentlyUsed(nothing(1, 3))
     for step, loads in enumerate([[3, 0, 1], [1, 0, 0], [0, 1, 2]]):
         recent.observe(visit(step, loads))
-    assert np.argsort(recent.worth(0)).tolist() == [0, 1, 2]
+    assert np.argsort(recent.worth[0]).tolist() == [0, 1, 2]
 
 
 def test_a_profiled_frequency_learns_nothing_more():
-    policy = make_cache("static", np.array([[[1, 0, 2]], [[0, 0, 1]]]))
+    policy = make_cache("static", np.array([[1.0, 0, 2]]), 0.5)
     policy.observe(visit(0, [0, 9, 0]))
-    np.testing.assert_array_equal(policy.worth(0), [1, 0, 2])
+    np.testing.assert_array_equal(policy.worth[0], [1, 0, 2])
 
 
 def test_interval_refresh_takes_every_fourth_step_after_the_first_block():
@@ -79,7 +78,7 @@ def test_interval_refresh_takes_every_fourth_step_after_the_first_block():
     held = []
     for step in range(8):
         policy.observe(visit(step, np.eye(8, dtype=int)[step], new_block=step in (0, 2)))
-        held.append(int(np.argmax(policy.worth(0))))
+        held.append(int(np.argmax(policy.worth[0])))
     assert held == [0, 1, 2, 2, 2, 2, 6, 6]
 
 
@@ -127,10 +126,10 @@ def test_all_slots_hit_after_the_first_use():
 def test_visits_are_what_the_trace_says():
     trace = small_trace()
     first = int(np.flatnonzero(trace.begins_block)[1])
-    seen = visits(trace, first)
+    seen = trace.visits(first)
     assert [each.layer for each in seen] == [0, 1, 2, 3] and seen[0].new_block
     np.testing.assert_array_equal(seen[2].loads, trace.loads[first, 2])
-    assert not visits(trace, first + 1)[0].new_block
+    assert not trace.visits(first + 1)[0].new_block
 
 
 def test_bad_input():
@@ -138,6 +137,6 @@ def test_bad_input():
     with pytest.raises(ValueError, match=f"profile_steps is {trace.n_steps}; allowed: 1 to"):
         hits_of(trace, "lru", 4, trace.n_steps)
     with pytest.raises(ValueError, match="cache is 'fifo'; allowed: 'mrs'"):
-        make_cache("fifo", trace.loads)
+        hits_of(trace, "fifo", 4, 5)
     with pytest.raises(ValueError, match="alpha is 0; allowed: above 0, up to 1"):
         MinusRecentScore(nothing(1, 2), alpha=0)

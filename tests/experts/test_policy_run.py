@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.experts.cache import visits
 from llada_jax.experts.policy_run import POLICIES, ExpertPolicy, PolicyRun, bound, replay
 from llada_jax.experts.schedule import ExpertCosts
 from tests.experts.traces import small_trace, trace_of_loads
@@ -81,7 +80,7 @@ def test_slots_are_never_exceeded_and_swaps_trade_one_for_one():
     for name, policy in POLICIES.items():
         run, transfers = PolicyRun(policy, COSTS, 5, TRACE.loads[:6]), 0
         for step in range(6, TRACE.n_steps):
-            for visit in visits(TRACE, step):
+            for visit in TRACE.visits(step):
                 before = run.resident.copy()
                 plan = run.run_layer(visit)
                 transfers += len(plan.schedule.transferred) + len(plan.swaps)

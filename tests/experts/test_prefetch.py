@@ -1,5 +1,7 @@
 """Prefetching takes what shortens a coming layer most, and stops where nothing does."""
 
+from functools import partial
+
 import numpy as np
 
 from llada_jax.experts.cache import Swap, make_cache, refills, swaps
@@ -9,8 +11,8 @@ from tests.experts.test_cache import visit
 COSTS = ExpertCosts(
     cpu_expert=3.0, cpu_row=1.0, cpu_first=0.0, accelerator=1.0, transfer=4.0, dense=0.0
 )
-USED = np.array([[[3, 2, 1, 0]], [[3, 2, 0, 0]], [[3, 0, 0, 0]]]).repeat(3, axis=1)
-CACHE = make_cache("static", USED)  # of each layer, 0 is worth most, 3 least
+SCHEDULE = partial(resident_or_cpu, costs=COSTS)
+CACHE = make_cache("static", np.array([[3.0, 2, 1, 0]] * 3), 0.5)  # 0 is worth most, 3 least
 
 
 def foreseen(*loads):
@@ -21,10 +23,6 @@ def foreseen(*loads):
         taken = np.repeat(np.arange(len(each)), each)
         seen[ahead, : taken.size, 0] = taken
     return seen
-
-
-def seconds(loads, resident):
-    return resident_or_cpu(loads, resident, COSTS).seconds
 
 
 def entered(wanted, resident):
@@ -38,7 +36,7 @@ def entered(wanted, resident):
 
 def foreseen_swaps(seen, resident, layer=0):
     now = visit(0, [1, 0, 0, 0], layer=layer, foreseen=seen)
-    return entered(swaps(now, CACHE, resident, seconds), resident)
+    return entered(swaps(now, CACHE, resident, SCHEDULE), resident)
 
 
 def residents(*experts):

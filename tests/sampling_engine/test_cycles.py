@@ -111,7 +111,7 @@ def test_the_gpu_is_slow_where_it_is_not_fused():
         paper_results.roofline_ms("a6000", sampler, LOGITS)
         for sampler in ("unfused_float64", "fused_bfloat16")
     )
-    assert unfused == pytest.approx(paper_results.A6000_MS, rel=0.01)
+    assert unfused == pytest.approx(2.51, rel=0.01)
     assert unfused / fused == pytest.approx(15)
 
 

@@ -6,20 +6,20 @@ that of the plain forward whatever it chooses.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, DTypeLike, Float, Int
 
-from llada_jax.config import ModelConfig, require
+from llada_jax.config import ModelConfig
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
 from llada_jax.experts.decoding.recording import RoutingRecord, routed
 from llada_jax.experts.policy_run import LayerDecision
-from llada_jax.experts.schedule import Schedule
-from llada_jax.model.forward import LayerHooks, LayerOut, attended, forward_rows
+from llada_jax.model.forward import LayerOut, attended, forward_rows
 from llada_jax.model.grouped_product import product_by_tile, tile_rows
-from llada_jax.model.layers import CachedLayer, Rotation, feed_forward
+from llada_jax.model.layers import feed_forward
 from llada_jax.model.moe import Chosen, sorted_by_expert, summed_by_row
 from llada_jax.model.params import Experts, FeedForward, Layer, ModelParams
 from llada_jax.model.quantize import QuantArray, Weight, dequantize
@@ -44,18 +44,15 @@ def forward_rows_budgeted(
 ) -> RowsOut:
     """Runs `forward_rows` layer by layer from Python, with experts that come and go as `plan` says.
 
-    Raises ValueError where a plan leaves out an expert that a live row takes, or names one twice,
-    and what reading an expert raises.
+    Raises what reading an expert raises.
     """
     assert config.moe is not None
-    first, live = config.moe.first_layer, np.asarray(rows.live).reshape(-1)
+    first = config.moe.first_layer
 
     def mixed(x: Float[Array, "B R D"], index: int) -> Float[Array, "B R D"]:
         number = index - first
         routing, record = _routed(params, x, config, index)
-        record = jax.tree.map(np.asarray, record)
-        decision = plan(number, record)
-        _require_each_once(decision.schedule, record.experts[live])
+        decision = plan(number, jax.tree.map(np.asarray, record))
         flat = x.reshape(-1, x.shape[-1])
         return _run_experts(slots, number, flat, routing, decision).reshape(x.shape)
 
@@ -68,18 +65,10 @@ def around_experts(
     """Returns what runs all of a layer but its routed experts, for which `mixed(x, index)` is
     asked: in compiled parts, each of which rounds as the plain forward does."""
 
-    def run(
-        layer: Layer,
-        config: ModelConfig,
-        hidden: Float[Array, "B R D"],
-        angles: Rotation,
-        bias: Float[Array, "B R T"],
-        cached: CachedLayer,
-        index: int,
-        hooks: LayerHooks,
-    ) -> LayerOut:
+    def run(layer: Layer, config: ModelConfig, *inputs: Any) -> LayerOut:
+        *of_attention, index, _hooks = inputs
         ffn, half = layer.ffn, layer._replace(ffn=None)
-        hidden, normed, key, value = _attended(half, config, hidden, angles, bias, cached)
+        hidden, normed, key, value = _attended(half, config, *of_attention)
         if not isinstance(ffn, Experts):
             return hidden + _dense(normed, ffn), key, value
         total = mixed(normed, index)
@@ -98,20 +87,8 @@ def _with_shared(
     return (total.reshape(flat.shape) + feed_forward(flat, shared)).reshape(x.shape)
 
 
-def _require_each_once(schedule: Schedule, experts: Int[np.ndarray, "r k"]) -> None:
-    placed, active = sorted([*schedule.cpu, *schedule.accelerator]), np.unique(experts).tolist()
-    require(
-        placed == sorted({*placed, *active}),
-        f"the plan runs experts {placed}; allowed: each of {active} once",
-    )
-
-
 def _run_experts(
-    slots: ExpertSlots,
-    layer: int,
-    x: Float[Array, "T D"],
-    routing: Chosen,
-    decision: LayerDecision,
+    slots: ExpertSlots, layer: int, x: Float[Array, "T D"], routing: Chosen, decision: LayerDecision
 ) -> Float[Array, "T D"]:
     """Returns the experts' share of a layer's output; leaves the slots as the plan wants them."""
     active = [*decision.schedule.accelerator, *decision.schedule.cpu]

@@ -98,12 +98,8 @@ def write_experts(
     """Writes the routed experts of a model, one after another; the file has its name once it is
     complete. Beside one piece of the weights it takes no memory.
 
-    Args:
-      weights: has `rows(name)`, which gives the experts of a parameter [E, Out, In] in pieces, as
-        a `Checkpoint` does.
-      dtype: `float32`, `bfloat16`, `int8` or `int4`: quantized as `load` quantizes; integers that
-        are there in the wanted form are kept.
-      fingerprint: names the model that they belong to.
+    `weights.rows(name)` gives the experts of a parameter [E, Out, In] in pieces, as a `Checkpoint`
+    does. They are quantized as `load` quantizes; integers in the wanted form are kept.
     """
     shape = ExpertShape.of(config, dtype)
     record, sums = np.zeros((), shape.record()), []

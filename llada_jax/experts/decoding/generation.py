@@ -13,13 +13,12 @@ from llada_jax import checkpoint
 from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.build.loading import Model
 from llada_jax.config import SamplerConfig, require
-from llada_jax.experts.cache import Visit
 from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
 from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
 from llada_jax.experts.decoding.recording import RoutingRecord, recorded, trace_of_steps
 from llada_jax.experts.policy_run import ExpertPolicy, LayerDecision, PolicyRun
-from llada_jax.experts.routing import ABSENT, RoutingTrace, loads_of
+from llada_jax.experts.routing import ABSENT, RoutingTrace, Visit, loads_of
 from llada_jax.experts.schedule import ExpertCosts
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import Prompts, with_ids
@@ -108,7 +107,15 @@ def generate_within_budget(
     another shape, slots that no layer has, and damaged experts.
     """
     _require_experts(model)
-    _require_file(model, file)
+    wanted = ExpertShape.of(model.config, file.shape.dtype)
+    require(
+        file.shape == wanted,
+        f"{file.path} has experts of {tuple(file.shape)}; allowed: {tuple(wanted)}",
+    )
+    require(
+        file.fingerprint == model.fingerprint or None in (file.fingerprint, model.fingerprint),
+        f"{file.path} has the experts of another model; allowed: those of {model.source}",
+    )
     n_layers, n_experts = file.shape.n_layers, file.shape.n_experts
     profile = np.zeros((1, n_layers, n_experts), np.int32) if profile is None else profile
     require(
@@ -130,11 +137,9 @@ class _Budgeted:
     def __init__(self, model: Model, slots: ExpertSlots, policy_run: PolicyRun) -> None:
         self._model, self._slots, self._policy_run = model, slots, policy_run
         self.loads: list[Int[np.ndarray, "N E"]] = []
-        self._step = -1
         self._before: Rows | None = None
 
     def __call__(self, params: Any, rows: Rows, cache: KVCache) -> RowsOut:
-        self._step += 1
         now, before = jax.tree.map(np.asarray, rows), self._before
         # A block has begun where the window stands elsewhere than in the forward before.
         new_block = before is None or not np.array_equal(now.positions, before.positions)
@@ -152,7 +157,7 @@ class _Budgeted:
             loads = loads_of(experts, routing.scores.shape[1])
             scores = np.asarray(routing.scores)[live].mean(axis=0)
             self.loads[-1][layer] = loads
-            visit = Visit(self._step, layer, loads, scores, foreseen, new_block)
+            visit = Visit(len(self.loads) - 1, layer, loads, scores, foreseen, new_block)
             return self._policy_run.run_layer(visit)
 
         return forward_rows_budgeted(params, self._model.config, rows, cache, self._slots, plan)
@@ -173,16 +178,4 @@ def _require_experts(model: Model) -> None:
         model.config.moe is not None and model.artifact is None,
         f"{model.config.family} has no routed experts to look at; allowed: a mixture of experts, "
         "with its parameters",
-    )
-
-
-def _require_file(model: Model, file: ExpertFile) -> None:
-    wanted = ExpertShape.of(model.config, file.shape.dtype)
-    require(
-        file.shape == wanted,
-        f"{file.path} has experts of {tuple(file.shape)}; allowed: {tuple(wanted)}",
-    )
-    require(
-        file.fingerprint == model.fingerprint or None in (file.fingerprint, model.fingerprint),
-        f"{file.path} has the experts of another model; allowed: those of {model.source}",
     )

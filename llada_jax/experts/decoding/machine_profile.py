@@ -96,8 +96,7 @@ def measure_machine(
     tile = tile_rows(taken, moe.n_experts)
 
     def run(count: int) -> Array:
-        out = jnp.zeros_like(inputs)
-        number = np.int32(count)
+        out, number = jnp.zeros_like(inputs), np.int32(count)
         return run_expert(out, inputs, np.int32(0), number, matrices, rows, tile)
 
     counts = [1 << power for power in range(rows.bit_length())]

@@ -10,14 +10,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import ModelConfig
-from llada_jax.experts.routing import ABSENT, RoutingTrace
+from llada_jax.experts.routing import ABSENT, LOOK_AHEAD, RoutingTrace
 from llada_jax.model.forward import LayerHooks, forward_rows, plain_feed_forward
 from llada_jax.model.moe import Chosen, route, router_scores
 from llada_jax.model.params import Experts, Layer, ModelParams
 from llada_jax.types import KVCache, Rows, RowsOut
-
-LOOK_AHEAD = 3
-"""Layers whose gates are asked early (HybriMoE, arXiv 2504.05897, section IV-C)."""
 
 
 class RoutingRecord(NamedTuple):
@@ -83,17 +80,10 @@ def trace_of_steps(
     block_length: int,
     settings: dict[str, Any],
 ) -> RoutingTrace:
-    """Returns the trace of a run.
+    """Returns the trace of a run, whose records and rows are in NumPy.
 
-    Rows before a canvas row's current block count as part of it, those after it are drafts.
-
-    Args:
-      steps: of each forward its routing and its rows, in NumPy.
-      current_block: the block that each canvas row decoded in each step.
-      committed: tokens that became final in each step.
-      origin: where each canvas row's blocks begin.
-
-    Raises ValueError for router scores that are NaN.
+    Rows before a canvas row's current block count as part of it, those after it are drafts; the
+    blocks begin at its `origin`. Raises ValueError for router scores that are NaN.
     """
     records, rows = zip(*steps, strict=True)
     live = [each.live.reshape(-1) for each in rows]
@@ -110,10 +100,8 @@ def trace_of_steps(
         chosen = [np.where(on[:, None], each, ABSENT) for each, on in zip(every, live, strict=True)]
         return np.stack([padded(each, ABSENT, axis=-2) for each in chosen]).astype(np.int16)
 
-    blocks = [
-        _blocks(each, now, origin, block_length)
-        for each, now in zip(rows, current_block, strict=True)
-    ]
+    paired = zip(rows, current_block, strict=True)
+    blocks = [_blocks(*each, origin, block_length) for each in paired]
     changed = map(changed_rows, rows, [None, *rows[:-1]])
     scores = [each.scores[:, on].mean(axis=1) for each, on in zip(records, live, strict=True)]
     return RoutingTrace(

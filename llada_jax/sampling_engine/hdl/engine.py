@@ -1,8 +1,6 @@
-"""The sampling engine: its units between registers and memories, run by the sequencer.
+"""The sampling engine: its units between registers and memories, run by the sequencer in order.
 
-In order, one instruction at a time, as the functional machine does; how long each takes stands in
-`instructions.toml`. An instruction's word stays until it retires, so operands are read from the
-registers as long as it runs.
+An instruction's word stays until it retires, so operands are read as long as it runs.
 """
 
 from collections.abc import Mapping
@@ -15,13 +13,15 @@ from llada_jax.sampling_engine.hdl.floats import (
     ONE,
     WIDTH,
     add,
+    exponential,
     narrowed,
     negative,
     order,
+    reciprocal,
     widened,
 )
+from llada_jax.sampling_engine.hdl.reductions import max_index, sum_tree, top_k
 from llada_jax.sampling_engine.hdl.sequencer import Sequencer
-from llada_jax.sampling_engine.hdl.units import exponential, max_index, reciprocal, sum_tree, top_k
 from llada_jax.sampling_engine.hdl.wires import (
     Circuit,
     Memory,
@@ -43,17 +43,14 @@ Choice = tuple[Wire, Wire]
 
 
 class Sizes(NamedTuple):
-    """What an engine has room for.
-
-    Attributes:
-      vlen: lanes of BF16 in a row of vector memory.
-      slots: keys that the top-k unit holds, so the largest k.
-      words: of the memories "vector", "fp", "int" and "program".
-    """
+    """What an engine has room for."""
 
     vlen: int
+    """Lanes of BF16 in a row of vector memory."""
     slots: int
+    """Keys that the top-k unit holds, so the largest k."""
     words: Mapping[str, int]
+    """Of the memories "vector", "fp", "int" and "program"."""
 
 
 def engine(sizes: Sizes) -> Circuit:

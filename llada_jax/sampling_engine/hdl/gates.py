@@ -34,12 +34,7 @@ class Gate(NamedTuple):
 
 
 class Netlist:
-    """The gates of a circuit.
-
-    Attributes:
-      lines: what drives each, by its number, after what it reads.
-      bits: lines of each wire's word.
-    """
+    """The gates of a circuit: what drives each line, after what it reads; and each word's lines."""
 
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit

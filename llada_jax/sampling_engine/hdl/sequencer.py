@@ -29,12 +29,7 @@ _FIELDS = 4
 
 
 class Sequencer:
-    """Wires of the word that runs; `close` ties what it waits for to what comes next.
-
-    Attributes:
-      fields: registers' numbers in the word.
-      count: cycles since it began.
-    """
+    """The word that runs: `fields` are its registers' numbers, `count` its cycles until now."""
 
     def __init__(self, words: int) -> None:
         with unit("sequencer"):

@@ -125,10 +125,8 @@ def _written(memory: Memory, port: list[str]) -> Iterator[str]:
 
 
 def exported(program: SamplerProgram, machine: Machine) -> dict[str, str]:
-    """Returns files by name: `engine.v`, `bench.v`, and memories before and after.
-
-    Args:
-      machine: as `host.loaded` prepares it; it runs the program.
+    """Returns files by name: `engine.v`, `bench.v`, and memories before and after the program runs
+    on a machine that `host.loaded` prepared.
 
     Raises ValueError for vectors that are not BF16, and programs that are not in hardware.
     """

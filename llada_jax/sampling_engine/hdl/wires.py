@@ -181,12 +181,10 @@ STATE = ("register", "read")
 
 
 class Circuit:
-    """All wires behind some outputs, each after those it is computed from.
+    """All wires behind some outputs, state and inputs first, others after what they are made of.
 
-    Attributes:
-      wires: with registers and memories' words among the first.
-      memories: those that are read.
-      ends: words that leave a cycle: outputs, and what goes into registers and memories.
+    The `memories` are those that are read. The `ends` are words that leave a cycle: outputs, and
+    what goes into registers and memories.
     """
 
     def __init__(self, outputs: Mapping[str, Wire]) -> None:

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from llada_jax.experts.decoding.recording import LOOK_AHEAD, recorded
-from llada_jax.experts.routing import ABSENT
+from llada_jax.experts.decoding.recording import recorded
+from llada_jax.experts.routing import ABSENT, LOOK_AHEAD
 from llada_jax.model.forward import LayerHooks, cache_for, forward_rows, plain_feed_forward
 from llada_jax.model.moe import route, router_scores
 from llada_jax.model.params import Experts

@@ -10,7 +10,7 @@ from tests.sampling_engine.hdl.cases import bits16, through
 def test_every_element_with_every_scale() -> None:
     elements, scales = (each.reshape(-1) for each in np.mgrid[:256, :255])
     blocks = np.repeat(elements[:, None], 8, axis=1).astype(np.uint8)
-    read = StoredLogits("mx_e4m3", blocks, scales[:, None].astype(np.uint8)).read(0, len(blocks))
+    read = StoredLogits(blocks, scales[:, None].astype(np.uint8)).read(0, len(blocks))
     wanted = bits16(sanitized(rounded(read[:, 0], "bfloat16"), "bfloat16"))
     found = through(loaded, 8, elements, scales, cycles=0)
     np.testing.assert_array_equal(found, wanted)

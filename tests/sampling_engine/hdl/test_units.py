@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llada_jax.sampling_engine.hdl.floats import add, narrowed, order
+from llada_jax.sampling_engine.hdl.floats import add, exponential, narrowed, order, reciprocal
 from llada_jax.sampling_engine.hdl.gates import Netlist
-from llada_jax.sampling_engine.hdl.units import exponential, max_index, reciprocal, sum_tree, top_k
+from llada_jax.sampling_engine.hdl.reductions import max_index, sum_tree, top_k
 from llada_jax.sampling_engine.hdl.wires import Circuit, cat, const, source
 from llada_jax.sampling_engine.machine import first_maximum, top_k_mask, tree_sum
 from tests.sampling_engine.hdl.cases import bfloat16_rows, bits16, numbers, through

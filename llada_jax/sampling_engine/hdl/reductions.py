@@ -1,0 +1,81 @@
+"""The units that reduce a row: its maximum and where that first is, its sum, its k largest keys.
+
+Results come with a token that was `valid` where the row was: a register behind the inputs of the
+maximum and behind each of its levels, two behind each level of the sum.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from llada_jax.sampling_engine.hdl.floats import MINUS_INFINITY, add, order, widened
+from llada_jax.sampling_engine.hdl.wires import Register, Wire, cat, either, held, mux
+
+
+def max_index(lanes: Sequence[Wire], used: Wire, valid: Wire) -> tuple[Wire, Wire, Wire]:
+    """Returns the largest BF16 number of the lanes in use, its first lane, and the token."""
+    numbers = [mux(used[i], lane, MINUS_INFINITY) for i, lane in enumerate(lanes)]
+    level = [_Best(held(order(number)), held(number[-1]), ()) for number in numbers]
+    valid = held(valid)
+    while len(level) > 1:
+        level = [_larger(*pair) for pair in zip(level[::2], level[1::2], strict=True)]
+        valid = held(valid)
+    key, sign, place = level[0]
+    return cat(mux(key[-1], key[:-1], ~key[:-1]), sign), cat(*place), valid
+
+
+class _Best(NamedTuple):
+    """A number's key, its sign (as -0 has the key of 0), and the bits of its place."""
+
+    key: Wire
+    sign: Wire
+    place: tuple[Wire, ...]
+
+
+def _larger(first: _Best, second: _Best) -> _Best:
+    """Returns registers with the larger number; the first where they are equal."""
+    later = first.key < second.key
+    places = (mux(later, b, a) for a, b in zip(first.place, second.place, strict=True))
+    return _Best(
+        held(mux(later, second.key, first.key)),
+        held(mux(later, second.sign, first.sign)),
+        tuple(map(held, (*places, later))),
+    )
+
+
+def sum_tree(lanes: Sequence[Wire], used: Wire, valid: Wire) -> tuple[Wire, Wire]:
+    """Returns the float32 sum of the lanes in use, and the token.
+
+    Lane i is added to lane i + half, level by level, as `machine.tree_sum` does.
+    """
+    level = [widened(mux(used[i], lane, 0)) for i, lane in enumerate(lanes)]
+    while len(level) > 1:
+        half = len(level) // 2
+        level = [held(add(*pair)) for pair in zip(level[:half], level[half:], strict=True)]
+        valid = held(valid, cycles=2)
+    return level[0], valid
+
+
+def top_k(key: Wire, place: Wire, admitted: Wire, start: Wire, k: Wire, lanes: int, slots: int):
+    """Returns a bit a lane for the k largest positive keys since `start`, one key a cycle.
+
+    Slots hold the largest keys so far in order. A key that is greater than a slot's moves that slot
+    and all after it down by one. Slots start at 0, so that only positive keys enter, and an equal
+    key that comes later stays behind. What falls out of the first k slots leaves the mask.
+    """
+    bits = len(place)
+    held_keys = [Register(bits + len(key)) for _ in range(slots)]
+    takes = admitted & ~key[-1]
+    passes = [takes & (slot[bits:] < key) for slot in held_keys]
+    new = cat(place, key)
+    moved = [new, *(mux(a, b, new) for a, b in zip(passes, held_keys, strict=True))]
+    for slot, passed, above in zip(held_keys, passes, moved, strict=False):
+        slot.set(mux(start, 0, mux(passed, above, slot)))
+
+    last = [k.equals(count) for count in range(1, slots + 1)]
+    enters = either([a & b for a, b in zip(last, passes, strict=True)])
+    leaving = either([mux(a, slot, 0) for a, slot in zip(last, held_keys, strict=True)])
+    mask, leaves = Register(lanes), leaving[bits:].any()
+    kept = (mask[i] & ~(leaves & leaving[:bits].equals(i)) for i in range(lanes))
+    changed = cat(*(place.equals(i) | bit for i, bit in enumerate(kept)))
+    mask.set(mux(start, 0, mux(enters, changed, mask)))
+    return mask
