@@ -14,9 +14,8 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
 from experiments.harness.tiled import check_tiles
 from experiments.harness.workers import filled
-from llada_jax.evaluation.graded import Evaluation
+from llada_jax.evaluation.graded import Evaluation, compared
 from llada_jax.evaluation.harness import lengthened
-from llada_jax.evaluation.metrics import paired
 from llada_jax.evaluation.tally import joined
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task
@@ -76,8 +75,8 @@ def _decoders(suite: SuiteConfig, parts: Parts, socs: Sequence[str]) -> Iterator
     for name, found in parts.items():
         yield from decoder_rows(f"{suite.name}/{name}", found, socs)
         if name != baseline:
-            row = f"{suite.name}/{name}/against/{baseline}"
-            yield from _difference(row, parts[baseline], found)
+            row, items = f"{suite.name}/{name}/against/{baseline}", sum(len(e.right) for e in found)
+            yield from difference_rows(row, compared(found, parts[baseline]), items)
 
 
 def _beside_thresholds(suite: SuiteConfig, parts: Parts) -> Iterator[ResultRow]:
@@ -88,13 +87,3 @@ def _beside_thresholds(suite: SuiteConfig, parts: Parts) -> Iterator[ResultRow]:
     curve, baseline = [tallies[name] for name in suite.thresholds], tallies[suite.decoders[0].name]
     for name in (name for name in tallies if name not in suite.thresholds):
         yield from equal_quality_rows(f"{suite.name}/{name}", tallies[name], curve, baseline)
-
-
-def _difference(
-    name: str, before: Sequence[Evaluation], after: Sequence[Evaluation]
-) -> tuple[ResultRow, ResultRow]:
-    """Gives the difference of exact match on the same questions, and whether it could be chance."""
-    counted = [each.counted for each in after]
-    old = [part.right[i] for part, new in zip(before, counted, strict=True) for i in new]
-    result = paired(old, [right for new in counted for right in new.values()])
-    return difference_rows(name, result, sum(len(part.right) for part in after))
