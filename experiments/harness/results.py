@@ -100,7 +100,7 @@ def _number(name: str, value: Any) -> float:
 def table(rows: Sequence[ResultRow]) -> str:
     """Writes aligned text, of columns that at least one row fills, and where traces are from."""
     to_the_right = ("value", "reference", "error", "n", "items", "interval")
-    return "\n".join([aligned([_cells(row) for row in rows], to_the_right), *traces(rows)])
+    return "\n".join([aligned([cells(row) for row in rows], to_the_right), *traces(rows)])
 
 
 def aligned(rows: Sequence[Mapping[str, str]], to_the_right: Collection[str] = ()) -> str:
@@ -126,7 +126,8 @@ def traces(rows: Sequence[ResultRow]) -> list[str]:
     return [f"traces: {'; '.join(sources)}"] if sources else []
 
 
-def _cells(row: ResultRow) -> dict[str, str]:
+def cells(row: ResultRow) -> dict[str, str]:
+    """Returns what tables show of a row, as text."""
     return {
         "name": row.name,
         "value": number(row.value),
