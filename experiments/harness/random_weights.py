@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ _PIECE_ELEMENTS = 1 << 24
 _INT4_BLOCK = {"int4_block32": 32, "int4_block128": 128}
 
 
-@dataclass(frozen=True)
 class RandomWeights:
     """`Weights` of a model in the numbers that an export stores, so that nothing is rounded.
 
@@ -31,33 +29,32 @@ class RandomWeights:
     same seed gives the same numbers in any order of reading.
     """
 
-    config: ModelConfig
-    quant: Quant
-    seed: int = 0
+    def __init__(self, config: ModelConfig, quant: Quant, seed: int = 0):
+        self._specs, self._quant, self._seed = named_specs(config), quant, seed
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        spec = named_specs(self.config)[name]
+        spec = self._specs[name]
         stop = spec.shape[0] if stop is None else stop
         step = max(1, _PIECE_ELEMENTS // max(1, int(np.prod(spec.shape[1:]))))
         for first in range(start, stop, step):
-            rng = np.random.default_rng([self.seed, zlib.crc32(name.encode()), first])
+            rng = np.random.default_rng([self._seed, zlib.crc32(name.encode()), first])
             shape = (min(first + step, stop) - first, *spec.shape[1:])
             if spec.init_std in (None, 0):
                 yield np.full(shape, 1.0 if spec.init_std is None else 0.0, np.float32)
-            elif not spec.quantizable or self.quant == "float32":
+            elif not spec.quantizable or self._quant == "float32":
                 noise = rng.standard_normal(shape, np.float32) * np.float32(spec.init_std)
-                yield noise.astype(np.float32 if self.quant == "float32" else ml_dtypes.bfloat16)
+                yield noise.astype(np.float32 if self._quant == "float32" else ml_dtypes.bfloat16)
             else:
                 yield self._integers(rng, name, shape, spec.init_std)
 
     def _integers(
         self, rng: np.random.Generator, name: str, shape: tuple[int, ...], std: float
     ) -> QuantArray:
-        wide = self.quant == "int8" or name == "head"
+        wide = self._quant == "int8" or name == "head"
         numbers = np.frombuffer(rng.bytes(int(np.prod(shape))), np.int8).reshape(shape)
         values = np.maximum(numbers, -127) if wide else (numbers >> 4).astype(ml_dtypes.int4)
         spread = 73.6 if wide else 4.61  # standard deviations of these integers
-        groups = 1 if wide else shape[-1] // _INT4_BLOCK.get(self.quant, shape[-1])
+        groups = 1 if wide else shape[-1] // _INT4_BLOCK.get(self._quant, shape[-1])
         scale = np.full((*shape[:-1], groups), std / spread, np.float32)
         return QuantArray(values, scale)  # pyright: ignore[reportArgumentType]
 
