@@ -1,10 +1,7 @@
 """The suite `experts_budget`: a mixture with random weights decodes with some of its experts in
 memory, and with all of them there; each in a process of its own, whose peak memory is measured.
-
-The file of experts is written first and removed at the end. Reading bypasses the system's cache.
-The processes' allocator is as everybody's: to give memory back at once would cost more than an
-expert.
-"""
+Reading bypasses the system's cache. The processes' allocator is as everybody's: to give memory back
+at once would cost more than an expert."""
 
 import math
 from collections.abc import Iterator, Sequence

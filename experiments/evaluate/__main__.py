@@ -95,10 +95,8 @@ def name_of(change: str) -> str:
 
 def sampler_name() -> str:
     """Returns the chosen sampler with what the command line changed in it:
-    `threshold@threshold:0.8`.
-
-    With a colon, since Hydra's values hold no equals sign, and reports are given the name.
-    """
+    `threshold@threshold:0.8`, with a colon, since reports are given the name and Hydra's values
+    hold no equals sign."""
     chosen = HydraConfig.get()
     changes = [each for each in chosen.overrides.task if each.startswith("sampler.")]
     shown = sorted(each.removeprefix("sampler.").replace("=", ":") for each in changes)

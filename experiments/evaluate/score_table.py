@@ -29,11 +29,8 @@ DIFFERENCE, P_VALUE = "points of difference (95 %)", "McNemar p"
 
 
 def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
-    """Gives the cells of one way of decoding.
-
-    Args:
-      rows: by name, among them `<name>/exact_match` and those of `SPEED`; a cell is empty without.
-    """
+    """Gives the cells of one way of decoding, from rows by name, among them `<name>/exact_match`
+    and those of `SPEED`; a cell is empty without."""
     return {
         MATCH: _points(rows[f"{name}/exact_match"], ".1f", " %"),
         **{
@@ -78,12 +75,8 @@ def suite_tables(
     tasks: Sequence[str],
     results: Sequence[ResultRow],
 ) -> str:
-    """Writes a line for each decoder over all tasks; then its exact match on each task.
-
-    Args:
-      decoders: by name; the first one is what the others are compared with.
-      results: rows of the suite, whose names begin with its own.
-    """
+    """Writes a line for each decoder over all tasks; then its exact match on each task. The first
+    decoder is what the others are compared with; names of rows begin with the suite's."""
     rows = {row.name: row for row in results}
     baseline = next(iter(decoders))
     against = f"points against {baseline} (95 %)"

@@ -1,7 +1,5 @@
-"""Many decoders on many tasks, in one table: `python -m experiments.evaluate suite=decoding`.
-
-The run folder gets `cells/<decoder>-<task>/generations`: runs that `experiments.report` compares.
-"""
+"""Many decoders on many tasks, in one table. The run folder gets
+`cells/<decoder>-<task>/generations`: runs that `experiments.report` compares."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -29,15 +27,10 @@ Parts = Mapping[str, Sequence[Evaluation]]
 def evaluate_suite(
     suite: SuiteConfig, config: EvaluateConfig, run: Run, difficulty: int | None
 ) -> SuiteResult | None:
-    """Finds each decoder's score over all tasks, then its score on each; of a worker, none.
-
-    Args:
-      config: everything else; its task and its sampler give way to the suite's.
-      difficulty: of every task; None: the default of each.
-
-    Raises ValueError where a task has no such difficulty, a decoder reads no tiles, and a cell's
-    folder is of other settings or damaged.
-    """
+    """Finds each decoder's score over all tasks, then its score on each; of a worker, none. The
+    configuration's task and sampler give way to the suite's; `difficulty` is that of every task,
+    None each's default. Raises ValueError where a task has no such difficulty, a decoder reads no
+    tiles, and a cell's folder is of other settings or damaged."""
     count, seed = config.task.items, config.task.seed
     asked = {
         name: TaskItems(task=load_task(name), count=count, seed=seed, difficulty=difficulty)

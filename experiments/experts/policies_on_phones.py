@@ -87,12 +87,10 @@ class PhonesConfig:
 def phone_costs(
     soc: str, shape: MoEShape, npu: str = "llada_cpp", cpu: str = "plain"
 ) -> ExpertCosts:
-    """Returns what the experts of a model cost on a phone, with the kernels named.
-
-    The NPU's time for an expert is that of a block's 32 rows, whatever its load: they share one
-    tile. The rest of a layer has the price of square matrices, and its share of the step's call.
-    Attention's scores and what staging costs once a step are left out, for all policies alike.
-    """
+    """Returns what the experts of a model cost on a phone, with the kernels named. The NPU's time
+    for an expert is that of a block's 32 rows, whatever its load: they share one tile. The rest of
+    a layer has the price of square matrices, and its share of the step's call. Attention's scores
+    and what staging costs once a step are left out, for all policies alike."""
     phone = load_profile(soc)
     npu_kernels, cpu_kernels = phone.kernels(npu), phone.cpu_kernels(cpu)
 
@@ -199,10 +197,8 @@ class RoutingConfig:
 
 
 def judge_routing(config: RoutingConfig, seed: int, run: Run) -> Iterator[ResultRow]:
-    """Yields what recorded and drawn routing are like, and how policies do on them.
-
-    The first two blocks profile the experts. What is recorded goes to the run folder.
-    """
+    """Yields what recorded and drawn routing are like, and how policies do on them, whose first two
+    blocks profile the experts. What is recorded goes to the run folder."""
     model = None if config.model is None else lj.load(config.model, "float32")
     traces = {}
     for task in config.tasks:

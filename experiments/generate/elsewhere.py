@@ -24,9 +24,8 @@ def plain_sampler_here(
 
 def on_phones(trace: lj.Trace, socs: Sequence[str]) -> Iterator[ResultRow]:
     """Yields the seconds of a trace's first row on each phone, and those of the plain sampler.
-
-    Raises ValueError for a phone that has no profile, and where LLaDA-8B could not hold the canvas.
-    """
+    Raises ValueError for a phone that has no profile, and where LLaDA-8B could not hold the
+    canvas."""
     for phone in [lj.phone(soc) for soc in socs]:
         found = phone.time(trace, SHAPE)
         row = partial(ResultRow, unit="s", kind="modelled", trace_source=found.source)

@@ -23,11 +23,9 @@ _INT4_BLOCK = {"int4_block32": 32, "int4_block128": 128}
 
 
 class RandomWeights:
-    """`Weights` of a model in the numbers that an export stores, so that nothing is rounded.
-
-    Matrices are uniform integers scaled to the standard deviation that initialisation gives; the
-    same seed gives the same numbers in any order of reading.
-    """
+    """`Weights` of a model in the numbers that an export stores, so that nothing is rounded:
+    uniform integers scaled to the standard deviation that initialisation gives. The same seed gives
+    the same numbers in any order of reading."""
 
     def __init__(self, config: ModelConfig, quant: Quant, seed: int = 0):
         self._specs, self._quant, self._seed = named_specs(config), quant, seed

@@ -1,8 +1,5 @@
-"""A chapter of the report: rows with references and errors, reasons in words, and a picture's data.
-
-All values are modelled; `fitted` says of each row whether its reference went into the calibration,
-and its band of 95 % how far a latency, or the ratio of two, may be off.
-"""
+"""A chapter of the report: rows with references, errors and bands (95 % of a latency, or of the
+ratio of two), reasons in words, and a picture's data."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -56,10 +53,8 @@ def is_close(row: ResultRow) -> bool:
 
 
 def modelled(name: str, value: float | Estimate, unit: str, **more: Any) -> ResultRow:
-    """Returns a row; a mean has the interval and the number of its runs.
-
-    `kind`: "informed" or "repeated", where the reference was not fitted and yet tests nothing.
-    """
+    """Returns a row; a mean has the interval and the number of its runs. Its kind is "informed" or
+    "repeated" where the reference was not fitted and yet tests nothing."""
     if isinstance(value, Estimate):
         more |= {"n": value.n, "interval": value.interval}
         value = value.value

@@ -135,11 +135,9 @@ def latency_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iter
 
 
 def _published(vlen: int) -> dict[str, dict[str, Any]]:
-    """Returns what the paper has of a row at a vector length, and what that was used for.
-
-    The memory cycles at 2048 are fitted, and so the latency there is informed; what a top-k unit
-    takes was chosen with the published total of the vector cycles in view.
-    """
+    """Returns what the paper has of a row at a vector length, and what that was used for. The
+    memory cycles at 2048 are fitted, and so the latency there is informed; what a top-k unit takes
+    was chosen with the published total of the vector cycles in view."""
     found: dict[str, dict[str, Any]] = {}
     if vlen in paper.LATENCY_MS:
         kind = {512: "fitted", 2048: "informed"}.get(vlen, "modelled")
@@ -186,13 +184,10 @@ def bodies() -> dict[str, GpuBody]:
 
 def share_rows() -> Iterator[ResultRow]:
     """Yields the largest share of a step that sampling has on the paper's GPU, by model and
-    sampler, and how slow 70 % would need it.
-
-    The paper has up to 70 %, reached by LLaDA-MoE with a dual cache, and gives neither batch nor
-    block. Here the body reads its weights in BF16 once, all rows take the same experts, and nothing
-    but the block's rows is multiplied: so shares are upper bounds. The unfused sampler takes the
-    paper's time.
-    """
+    sampler, and how slow 70 % would need it. The paper has up to 70 %, reached by LLaDA-MoE with a
+    dual cache, and gives neither batch nor block. Here the body reads its weights in BF16 once, all
+    rows take the same experts, and nothing but the block's rows is multiplied: so shares are upper
+    bounds. The unfused sampler takes the paper's time."""
     for (model, body), sampler in product(bodies().items(), paper.GPU_BYTES_A_LOGIT):
         shares = []
         for rows in {batch * block for batch, block in product(BATCHES, BLOCKS)}:

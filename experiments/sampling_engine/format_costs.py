@@ -103,9 +103,7 @@ def engine_scores(
     params: Any, hidden: jax.Array, noise: Any, *, format: LogitFormat, rules: ScoreRules
 ) -> Scores:
     """Returns the engine's tokens and confidences for states [B, C, D]; entropy and margin are NaN.
-
-    Vectors are float32 where the logits are, and BF16 for every narrower format.
-    """
+    Vectors are float32 where the logits are, and BF16 for every narrower format."""
     logits = np.asarray(without(logits_of(params, hidden), rules.forbidden))
     block = np.zeros(logits.shape[:2], np.int32)
     inputs = StepInputs(logits, block, block == 0, np.zeros(len(block), np.int32))
@@ -132,9 +130,7 @@ def flip_rows(
     config: FlipsConfig, vocab: int, rows: int, vlen: int, seed: int
 ) -> Iterator[ResultRow]:
     """Counts flips per format of the logits, on BF16 vectors: other tokens, or other commits.
-
-    `flips/<format>` is on random logits, and `flips/<format>/<model>` on those of a model.
-    """
+    `flips/<format>` is on random logits, and `flips/<format>/<model>` on those of a model."""
     model = lj.load(config.model)
     drawn = random_inputs(seed, config.batch, rows, vocab, config.k)
     chance = [(drawn, decided(drawn, vlen))]
@@ -176,10 +172,8 @@ def decoded(
 
 
 def random_inputs(seed: int, batch: int, rows: int, vocab: int, k: int) -> StepInputs:
-    """Draws logits of rows that are more or less sure: normal noise, and one id that stands out.
-
-    How far it stands out is uniform, so that confidences fill the range from 0 to 1.
-    """
+    """Draws logits of rows that are more or less sure: normal noise, and one id that stands out,
+    how far is uniform, so that confidences fill the range from 0 to 1."""
     rng = np.random.default_rng(seed)
     logits = rng.standard_normal((batch, rows, vocab), dtype=np.float32)
     best = rng.integers(0, vocab, (batch, rows, 1))

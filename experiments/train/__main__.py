@@ -113,11 +113,9 @@ def tokenizer_folder(config: RunConfig, run: Run) -> Path:
 
 
 def train_and_export(config: RunConfig, run: Run) -> None:
-    """Trains from the last checkpoint in the run folder, scores the model and exports it.
-
-    Raises ValueError, before anything is written, where the folder's training is another one, or
-    has gone further than is asked.
-    """
+    """Trains from the last checkpoint in the run folder, scores the model and exports it. Raises
+    ValueError, before anything is written, where the folder's training is another one, or has gone
+    further than is asked."""
     settings = {**asdict(config), "objective": repr(config.objective)}
     settings["versions"] = config.data.versions
     training = Training.of(settings, command_that_goes_on("train")).resumed(run.folder)

@@ -71,10 +71,8 @@ class Judge:
         return self._judged(sampler, self.config.confirmed, self.config.confirm_items)
 
     def price(self, judged: Judged, planner: str | None = None) -> Price:
-        """Returns what an answer takes; on a phone, with a planner of its address space.
-
-        Raises ValueError where nothing that was measured here is without compilation.
-        """
+        """Returns what an answer takes; on a phone, with a planner of its address space. Raises
+        ValueError where nothing that was measured here is without compilation."""
         if self.config.phone != HERE:
             runs = [run for part in judged.parts for run in workloads(part, self.config.shape)]
             return modelled_price(self._phone, self.config.shape, runs, planner)

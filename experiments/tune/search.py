@@ -34,10 +34,8 @@ class Candidate(NamedTuple):
 def search(judge: Judge, reference: Judged, folder: Path) -> tuple[list[Candidate], int, int]:
     """Returns what was judged on all items, how many samplers were tried, and how many of them
     Optuna proposed. `budget` are tried, where the families have as many: the families' own samplers
-    and their neighbours first.
-
-    The study is kept in the folder: the same search goes on with it, and finds its answers stored.
-    """
+    and their neighbours first. The study is kept in the folder: the same search goes on with it,
+    and finds its answers stored."""
     config, found = judge.config, dict[str, Candidate | None]()
     study = _study(config, folder)
     told = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
