@@ -18,16 +18,14 @@ from llada_jax.evaluation.tally import joined
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task
 
-SuiteResult = tuple[list[ResultRow], str]
-"""Numbers, and the tables of them that are printed."""
 Parts = Mapping[str, Sequence[Evaluation]]
 """Of each decoder its answers to each task."""
 
 
 def evaluate_suite(
     suite: SuiteConfig, config: EvaluateConfig, run: Run, difficulty: int | None
-) -> SuiteResult | None:
-    """Finds each decoder's score over all tasks, then its score on each; of a worker, none. The
+) -> None:
+    """Finds each decoder's score over all tasks, then its score on each; a worker decodes. The
     configuration's task and sampler give way to the suite's; `difficulty` is that of every task,
     None each's default. Raises ValueError where a task has no such difficulty, a decoder reads no
     tiles, and a cell's folder is of other settings or damaged."""
@@ -59,7 +57,7 @@ def evaluate_suite(
     rows = [*_decoders(suite, parts, config.phones), *_beside_thresholds(suite, parts)]
     for (decoder, task), part in found.items():
         rows += decoder_rows(f"{suite.name}/{decoder}/{task}", [part], config.phones)
-    return rows, suite_tables(suite.name, samplers, suite.tasks, rows)
+    run.finish(rows, suite_tables(suite.name, samplers, suite.tasks, rows))
 
 
 def _decoders(suite: SuiteConfig, parts: Parts, socs: Sequence[str]) -> Iterator[ResultRow]:
