@@ -179,10 +179,5 @@ def random_inputs(seed: int, batch: int, rows: int, vocab: int, k: int) -> StepI
     best = rng.integers(0, vocab, (batch, rows, 1))
     height = np.log(vocab) + rng.uniform(-4, 6, best.shape)
     np.put_along_axis(logits, best, height.astype(np.float32), axis=-1)
-    block = (batch, rows)
-    return StepInputs(
-        logits=logits,
-        tokens=np.full(block, vocab - 1, np.int32),
-        open=np.ones(block, bool),
-        k=np.full(batch, k, np.int32),
-    )
+    tokens, commits = np.full((batch, rows), vocab - 1, np.int32), np.full(batch, k, np.int32)
+    return StepInputs(logits, tokens, np.ones((batch, rows), bool), commits)

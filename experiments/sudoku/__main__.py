@@ -115,7 +115,8 @@ def replicate(config: SudokuConfig, run: Run) -> None:
     run.begin()
     pool = puzzles.Pool(config.seed, config.grids)
     model = model or _trained(config, run, pool)
-    head = _quality_head(config, model, pool)
+    unseen = islice(batches(pool, config.train, puzzles.EOS, config.train.steps), config.head_steps)
+    head, _ = fit_quality_head(model.params, model.config, map(cells_alone, unseen))
     told = {"weight": head.weight.tolist(), "bias": head.bias.item()}
     run.write("quality_head.json", json.dumps(told) + "\n")
     rows = list(tqdm(_scores(config, model, orders(config, head)), unit="order and blanks"))
@@ -144,13 +145,6 @@ def _trained(config: SudokuConfig, run: Run, pool: puzzles.Pool) -> lj.Model:
     model = lj.Model(config.shape, state.params, None)
     save_huggingface(run.folder / "model", model.config, model.params, "float32")
     return model
-
-
-def _quality_head(config: SudokuConfig, model: lj.Model, pool: puzzles.Pool) -> QualityHead:
-    """Fits a head on batches that the model has not seen."""
-    unseen = islice(batches(pool, config.train, puzzles.EOS, config.train.steps), config.head_steps)
-    head, _ = fit_quality_head(model.params, model.config, map(cells_alone, unseen))
-    return head
 
 
 def orders(config: SudokuConfig, head: QualityHead) -> dict[str, SamplerConfig]:
