@@ -110,8 +110,8 @@ def aligned(rows: Sequence[Mapping[str, str]], to_the_right: Collection[str] = (
     lines = [dict(zip(columns, columns, strict=True)), *rows]
     widths = {name: max(len(line[name]) for line in lines) for name in columns}
     padded = {name: str.rjust if name in to_the_right else str.ljust for name in columns}
-    cells = ([padded[name](line[name], widths[name]) for name in columns] for line in lines)
-    return "\n".join("  ".join(line).rstrip() for line in cells)
+    shown = ([padded[name](line[name], widths[name]) for name in columns] for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in shown)
 
 
 def traces(rows: Sequence[ResultRow]) -> list[str]:
