@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import llada_jax as lj
-from experiments.harness.random_weights import RandomWeights, random_params
+from experiments.bench.random_weights import RandomWeights, random_params
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import in_own_process
 from llada_jax.backend.resources import peak_memory

@@ -17,6 +17,13 @@ from tempfile import TemporaryDirectory
 from typing import cast, get_args
 
 from experiments.bench.peak import Numbers, Peak, instruction_sets, measure_bandwidth, measure_peak
+from experiments.bench.random_weights import (
+    RandomWeights,
+    error_as_stored,
+    error_of_gguf,
+    export_random,
+    write_gguf,
+)
 from experiments.bench.rivals.contender import (
     Contender,
     Missing,
@@ -26,8 +33,6 @@ from experiments.bench.rivals.contender import (
     seconds_a_step,
     started,
 )
-from experiments.bench.rivals.random_files import error_as_stored, error_of_gguf, write_gguf
-from experiments.harness.random_weights import RandomWeights, export_random
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import spread
 from llada_jax.backend.resources import available_cores, require_disk
