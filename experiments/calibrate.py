@@ -120,10 +120,8 @@ def drawn_phone(parent: Profile, rows: Rows, seed: int) -> Profile:
 def measured(
     phone: Profile, rows: Rows, plan: Sequence[Mapping[str, Any]], seed: int, noise: float = 0.02
 ) -> Iterator[Measurement]:
-    """Yields rows as a phone would give them: to `noise`, and to what the model misses.
-
-    `plan` has fields of `Measurement`; those that it does not know are left out.
-    """
+    """Yields rows as a phone would give them: to `noise`, and to what the model misses. `plan` has
+    fields of `Measurement`; those that it does not know are left out."""
     draw = np.random.default_rng([seed, 1]).standard_normal
     state: dict[str, Any] = {"runs": 50, "thermal": 0, "version": "drawn"}
     for row in plan:

@@ -18,6 +18,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -159,17 +160,13 @@ def _measured(
     held: bool = True,
 ) -> list[ResultRow]:
     valid, right, forwards, count = 0, 0, [], len(items)
+    decode = partial(lj.generate_stream, model, config=sampler, places=config.batch_size)
     # An automaton joins all patterns of a stream, so of many it gets as many as there are places.
     size = config.batch_size if len({each.pattern for each in given}) > 1 else count
     for first in range(0, count, size):
         part, constraints = items[first : first + size], given[first : first + size]
-        results = lj.generate_stream(
-            model,
-            prompts_of(model, (item.question for item in part)),
-            sampler,
-            places=config.batch_size,
-            constraint=constraints if constraints and held else None,
-        )
+        prompts = prompts_of(model, (item.question for item in part))
+        results = decode(prompts, constraint=(constraints if held else ()) or None)
         for place, result in enumerate(tqdm(results, f"{name} {first}", len(part))):
             (text,) = result.text
             read = _read(constraints[place], text) if given else None

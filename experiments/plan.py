@@ -154,10 +154,7 @@ def plans_of(config: PlanConfig, graph: Graph) -> tuple[list[CheckedPlan], dict[
 
 def gaps_of(config: PlanConfig) -> Iterator[ResultRow]:
     """Yields by how much planners' steps are over the bound, for each session and share of the
-    step's compute.
-
-    What a path costs once in a step is in no gap: a planner does not know of it.
-    """
+    step's compute. What a path costs once in a step is in no gap: a planner does not know of it."""
     for session_mib, share in product(config.gap_sessions_mib, config.gap_step_shares):
         each = replace(config, session_mib=session_mib, step_ms=config.step_ms * share)
         graph = each.graph()

@@ -1,10 +1,7 @@
 """The suite `experts_budget`: a mixture with random weights decodes with some of its experts in
 memory, and with all of them there; each in a process of its own, whose peak memory is measured.
-
-The file of experts is written first and removed at the end. Reading bypasses the system's cache.
-The processes' allocator is as everybody's: to give memory back at once would cost more than an
-expert.
-"""
+Reading bypasses the system's cache. The processes' allocator is as everybody's: to give memory back
+at once would cost more than an expert."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +14,7 @@ import jax
 import numpy as np
 
 import llada_jax as lj
-from experiments.harness.random_weights import RandomWeights, random_params
+from experiments.bench.random_weights import RandomWeights, random_params
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import in_own_process
 from llada_jax.backend.resources import peak_memory

@@ -15,7 +15,7 @@ import numpy as np
 
 import llada_jax as lj
 from experiments.bench.peak import instruction_sets
-from experiments.harness.random_weights import export_random, random_params
+from experiments.bench.random_weights import export_random, random_params
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import Took, in_turns, spread
 from llada_jax.backend.resources import available_cores

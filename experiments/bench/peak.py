@@ -96,10 +96,8 @@ def _peak_of_kernel(kernel: ctypes.CDLL, threads: int, seconds: float) -> Peak:
 
 
 def seconds_at_once(work: Callable[[], object], threads: int) -> float:
-    """Times from when all threads are ready until the last one is done with its own `work`.
-
-    They run at once only where `work` lets go of Python's lock, as foreign functions do.
-    """
+    """Times from when all threads are ready until the last one is done with its own `work`: at once
+    only where that lets go of Python's lock, as foreign functions do."""
     began = []
     ready = threading.Barrier(threads, action=lambda: began.append(time.perf_counter()))
 

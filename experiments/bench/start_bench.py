@@ -19,7 +19,7 @@ from unittest.mock import patch
 import jax
 
 import llada_jax as lj
-from experiments.harness.random_weights import export_random
+from experiments.bench.random_weights import export_random
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of, in_own_process, spread, times_in_turns
 from llada_jax.backend.exported.opened import Exported

@@ -29,40 +29,30 @@ from experiments.evaluate.suite import evaluate_suite
 from experiments.harness.run import Run, entry_point
 from experiments.harness.workers import filled
 from llada_jax.config import require
-from llada_jax.evaluation.graded import GENERATIONS, Evaluation
+from llada_jax.evaluation.graded import GENERATIONS
 
 
 def evaluate(config: EvaluateConfig, run: Run) -> None:
-    """Decodes what is not decoded yet, and judges."""
+    """Decodes what is not decoded yet, and judges; a worker only decodes."""
     require_no_other_answers(config, run.folder)
     if config.suite is not None:
         changes = HydraConfig.get().overrides.task
         require_for_suite(changes)
         asked = any(name_of(change) == "task.difficulty" for change in changes)
         difficulty = config.task.difficulty if asked else None
-        if (result := evaluate_suite(config.suite, config, run, difficulty)) is not None:
-            run.finish(*result)
-        return
-    found = _decoded(config, run)
-    if found is None:
-        return
+        return evaluate_suite(config.suite, config, run, difficulty)
+    trial = config.trial(config.load(), config.task.asked, config.sampler, sampler_name())
+    store = trial.store(run.folder)
+    run.begin()
+    if not config.worker.is_alone:
+        return filled(config.worker, [(trial, store)])
+    found = trial.run(store)
     run.fingerprint = found.settings.get("fingerprint")
     rows = decoder_rows(found.name, [found], config.phones)
     for index, item, _, _, length, nfe in found.generations:
         line = {"right": found.right[index], "target": item.target, "length": length, "nfe": nfe}
         run.record({"index": index, **line})
     run.finish(rows)
-
-
-def _decoded(config: EvaluateConfig, run: Run) -> Evaluation | None:
-    """Returns the graded answers; of a worker, which judges nothing, None."""
-    model, items = config.load(), config.task.asked
-    trial = config.trial(model, items, config.sampler, sampler_name())
-    store = trial.store(run.folder)
-    run.begin()
-    if config.worker.is_alone:
-        return trial.run(store)
-    return filled(config.worker, [(trial, store)])
 
 
 def require_no_other_answers(config: EvaluateConfig, folder: Path) -> None:
@@ -95,10 +85,8 @@ def name_of(change: str) -> str:
 
 def sampler_name() -> str:
     """Returns the chosen sampler with what the command line changed in it:
-    `threshold@threshold:0.8`.
-
-    With a colon, since Hydra's values hold no equals sign, and reports are given the name.
-    """
+    `threshold@threshold:0.8`, with a colon, since reports are given the name and Hydra's values
+    hold no equals sign."""
     chosen = HydraConfig.get()
     changes = [each for each in chosen.overrides.task if each.startswith("sampler.")]
     shown = sorted(each.removeprefix("sampler.").replace("=", ":") for each in changes)

@@ -1,11 +1,12 @@
 """Result rows of graded answers: quality, speed, time on phones, and what differs from others."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from experiments.harness.on_phones import SHAPE, mean_latency
+import llada_jax as lj
 from experiments.harness.results import ResultRow
 from llada_jax.config import require
 from llada_jax.evaluation.equal_quality import Cost, brought_back, cost_at_equal_quality
@@ -14,8 +15,12 @@ from llada_jax.evaluation.metrics import Paired
 from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.evaluation.trajectory import PUBLISHED, UNITS, regime
 from llada_jax.model.architecture import architecture
+from llada_jax.phone.profile import Profile
+from llada_jax.phone.uncertainty import with_uncertainty
 from llada_jax.phone.workload import Workload, from_trace
 
+SHAPE, DOUBTED = "llada_8b", 8
+"""Of modelled latencies: the model's shape, and how many questions tell their doubt."""
 REGIME = "regime"
 """In the names of the rows that say how a model decodes."""
 EQUAL_ROWS, EQUAL_FORWARDS = "at_equal_quality/row_forwards", "at_equal_quality/nfe"
@@ -95,6 +100,20 @@ def _phone_rows(name: str, parts: Sequence[Evaluation], socs: Sequence[str]) -> 
         counts: Any = {"n": len(runs), "items": sum(len(part.right) for part in parts)}
         told: Any = {"interval": interval, "trace_source": runs[0].source, **counts}
         yield ResultRow(f"{name}/phone/{soc}", seconds, "s", kind="modelled", **told)
+
+
+def mean_latency(workloads: Sequence[Workload], soc: str) -> tuple[float, tuple[float, float]]:
+    """Returns seconds of a workload on a phone, on average, and their 95 % interval, which is the
+    device model's own doubt, measured on the first ones."""
+    phone, canvas = lj.phone(soc), max(workload.canvas for workload in workloads)
+
+    def mean(profile: Profile, some: Sequence[Workload]) -> float:
+        timer = replace(phone, profile=profile).timer(SHAPE, canvas)
+        return sum(map(timer.latency, some)) / len(some)
+
+    seconds = mean(phone.profile, workloads)
+    doubt = with_uncertainty(phone.profile, lambda moved: mean(moved, workloads[:DOUBTED])).relative
+    return seconds, (seconds * max(0.0, 1 - 1.96 * doubt), seconds * (1 + 1.96 * doubt))
 
 
 def workloads(found: Evaluation, shape: str = SHAPE) -> list[Workload]:

@@ -29,11 +29,8 @@ DIFFERENCE, P_VALUE = "points of difference (95 %)", "McNemar p"
 
 
 def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
-    """Gives the cells of one way of decoding.
-
-    Args:
-      rows: by name, among them `<name>/exact_match` and those of `SPEED`; a cell is empty without.
-    """
+    """Gives the cells of one way of decoding, from rows by name, among them `<name>/exact_match`
+    and those of `SPEED`; a cell is empty without."""
     return {
         MATCH: _points(rows[f"{name}/exact_match"], ".1f", " %"),
         **{
@@ -78,49 +75,43 @@ def suite_tables(
     tasks: Sequence[str],
     results: Sequence[ResultRow],
 ) -> str:
-    """Writes a line for each decoder over all tasks; then its exact match on each task.
-
-    Args:
-      decoders: by name; the first one is what the others are compared with.
-      results: rows of the suite, whose names begin with its own.
-    """
-    rows = {row.name: row for row in results}
+    """Writes a line for each decoder over all tasks; then its exact match on each task. The first
+    decoder is what the others are compared with; names of rows begin with the suite's."""
+    rows = {row.name.removeprefix(f"{suite}/"): row for row in results}
     baseline = next(iter(decoders))
     against = f"points against {baseline} (95 %)"
-    here = f"{suite}/{baseline}/phone/"
+    here = f"{baseline}/phone/"
     phones = [name.removeprefix(here) for name in rows if name.startswith(here)]
     over_all = [
         {
             "decoder": name,
             "thresholds": thresholds_of(sampler),
-            **score_cells(rows, f"{suite}/{name}"),
-            against: _points(rows.get(f"{suite}/{name}/against/{baseline}/difference"), "+.1f"),
-            **{soc: f"{rows[f'{suite}/{name}/phone/{soc}'].value:.2f} s" for soc in phones},
+            **score_cells(rows, name),
+            against: _points(rows.get(f"{name}/against/{baseline}/difference"), "+.1f"),
+            **{soc: f"{rows[f'{name}/phone/{soc}'].value:.2f} s" for soc in phones},
         }
         for name, sampler in decoders.items()
     ]
 
     def share(name: str, task: str) -> str:
-        return f"{100 * rows[f'{suite}/{name}/{task}/exact_match'].value:.1f} %"
+        return f"{100 * rows[f'{name}/{task}/exact_match'].value:.1f} %"
 
     by_task = [{"decoder": name} | {task: share(name, task) for task in tasks} for name in decoders]
-    match = rows[f"{suite}/{baseline}/exact_match"]
+    match = rows[f"{baseline}/exact_match"]
     parts = [
         f"{suite}: {match.items} items of {', '.join(tasks)}; {match.n} different questions",
         aligned(over_all, (MATCH, *SPEED, against, *phones)),
     ]
     if len(tasks) > 1:
-        found = {task: rows[f"{suite}/{baseline}/{task}/exact_match"].n for task in tasks}
+        found = {task: rows[f"{baseline}/{task}/exact_match"].n for task in tasks}
         questions = ", ".join(f"{task} {n}" for task, n in found.items())
         parts += ["", f"exact match by task (questions: {questions})", aligned(by_task, tasks)]
-    parts += _equal_quality_table(suite, list(decoders), rows)
-    parts += _regime_table(suite, list(decoders), rows)
+    parts += _equal_quality_table(list(decoders), rows)
+    parts += _regime_table(list(decoders), rows)
     return "\n".join([*parts, *traces(results)])
 
 
-def _equal_quality_table(
-    suite: str, decoders: Sequence[str], rows: Mapping[str, ResultRow]
-) -> Iterator[str]:
+def _equal_quality_table(decoders: Sequence[str], rows: Mapping[str, ResultRow]) -> Iterator[str]:
     """Yields a line for each decoder that is beside thresholds; nothing without."""
     columns = {
         "row-forwards (95 %)": EQUAL_ROWS,
@@ -130,26 +121,24 @@ def _equal_quality_table(
     lines = [
         {"decoder": name}
         | {
-            column: _points(rows.get(f"{suite}/{name}/{what}"), ".0f", " %")
+            column: _points(rows.get(f"{name}/{what}"), ".0f", " %")
             for column, what in columns.items()
         }
         for name in decoders
-        if f"{suite}/{name}/{EQUAL_ROWS}" in rows
+        if f"{name}/{EQUAL_ROWS}" in rows
     ]
     if lines:
         told = "of what a threshold of equal quality costs, and of what the first one loses"
         yield from ("", told, aligned(lines, tuple(columns)))
 
 
-def _regime_table(
-    suite: str, decoders: Sequence[str], rows: Mapping[str, ResultRow]
-) -> Iterator[str]:
+def _regime_table(decoders: Sequence[str], rows: Mapping[str, ResultRow]) -> Iterator[str]:
     """Yields the regime card: a line for each decoder, and one for LLaDA-8B; nothing without."""
     known = {
         (name, what): rows[row].value
         for name in decoders
         for what in UNITS
-        if (row := f"{suite}/{name}/{REGIME}/{what}") in rows
+        if (row := f"{name}/{REGIME}/{what}") in rows
     }
     if not known:
         return

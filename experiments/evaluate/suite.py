@@ -1,7 +1,5 @@
-"""Many decoders on many tasks, in one table: `python -m experiments.evaluate suite=decoding`.
-
-The run folder gets `cells/<decoder>-<task>/generations`: runs that `experiments.report` compares.
-"""
+"""Many decoders on many tasks, in one table. The run folder gets
+`cells/<decoder>-<task>/generations`: runs that `experiments.report` compares."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,31 +12,23 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
 from experiments.harness.tiled import check_tiles
 from experiments.harness.workers import filled
-from llada_jax.evaluation.graded import Evaluation
+from llada_jax.evaluation.graded import Evaluation, compared
 from llada_jax.evaluation.harness import lengthened
-from llada_jax.evaluation.metrics import paired
 from llada_jax.evaluation.tally import joined
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task
 
-SuiteResult = tuple[list[ResultRow], str]
-"""Numbers, and the tables of them that are printed."""
 Parts = Mapping[str, Sequence[Evaluation]]
 """Of each decoder its answers to each task."""
 
 
 def evaluate_suite(
     suite: SuiteConfig, config: EvaluateConfig, run: Run, difficulty: int | None
-) -> SuiteResult | None:
-    """Finds each decoder's score over all tasks, then its score on each; of a worker, none.
-
-    Args:
-      config: everything else; its task and its sampler give way to the suite's.
-      difficulty: of every task; None: the default of each.
-
-    Raises ValueError where a task has no such difficulty, a decoder reads no tiles, and a cell's
-    folder is of other settings or damaged.
-    """
+) -> None:
+    """Finds each decoder's score over all tasks, then its score on each; a worker decodes. The
+    configuration's task and sampler give way to the suite's; `difficulty` is that of every task,
+    None each's default. Raises ValueError where a task has no such difficulty, a decoder reads no
+    tiles, and a cell's folder is of other settings or damaged."""
     count, seed = config.task.items, config.task.seed
     asked = {
         name: TaskItems(task=load_task(name), count=count, seed=seed, difficulty=difficulty)
@@ -67,7 +57,7 @@ def evaluate_suite(
     rows = [*_decoders(suite, parts, config.phones), *_beside_thresholds(suite, parts)]
     for (decoder, task), part in found.items():
         rows += decoder_rows(f"{suite.name}/{decoder}/{task}", [part], config.phones)
-    return rows, suite_tables(suite.name, samplers, suite.tasks, rows)
+    run.finish(rows, suite_tables(suite.name, samplers, suite.tasks, rows))
 
 
 def _decoders(suite: SuiteConfig, parts: Parts, socs: Sequence[str]) -> Iterator[ResultRow]:
@@ -76,8 +66,8 @@ def _decoders(suite: SuiteConfig, parts: Parts, socs: Sequence[str]) -> Iterator
     for name, found in parts.items():
         yield from decoder_rows(f"{suite.name}/{name}", found, socs)
         if name != baseline:
-            row = f"{suite.name}/{name}/against/{baseline}"
-            yield from _difference(row, parts[baseline], found)
+            row, items = f"{suite.name}/{name}/against/{baseline}", sum(len(e.right) for e in found)
+            yield from difference_rows(row, compared(found, parts[baseline]), items)
 
 
 def _beside_thresholds(suite: SuiteConfig, parts: Parts) -> Iterator[ResultRow]:
@@ -88,13 +78,3 @@ def _beside_thresholds(suite: SuiteConfig, parts: Parts) -> Iterator[ResultRow]:
     curve, baseline = [tallies[name] for name in suite.thresholds], tallies[suite.decoders[0].name]
     for name in (name for name in tallies if name not in suite.thresholds):
         yield from equal_quality_rows(f"{suite.name}/{name}", tallies[name], curve, baseline)
-
-
-def _difference(
-    name: str, before: Sequence[Evaluation], after: Sequence[Evaluation]
-) -> tuple[ResultRow, ResultRow]:
-    """Gives the difference of exact match on the same questions, and whether it could be chance."""
-    counted = [each.counted for each in after]
-    old = [part.right[i] for part, new in zip(before, counted, strict=True) for i in new]
-    result = paired(old, [right for new in counted for right in new.values()])
-    return difference_rows(name, result, sum(len(part.right) for part in after))

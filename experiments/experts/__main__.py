@@ -16,8 +16,12 @@ from typing import Literal, get_args
 
 import llada_jax as lj
 from experiments.experts.hybrimoe_tables import PaperConfig, predict_paper
-from experiments.experts.policies_on_phones import PhonesConfig, simulate_phones
-from experiments.experts.routing_by_task import RoutingConfig, judge_routing
+from experiments.experts.policies_on_phones import (
+    PhonesConfig,
+    RoutingConfig,
+    judge_routing,
+    simulate_phones,
+)
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import require, require_choice

@@ -81,11 +81,9 @@ class PaperConfig:
 
 
 def desktop_costs(shape: MoEShape, phase: Phase) -> ExpertCosts:
-    """Returns the costs of a model's experts in one phase.
-
-    The CPU reads an expert as fast as memory gives it for a decoded token, and unpacks it first for
-    a prompt: kTransformers chooses the kernel by the batch, not by an expert's load.
-    """
+    """Returns the costs of a model's experts in one phase. The CPU reads an expert as fast as
+    memory gives it for a decoded token, and unpacks it first for a prompt: kTransformers chooses
+    the kernel by the batch, not by an expert's load."""
     weights = shape.expert_weights
     of_deepseek = 1e-3 * weights / DEEPSEEK.expert_weights
     read = weights * BYTES_A_WEIGHT * 1e-9 / CPU_GBPS
@@ -163,11 +161,9 @@ def gains_of(phase: Phase, cells: list[Cell]) -> Iterator[ResultRow]:
 
 
 def _ablation(phase: Phase, cells: list[Cell]) -> Iterator[ResultRow]:
-    """Compares the baseline's seconds and each part's gain with Table III.
-
-    The paper does not say how long its prompts are: so each length has its rows, and the published
-    values stand beside those of the mean over the lengths.
-    """
+    """Compares the baseline's seconds and each part's gain with Table III. The paper does not say
+    how long its prompts are: so each length has its rows, and the published values stand beside
+    those of the mean over the lengths."""
     policies = {name: replace(BASELINE[phase], **part) for name, part in PARTS.items()}
     policies = {"baseline": BASELINE[phase], **policies, "all": HYBRIMOE}
     seconds = {

@@ -1,22 +1,34 @@
-"""Prices the experts of mixtures on phones, and runs every policy there at every cache size."""
+"""Prices the experts of mixtures on phones, and runs every policy there at every cache size: on
+routing that is drawn, and on that of a trained mixture, task by task.
+
+The routing of `conf/train_routed.yaml`'s model lies beside this file, so that nobody has to train
+it again. Its experts are priced as LLaDA-MoE's: of its own size they would cost nothing but calls.
+"""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
+import llada_jax as lj
+from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
-from llada_jax.config import require_counts
+from experiments.harness.run import Run
+from llada_jax.config import SamplerConfig, require_counts
+from llada_jax.evaluation.tasks import load_task
+from llada_jax.experts.decoding.generation import record_routing
 from llada_jax.experts.policy_run import POLICIES, bound, replay
 from llada_jax.experts.routing import (
     RoutingTrace,
     experts_per_step,
     gate_accuracy,
     imbalance,
+    joined,
     row_reuse,
     step_similarity,
 )
@@ -41,6 +53,9 @@ PUBLISHED = {
 WEIGHT_BITS, GROUP = 4, 32
 """Q4_0."""
 BLOCK_ROWS = 32
+STORED = Path(__file__).with_name("small_moe")
+RECORDED_PER_STEP, RECORDED_RATIOS = 2, (0.25, 0.5)
+"""Tokens a step of what is recorded, and shares of the experts that a cache of it holds."""
 CALL = 10e-6
 """Seconds of an expert beyond its products: three operations within one call. Inferred."""
 FIRST_ON_CPU = 90e-6
@@ -72,12 +87,10 @@ class PhonesConfig:
 def phone_costs(
     soc: str, shape: MoEShape, npu: str = "llada_cpp", cpu: str = "plain"
 ) -> ExpertCosts:
-    """Returns what the experts of a model cost on a phone, with the kernels named.
-
-    The NPU's time for an expert is that of a block's 32 rows, whatever its load: they share one
-    tile. The rest of a layer has the price of square matrices, and its share of the step's call.
-    Attention's scores and what staging costs once a step are left out, for all policies alike.
-    """
+    """Returns what the experts of a model cost on a phone, with the kernels named. The NPU's time
+    for an expert is that of a block's 32 rows, whatever its load: they share one tile. The rest of
+    a layer has the price of square matrices, and its share of the step's call. Attention's scores
+    and what staging costs once a step are left out, for all policies alike."""
     phone = load_profile(soc)
     npu_kernels, cpu_kernels = phone.kernels(npu), phone.cpu_kernels(cpu)
 
@@ -167,3 +180,64 @@ def statistics_of(trace: RoutingTrace, name: str) -> Iterator[ResultRow]:
     for what, (value, unit) in values.items():
         reference, source = PUBLISHED.get(what, (None, None))
         yield row(f"{name}/{what}", value, unit, reference=reference, source=source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingConfig:
+    """Says whose routing is judged. The comments are in conf/experts.yaml."""
+
+    model: str | None = None
+    tasks: tuple[str, ...] = ("word_problems", "yes_no", "choices", "sudoku")
+    answers: int = 4
+
+    def __post_init__(self) -> None:
+        require_counts(self, "answers", least=2)
+        for task in self.tasks:
+            _ = load_task(task)  # which checks the name
+
+
+def judge_routing(config: RoutingConfig, seed: int, run: Run) -> Iterator[ResultRow]:
+    """Yields what recorded and drawn routing are like, and how policies do on them, whose first two
+    blocks profile the experts. What is recorded goes to the run folder."""
+    model = None if config.model is None else lj.load(config.model, "float32")
+    traces = {}
+    for task in config.tasks:
+        if model is None:
+            traces[f"recorded/{task}"] = RoutingTrace.load(STORED / f"{task}.npz")
+        else:
+            trace = traces[f"recorded/{task}"] = record_task(model, task, config.answers, seed)
+            trace.save(run.folder / f"{task}.npz")
+    traces["drawn/llada_moe"] = _drawn_like(next(iter(traces.values())), seed)
+    costs = phone_costs("SM8750", LLADA_MOE)
+    for name, trace in traces.items():
+        yield from statistics_of(trace, name)
+        profile = int(np.flatnonzero(trace.begins_block)[2])
+        for ratio in RECORDED_RATIOS:
+            slots = int(ratio * trace.n_experts)
+            yield from compare(trace, f"{name}/{round(100 * ratio)}", costs, slots, profile)
+
+
+def record_task(model: lj.Model, task: str, answers: int, seed: int) -> RoutingTrace:
+    """Decodes items of the test split, one after another, and joins their routing."""
+    asked = load_task(task)
+    length = asked.gen_length
+    sampler = SamplerConfig(
+        gen_length=length, block_length=32, steps=length // RECORDED_PER_STEP, cache="blockwise"
+    )
+    items = islice(asked.items(seed, "test"), answers)
+    prompts = prompts_of(model, (item.question for item in items))
+    trace = joined([record_routing(model, [each], sampler, seed=seed)[1] for each in prompts])
+    settings = {**trace.settings, "fingerprint": model.fingerprint}
+    return replace(trace, scores=trace.scores.astype(np.float16), settings=settings)
+
+
+def _drawn_like(trace: RoutingTrace, seed: int) -> RoutingTrace:
+    """Draws routing of this shape from LLaDA-MoE's published statistics."""
+    shape = replace(
+        LLADA_MOE, n_layers=trace.n_layers, n_experts=trace.n_experts,
+        experts_per_token=trace.experts.shape[-1],
+    )  # fmt: skip
+    blocks = int(trace.block.max()) + 1
+    return denoising_trace(
+        shape, STATISTICS["llada_moe"], seed=seed, blocks=blocks, tokens_per_step=RECORDED_PER_STEP
+    )

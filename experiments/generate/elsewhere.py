@@ -5,13 +5,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import llada_jax as lj
-from experiments.harness.on_phones import SHAPE
 from experiments.harness.results import ResultRow, aligned
 from llada_jax.phone.graphs import unknown_so_far
 from llada_jax.phone.workload import vanilla
 
 HERE, PLAIN = "this_machine/plain_sampler", "plain_sampler"
-REPEATS = 3
+SHAPE, REPEATS = "llada_8b", 3
 
 
 def plain_sampler_here(
@@ -25,9 +24,8 @@ def plain_sampler_here(
 
 def on_phones(trace: lj.Trace, socs: Sequence[str]) -> Iterator[ResultRow]:
     """Yields the seconds of a trace's first row on each phone, and those of the plain sampler.
-
-    Raises ValueError for a phone that has no profile, and where LLaDA-8B could not hold the canvas.
-    """
+    Raises ValueError for a phone that has no profile, and where LLaDA-8B could not hold the
+    canvas."""
     for phone in [lj.phone(soc) for soc in socs]:
         found = phone.time(trace, SHAPE)
         row = partial(ResultRow, unit="s", kind="modelled", trace_source=found.source)

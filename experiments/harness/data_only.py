@@ -33,10 +33,8 @@ Found = Iterator[tuple[str, Any, str]]
 
 
 class DataOnlyLoader(ConfigLoaderImpl):
-    """Hydra's loader, which raises ValueError for a file or a composition that names code.
-
-    Each job of a sweep is composed by it as well, before the first one starts.
-    """
+    """Hydra's loader, which raises ValueError for a file or a composition that names code. Each job
+    of a sweep is composed by it as well, before the first one starts."""
 
     def load_configuration(self, *arguments: Any, **options: Any) -> Any:
         try:

@@ -38,11 +38,8 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def told_in_a_line(resume: Callable[[], str]) -> Iterator[None]:
-    """Ends the program with SystemExit where the body ends for one of these reasons.
-
-    Args:
-      resume: called then, for the command that goes on.
-    """
+    """Ends the program with SystemExit where the body ends for one of these reasons; `resume` gives
+    the command that goes on."""
     try:
         yield
         sys.stdout.flush()  # while somebody is here who can tell why it fails

@@ -100,7 +100,7 @@ def _number(name: str, value: Any) -> float:
 def table(rows: Sequence[ResultRow]) -> str:
     """Writes aligned text, of columns that at least one row fills, and where traces are from."""
     to_the_right = ("value", "reference", "error", "n", "items", "interval")
-    return "\n".join([aligned([_cells(row) for row in rows], to_the_right), *traces(rows)])
+    return "\n".join([aligned([cells(row) for row in rows], to_the_right), *traces(rows)])
 
 
 def aligned(rows: Sequence[Mapping[str, str]], to_the_right: Collection[str] = ()) -> str:
@@ -109,15 +109,9 @@ def aligned(rows: Sequence[Mapping[str, str]], to_the_right: Collection[str] = (
     columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
     lines = [dict(zip(columns, columns, strict=True)), *rows]
     widths = {name: max(len(line[name]) for line in lines) for name in columns}
-    return "\n".join(
-        "  ".join(
-            line[name].rjust(widths[name])
-            if name in to_the_right
-            else line[name].ljust(widths[name])
-            for name in columns
-        ).rstrip()
-        for line in lines
-    )
+    padded = {name: str.rjust if name in to_the_right else str.ljust for name in columns}
+    shown = ([padded[name](line[name], widths[name]) for name in columns] for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in shown)
 
 
 def traces(rows: Sequence[ResultRow]) -> list[str]:
@@ -126,7 +120,8 @@ def traces(rows: Sequence[ResultRow]) -> list[str]:
     return [f"traces: {'; '.join(sources)}"] if sources else []
 
 
-def _cells(row: ResultRow) -> dict[str, str]:
+def cells(row: ResultRow) -> dict[str, str]:
+    """Returns what tables show of a row, as text."""
     return {
         "name": row.name,
         "value": number(row.value),
@@ -147,9 +142,7 @@ def number(value: float | None) -> str:
     """Writes four significant digits; whole numbers in full, and nothing for None."""
     if value is None:
         return ""
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.{_decimals(value)}f}"
-
-
-def _decimals(value: float) -> int:
-    """Counts the digits after the point that make four significant ones."""
-    return max(0, 3 - math.floor(math.log10(abs(value)))) if value else 0
+    if isinstance(value, int):
+        return f"{value:,}"
+    decimals = max(0, 3 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:,.{decimals}f}"

@@ -147,7 +147,6 @@ def entry_point(
 
 def offer_preset_file(override: str) -> None:
     """Makes each file of `sampler=best.json`, or of a sweep over such, a choice of Hydra's group.
-
     Raises ValueError for a file that is missing or damaged."""
     group, _, chosen = override.partition("=")
     if group.partition("@")[0] != "sampler":
@@ -188,12 +187,9 @@ def _quoted(folder: str) -> str:
 
 
 def _hydra_settings(verb: str, about: str) -> HydraConf:
-    """Returns Hydra's own settings, with the folders of a verb.
-
-    Hydra writes nothing into the folder of a run, which is `Run`'s: a copy of the settings and a
-    log would be there, or be overwritten, before input is checked. Its sweeper writes
-    `multirun.yaml` whatever is set, into the folder above (`hydra.sweep.dir`).
-    """
+    """Returns Hydra's own settings, with the folders of a verb. Into these Hydra writes nothing: a
+    copy of the settings and a log would be there, or be overwritten, before input is checked. Its
+    sweeper writes `multirun.yaml` whatever is set, into the folder above (`hydra.sweep.dir`)."""
     folder = f"outputs/{verb}/${{now:%Y-%m-%d}}/${{now:%H-%M-%S}}"
     hydra = HydraConf()
     return replace(

@@ -35,9 +35,7 @@ def in_turns(
 ) -> tuple[dict[str, Any], dict[str, list[Took]]]:
     """Returns what each candidate gives in a first call, which compiles, and how long it takes in
     each of `repeats` rounds, in which all take turns, every second time from the last one on.
-
-    Raises FloatingPointError where a candidate gives NaN or infinity.
-    """
+    Raises FloatingPointError where a candidate gives NaN or infinity."""
     first = {name: jax.block_until_ready(call()) for name, call in candidates.items()}
     for name, result in first.items():
         require_finite_results(name, result)

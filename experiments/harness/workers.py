@@ -1,7 +1,5 @@
-"""Workers of a run: processes that fill one folder together, each under a rank of its own.
-
-They send no messages: the folder, which all of them reach, is all that they share.
-"""
+"""Workers of a run: processes that fill one folder together, each under a rank of its own. They
+send no messages: the folder, which all of them reach, is all that they share."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,10 +15,8 @@ _FOLDERS = ("hydra.run.dir=", "hydra.sweep.dir=")
 
 
 def filled(worker: Worker, stores: Sequence[tuple[Trial, GenerationStore]]) -> None:
-    """Decodes a worker's batches of each store, and says how many items were left to it.
-
-    Raises ValueError where another worker began a store with other settings.
-    """
+    """Decodes a worker's batches of each store, and says how many items were left to it. Raises
+    ValueError where another worker began a store with other settings."""
     shared = [(trial, store.shared(trial.batch_size)) for trial, store in stores]
     items = batches = 0
     for trial, store in shared:
@@ -39,13 +35,9 @@ def told(worker: Worker, count: int, what: str) -> str:
 
 @contextmanager
 def writing(folder: Path, worker: Worker, overrides: Sequence[str]) -> Iterator[None]:
-    """Holds the folder of a run: alone, or beside the workers of other ranks.
-
-    Args:
-      overrides: of Hydra's own settings, which must name a folder that workers share.
-
-    Raises ValueError that names who holds the folder or the rank, and for workers without a folder.
-    """
+    """Holds the folder of a run: alone, or beside the workers of other ranks. Raises ValueError
+    that names who holds the folder or the rank, and where Hydra's `overrides` name no folder for
+    workers."""
     if worker.is_alone:
         with locked(folder):
             for left in folder.glob(".worker-*"):  # by workers that were killed

@@ -27,9 +27,8 @@ class Asked(NamedTuple):
 
 
 def own_task(name: str, data: Path, folder: Path) -> Asked:
-    """Returns a task of a folder of task files, with its data.
-
-    Raises FileNotFoundError, or ValueError for a file that does not hold what the task reads."""
+    """Returns a task of a folder of task files, with its data. Raises FileNotFoundError, or
+    ValueError for a file that does not hold what the task reads."""
     task = OmegaConf.load(folder / f"{name}.yaml")
     wanted = task.metadata.format
     paths = {split: data / file for split, file in task.dataset_kwargs.data_files.items()}
@@ -41,11 +40,9 @@ def own_task(name: str, data: Path, folder: Path) -> Asked:
 
 
 def harness_tasks(names: Sequence[str], data: Path, runs_code: bool) -> list[Asked]:
-    """Returns tasks and groups that come with the harness, with their data.
-
-    Raises ValueError for a name that the harness lacks, and for tasks that run what a model writes
-    unless `runs_code`; FileNotFoundError for data that are missing.
-    """
+    """Returns tasks and groups that come with the harness, with their data. Raises ValueError for a
+    name that the harness lacks, and for tasks that run what a model writes unless `runs_code`;
+    FileNotFoundError for data that are missing."""
     manager = task_manager(None)
     unknown = sorted(set(names) - set(manager.all_tasks))
     require(not unknown, f"the harness has no task {unknown}; allowed: `lm-eval ls tasks`")

@@ -30,7 +30,7 @@ from experiments.harness.pictures import ScorePoint, ratios, score_curves, score
 from experiments.harness.results import ResultRow, number
 from experiments.harness.run import CONFIG, RESULTS, Run, entry_point, stored_settings
 from experiments.report.labels import labels, settings_apart
-from experiments.report.markdown import PAGE, MarkdownPage
+from experiments.report.markdown import PAGE, MarkdownPage, markdown_table
 from experiments.report.runs import (
     DecoderRun,
     baseline_of,
@@ -88,8 +88,8 @@ def report(config: ReportConfig, run: Run) -> None:
     rows = list(_tasks(page, decoders, config.baseline))
     for runs in _by_verb(others).values():
         _other_runs(page, runs)
-    page.add("## Runs")
-    page.add_table([line for folder in folders for line in environment_lines(folder)])
+    environments = [line for folder in folders for line in environment_lines(folder)]
+    page.add("## Runs", markdown_table(environments))
     run.begin()
     page.write(run)
     run.finish(rows)
@@ -116,8 +116,7 @@ def _tasks(
             for row in [*decoder.rows.values(), *differences]:  # by a name that no other has
                 name = row.name.removeprefix(decoder.found.name)
                 yield replace(row, name=f"{task}/{text}{name}")
-        page.add(f"## {task}")
-        page.add_table(lines)
+        page.add(f"## {task}", markdown_table(lines))
         page.add_picture(
             f"{task} scores",
             scores(task, {names[each.folder].text: each.share for each in here}),
@@ -178,7 +177,7 @@ def _add_results(page: MarkdownPage, runs: Results) -> None:
         }
         for name, row in known.items()
     ]
-    page.add_table(lines)
+    page.add(markdown_table(lines))
     first = next(iter(found.values()))
     values = {run: {n: row["value"] for n, row in rows.items()} for run, rows in found.items()}
     differing = [

@@ -26,10 +26,6 @@ class MarkdownPage:
     def add(self, *paragraphs: str) -> None:
         self._parts += paragraphs
 
-    def add_table(self, rows: Sequence[Mapping[str, str]]) -> None:
-        """Adds a table with the columns of its first row."""
-        self.add(markdown_table(rows))
-
     def add_picture(self, name: str, drawn: Any, alt: str) -> None:
         """Adds a picture under a file name made of `name`."""
         file = "".join(c if c.isalnum() else "-" for c in name.lower()) + ".png"

@@ -67,12 +67,9 @@ class DecoderRun:
 def baseline_of(
     decoder: DecoderRun, decoders: Sequence[DecoderRun], sampler: str | None
 ) -> DecoderRun | None:
-    """Returns the run of a sampler that a decoder of the same task is compared with.
-
-    It has the same weights; of several such runs, the one that agrees in backend, tiles and seed
-    as far as one does. None where the model was not run with the sampler. Raises ValueError where
-    it could be any of several.
-    """
+    """Returns the run of a sampler that a decoder of the same task is compared with, if there is
+    one: with the same weights, and of several the one that agrees in backend, tiles and seed as far
+    as one does. Raises ValueError where it could be any of several."""
     found = [each for each in decoders if each.sampler == sampler]
     for setting in (*_WEIGHTS, *_SURROUNDINGS):
         value = decoder.settings.get(setting)
@@ -116,10 +113,8 @@ def stored_results(folder: Path) -> list[dict[str, Any]]:
 
 def environment_lines(folder: Path) -> list[dict[str, str]]:
     """Returns a line for each environment that decoded answers of a run, in the order of its
-    answers; of a run whose answers say nothing, or that has none, the line of `env.json`.
-
-    Raises ValueError for a damaged file.
-    """
+    answers; of a run whose answers say nothing, or that has none, the line of `env.json`. Raises
+    ValueError for a damaged file."""
     decoded = list(_of_answers(folder))
     if not any(decoded):
         decoded = [stored_object(environment_file(folder), _ENVIRONMENT)]

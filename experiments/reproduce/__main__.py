@@ -8,25 +8,38 @@ The run folder gets `report.md` and `results.json`. Values are modelled; `fitted
 whether its reference went into the calibration, which tests/phone/fitting is.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from experiments.harness.results import ResultRow, number
+from experiments.harness.results import ResultRow, cells
 from experiments.harness.run import Run, entry_point
-from experiments.report.markdown import MarkdownPage
+from experiments.report.markdown import MarkdownPage, markdown_table
+from experiments.reproduce.ablations import fig13a, fig13c, fig14, table6, table7
+from experiments.reproduce.calibrated import commits, dynamics, table2
 from experiments.reproduce.chapter import SOCS, TEXTS, Chapter, is_close
-from experiments.reproduce.chapters import CHAPTERS
-from experiments.reproduce.fig11 import by_own_session
+from experiments.reproduce.fig11 import by_own_session, fig11, fig12
+from experiments.reproduce.parts import genie, held_out, ledger3b, platform
 from llada_jax.config import require
 from llada_jax.phone.graphs import graphs_of, unknown_so_far
 from llada_jax.phone.published_tasks import PublishedTasks
 
+CHAPTERS: Mapping[str, Callable[[PublishedTasks], Chapter]] = {
+    each.__name__: each
+    for each in (
+        *(table2, dynamics, commits, table6, fig11, fig12, table7, fig13a, fig13c, fig14),
+        *(genie, ledger3b, platform, held_out),
+    )
+}
 FITTED = "SM8750"
 """The phone that most figures are of."""
 OTHERS = "held out: other models"
 IN_SESSIONS = "Figure 11, each session by its own factor"
+COLUMNS = {
+    "name": "name", "modelled": "value", "mean's interval": "interval", "band": "band",
+    "unit": "unit", "published": "reference", "error": "error",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +70,13 @@ def reproduce(config: ReproduceConfig, run: Run) -> None:
 def page(chapters: Sequence[Chapter], unknown: Sequence[object] = ()) -> MarkdownPage:
     """Returns the report: a summary, warnings, then a section for each table or figure."""
     found = MarkdownPage()
-    found.add(TEXTS["about"])
-    found.add_table(list(_summary(chapters)))
+    found.add(TEXTS["about"], markdown_table(list(_summary(chapters))))
     found.add(TEXTS["about_choices"], _listed(TEXTS["choices"]))
     if unknown:
         found.add("**Warning: operations that the cost model does not know.**", _listed(unknown))
     for chapter in chapters:
-        found.add(f"## {chapter.title}")
-        found.add_table([_line(row) for row in chapter.rows])
-        found.add(_listed(chapter.words))
+        table = markdown_table([_line(row) for row in chapter.rows])
+        found.add(f"## {chapter.title}", table, _listed(chapter.words))
     return found
 
 
@@ -137,18 +148,9 @@ def _what(row: ResultRow) -> str:
 
 
 def _line(row: ResultRow) -> Mapping[str, str]:
-    interval, band = (" to ".join(map(number, ends or ())) for ends in (row.interval, row.band))
-    return {
-        "name": row.name,
-        "modelled": number(row.value),
-        "mean's interval": interval,
-        "band": band,
-        "unit": row.unit,
-        "published": number(row.reference),
-        "error": "" if row.error is None else f"{row.error:+.1%}",
-        "fitted": {True: "yes", False: "no", None: row.kind}[row.fitted],
-        "trace": row.trace_source or "",
-    }
+    told = cells(row)
+    line = {title: told[field] for title, field in COLUMNS.items()}
+    return {**line, "fitted": told["fitted"] or row.kind, "trace": row.trace_source or ""}
 
 
 main = entry_point("reproduce", reproduce, ReproduceConfig)

@@ -1,18 +1,15 @@
-"""A chapter of the report: rows with references and errors, reasons in words, and a picture's data.
-
-All values are modelled; `fitted` says of each row whether its reference went into the calibration,
-and its band of 95 % how far a latency, or the ratio of two, may be off.
-"""
+"""A chapter of the report: rows with references, errors and bands (95 % of a latency, or of the
+ratio of two), reasons in words, and a picture's data."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from experiments.harness.estimates import Estimate
-from experiments.harness.results import Kind, ResultRow
+from experiments.harness.results import ResultRow
 from llada_jax.config_files import read_yaml
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
@@ -30,9 +27,6 @@ SOCS = ("SM8750", "SM8850", "SM8650")
 TEXTS = read_yaml(Path(__file__).with_name("chapters.yaml"))
 """Of each chapter its title and words."""
 
-Parts = dict[str, dict[str, float]]
-"""Seconds by cause of some runs, for stacked bars."""
-
 
 @dataclass(frozen=True)
 class Chapter:
@@ -41,19 +35,16 @@ class Chapter:
     title: str
     rows: list[ResultRow]
     words: list[str]
-    parts: Parts
+    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Seconds by cause of some runs, for stacked bars."""
 
 
 def chapter(
-    name: str,
-    rows: Sequence[ResultRow],
-    words: Sequence[str] = (),
-    parts: Parts | None = None,
-    **values: Any,
+    name: str, rows: Sequence[ResultRow], words: Sequence[str] = (), **values: Any
 ) -> Chapter:
     """Returns a chapter: its own words, then those of `chapters.yaml`, with these values in."""
     told = [text.format(**values) for text in TEXTS[name]["words"]]
-    return Chapter(TEXTS[name]["title"], list(rows), [*words, *told], parts or {})
+    return Chapter(TEXTS[name]["title"], list(rows), [*words, *told])
 
 
 def is_close(row: ResultRow) -> bool:
@@ -61,25 +52,15 @@ def is_close(row: ResultRow) -> bool:
     return abs(row.error or 0.0) <= 0.15
 
 
-def modelled(
-    name: str,
-    value: float | Estimate,
-    unit: str,
-    *,
-    fitted: bool | None = None,
-    kind: Kind = "modelled",
-    **more: Any,
-) -> ResultRow:
-    """Returns a row; a mean has the interval and the number of its runs.
-
-    `kind`: "informed" or "repeated", where the reference was not fitted and yet tests nothing.
-    """
+def modelled(name: str, value: float | Estimate, unit: str, **more: Any) -> ResultRow:
+    """Returns a row; a mean has the interval and the number of its runs. Its kind is "informed" or
+    "repeated" where the reference was not fitted and yet tests nothing."""
     if isinstance(value, Estimate):
         more |= {"n": value.n, "interval": value.interval}
         value = value.value
-    if kind == "modelled":
-        more["fitted"] = fitted
-    return ResultRow(name=name, value=value, unit=unit, kind=kind, **more)
+    if more.setdefault("kind", "modelled") != "modelled":
+        more["fitted"] = None
+    return ResultRow(name, value, unit, **more)
 
 
 @lru_cache(6)

@@ -1,8 +1,6 @@
-"""Parts of a phone alone: passes of the vendor's and of native kernels, a layer, the memory.
-
-Genie runs two models, a ledger has three others, and AI Hub's were kept from the modelling until it
-was done.
-"""
+"""Parts of a phone alone: passes of the vendor's and of native kernels, a layer, the memory. Genie
+runs two models, a ledger has three others, and AI Hub's were kept from the modelling until it was
+done."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial

@@ -9,24 +9,84 @@ published numbers; the rows say which. Decisions are measured on the functional 
 are counted; areas follow from them by one fitted factor.
 """
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, product
+from typing import Any, NamedTuple, get_args
 
 from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.harness.questions import tokenizer_of
+from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from experiments.sampling_engine.format_costs import answer_rows, flip_rows
-from experiments.sampling_engine.hardware import hardware_rows
-from experiments.sampling_engine.modelled import (
-    MODES,
-    ProgramsByCase,
-    SamplingEngineConfig,
-    modelled_rows,
+from experiments.sampling_engine.format_costs import (
+    AnswersConfig,
+    FlipsConfig,
+    answer_rows,
+    flip_rows,
 )
+from experiments.sampling_engine.hardware import hardware_rows
+from llada_jax.config import require
+from llada_jax.experts.shapes import LLADA_MOE
+from llada_jax.model.architecture import architecture
+from llada_jax.model.architecture.parameters import body_matrices, head_weights
+from llada_jax.sampling_engine import paper_results as paper
+from llada_jax.sampling_engine.cycles import FITTED_TO, fitted_hbm, time_program
 from llada_jax.sampling_engine.instructions import render
-from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.sampling import EngineConfig
+from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+TABLE = f"{paper.PAPER}, table of results"
+BATCHES, BLOCKS = (1, 2, 4, 8, 16, 32), (8, 16, 32, 64)
+"""The paper's sweeps on a GPU."""
+A6000_FLOPS = 155e12
+"""BF16 in its tensor cores, by NVIDIA's data sheet."""
+PEAK_SHARE, MOE_VOCAB = 0.7, 157_184
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingEngineConfig:
+    """What to model and measure. The comments are in conf/sampling_engine.yaml."""
+
+    batch: int = paper.BATCH
+    rows: int = paper.ROWS
+    vocab: int = paper.VOCAB
+    vlens: tuple[int, ...] = (512, 1024, 2048)
+    chunk_rows: int = 4
+    flips: FlipsConfig = field(default_factory=FlipsConfig)
+    answers: AnswersConfig = field(default_factory=AnswersConfig)
+    seed: int = 0
+    hardware: bool = True
+
+    def __post_init__(self) -> None:
+        require(bool(self.vlens), "vlens is empty; allowed: at least one vector length")
+        for vlen in self.vlens:
+            EngineConfig(vlen=vlen)
+        _ = self.sampling()
+        require(
+            self.flips.k <= self.rows,
+            f"flips.k is {self.flips.k}; allowed: up to rows ({self.rows})",
+        )
+
+    def sampling(self, mode: Mode = "performance") -> Sampling:
+        return Sampling(
+            batch=self.batch, rows=self.rows, vocab=self.vocab, mode=mode,
+            chunk_rows=self.chunk_rows,
+        )  # fmt: skip
+
+    @property
+    def is_published_case(self) -> bool:
+        return (self.batch, self.rows, self.vocab) == (paper.BATCH, paper.ROWS, paper.VOCAB)
+
+
+ProgramsByCase = Mapping[tuple[Mode, int], SamplerProgram]
+"""Programs by mode and vector length."""
+
+
+_modelled = partial(ResultRow, kind="modelled")
 
 
 def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
@@ -49,6 +109,97 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
     )
     shown = tqdm(chain.from_iterable(parts), desc="sampling engine", unit="row")
     run.finish(run.recorded(shown))
+
+
+def modelled_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
+    """Yields all that is modelled, beside what is published."""
+    hbm, source = fitted_hbm(), f"fitted to {FITTED_TO} of {paper.PAPER}"
+    fitted = partial(ResultRow, kind="fitted", source=source)
+    yield fitted("fit/hbm_latency_ns", hbm.latency, "ns")
+    yield fitted("fit/hbm_gb_per_s", 1024 / hbm.per_kib, "GB/s")
+    yield from latency_rows(config, programs)
+    yield from sensitivity_rows(config, programs)
+    yield from share_rows()
+
+
+def latency_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
+    """Yields time, its breakdown and traffic of every program; `performance` is the paper's."""
+    for (mode, vlen), program in programs.items():
+        timing, is_paper = time_program(program), mode == "performance"
+        name = f"vlen{vlen}" if is_paper else f"{mode}/vlen{vlen}"
+        known = _published(vlen) if is_paper and config.is_published_case else {}
+        values = {"latency_ms": (timing.cycles.ms, "ms"), "hbm_mb": (timing.hbm_bytes / 1e6, "MB")}
+        values |= {f"{unit}_cycles": (n, "cycles") for unit, n in timing.cycles._asdict().items()}
+        for what, (value, unit) in values.items():
+            yield _modelled(f"{name}/{what}", value, unit, **known.get(what, {}))
+
+
+def _published(vlen: int) -> dict[str, dict[str, Any]]:
+    """Returns what the paper has of a row at a vector length, and what that was used for. The
+    memory cycles at 2048 are fitted, and so the latency there is informed; what a top-k unit takes
+    was chosen with the published total of the vector cycles in view."""
+    found: dict[str, dict[str, Any]] = {}
+    if vlen in paper.LATENCY_MS:
+        kind = {512: "fitted", 2048: "informed"}.get(vlen, "modelled")
+        found["latency_ms"] = {"reference": paper.LATENCY_MS[vlen], "source": TABLE, "kind": kind}
+    for unit, count in paper.CYCLES_AT_2048.items() if vlen == 2048 else ():
+        kind = {"memory": "fitted", "vector": "informed"}.get(unit, "modelled")
+        source = f"{paper.PAPER}, breakdown"
+        found[f"{unit}_cycles"] = {"reference": count, "source": source, "kind": kind}
+    return found
+
+
+def sensitivity_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
+    """Yields what the published numbers leave out: units as they are in hardware, and noise."""
+    for vlen in config.vlens:
+        ms = time_program(programs["performance", vlen], column="pipelined").cycles.ms
+        yield _modelled(f"pipelined/performance/vlen{vlen}/latency_ms", ms, "ms")
+        noisy = replace(config.sampling("one_pass"), noisy=True)
+        timing = time_program(compile_sampler(noisy, EngineConfig(vlen=vlen)))
+        yield _modelled(f"temperature/one_pass/vlen{vlen}/latency_ms", timing.cycles.ms, "ms")
+
+
+class GpuBody(NamedTuple):
+    """What a row's forward takes of a model."""
+
+    weights: int
+    vocab: int
+
+    def ms(self, rows: int) -> float:
+        """Returns the least time of a step: to read the weights, or to multiply by them."""
+        read = 2 * self.weights / paper.GPU_BYTES_PER_SECOND["a6000"]
+        return 1e3 * max(read, 2 * self.weights * rows / A6000_FLOPS)
+
+
+def bodies() -> dict[str, GpuBody]:
+    """Returns the paper's two models."""
+    dense, moe = architecture("llada_8b"), LLADA_MOE
+    weights = sum(matrix.weights for matrix in body_matrices(dense)) + head_weights(dense)
+    layer = moe.dense_weights + moe.experts_per_token * moe.expert_weights
+    return {
+        "llada_8b": GpuBody(weights, dense.vocab_size),
+        "llada_moe": GpuBody(moe.n_layers * layer, MOE_VOCAB),
+    }
+
+
+def share_rows() -> Iterator[ResultRow]:
+    """Yields the largest share of a step that sampling has on the paper's GPU, by model and
+    sampler, and how slow 70 % would need it. The paper has up to 70 %, reached by LLaDA-MoE with a
+    dual cache, and gives neither batch nor block. Here the body reads its weights in BF16 once, all
+    rows take the same experts, and nothing but the block's rows is multiplied: so shares are upper
+    bounds. The unfused sampler takes the paper's time."""
+    for (model, body), sampler in product(bodies().items(), paper.GPU_BYTES_A_LOGIT):
+        shares = []
+        for rows in {batch * block for batch, block in product(BATCHES, BLOCKS)}:
+            sampling = paper.roofline_ms("a6000", sampler, rows * body.vocab)
+            shares.append(sampling / (sampling + body.ms(rows)))
+        peak, name = max(shares), f"gpu_share/{model}/{sampler}"
+        known: dict[str, Any] = {}
+        if (model, sampler) == ("llada_moe", "unfused_float64"):
+            known = {"reference": PEAK_SHARE, "source": f"{paper.PAPER}: up to 70 %"}
+        yield _modelled(f"{name}/peak", peak, "of a step", **known)
+        slower = PEAK_SHARE / (1 - PEAK_SHARE) * (1 - peak) / peak
+        yield _modelled(f"{name}/slower_for_70_percent", slower, "x as slow")
 
 
 main = entry_point("sampling_engine", sampling_engine, SamplingEngineConfig)

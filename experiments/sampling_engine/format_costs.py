@@ -103,9 +103,7 @@ def engine_scores(
     params: Any, hidden: jax.Array, noise: Any, *, format: LogitFormat, rules: ScoreRules
 ) -> Scores:
     """Returns the engine's tokens and confidences for states [B, C, D]; entropy and margin are NaN.
-
-    Vectors are float32 where the logits are, and BF16 for every narrower format.
-    """
+    Vectors are float32 where the logits are, and BF16 for every narrower format."""
     logits = np.asarray(without(logits_of(params, hidden), rules.forbidden))
     block = np.zeros(logits.shape[:2], np.int32)
     inputs = StepInputs(logits, block, block == 0, np.zeros(len(block), np.int32))
@@ -132,9 +130,7 @@ def flip_rows(
     config: FlipsConfig, vocab: int, rows: int, vlen: int, seed: int
 ) -> Iterator[ResultRow]:
     """Counts flips per format of the logits, on BF16 vectors: other tokens, or other commits.
-
-    `flips/<format>` is on random logits, and `flips/<format>/<model>` on those of a model.
-    """
+    `flips/<format>` is on random logits, and `flips/<format>/<model>` on those of a model."""
     model = lj.load(config.model)
     drawn = random_inputs(seed, config.batch, rows, vocab, config.k)
     chance = [(drawn, decided(drawn, vlen))]
@@ -176,19 +172,12 @@ def decoded(
 
 
 def random_inputs(seed: int, batch: int, rows: int, vocab: int, k: int) -> StepInputs:
-    """Draws logits of rows that are more or less sure: normal noise, and one id that stands out.
-
-    How far it stands out is uniform, so that confidences fill the range from 0 to 1.
-    """
+    """Draws logits of rows that are more or less sure: normal noise, and one id that stands out,
+    how far is uniform, so that confidences fill the range from 0 to 1."""
     rng = np.random.default_rng(seed)
     logits = rng.standard_normal((batch, rows, vocab), dtype=np.float32)
     best = rng.integers(0, vocab, (batch, rows, 1))
     height = np.log(vocab) + rng.uniform(-4, 6, best.shape)
     np.put_along_axis(logits, best, height.astype(np.float32), axis=-1)
-    block = (batch, rows)
-    return StepInputs(
-        logits=logits,
-        tokens=np.full(block, vocab - 1, np.int32),
-        open=np.ones(block, bool),
-        k=np.full(batch, k, np.int32),
-    )
+    tokens, commits = np.full((batch, rows), vocab - 1, np.int32), np.full(batch, k, np.int32)
+    return StepInputs(logits, tokens, np.ones((batch, rows), bool), commits)

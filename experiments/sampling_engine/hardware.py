@@ -1,7 +1,4 @@
-"""The engine's units as gates: how many, how many in a row, and the area that they make.
-
-That they do what the interpreter does is tested.
-"""
+"""The engine's units as gates: how many, how many in a row, and the area that they make."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -51,10 +48,8 @@ def hardware_rows() -> Iterator[ResultRow]:
 
 
 def area_rows() -> Iterator[ResultRow]:
-    """Yields areas, of which the first sets the area of a gate.
-
-    Which units are the paper's scalar part was decided with its area in view.
-    """
+    """Yields areas, of which the first sets the area of a gate. Which units are the paper's scalar
+    part was decided with its area in view."""
     first = min(paper.AREA_MM2)
     um2 = paper.AREA_MM2[first] * 1e6 / equivalents(first, DATAPATH)
     yield ResultRow("fit/um2_a_nand2", um2, "um2", kind="fitted", source=f"{SOURCE}: VLEN {first}")

@@ -28,17 +28,7 @@ from experiments.evaluate.config import DecoderConfig
 from experiments.harness.pictures import ScorePoint, save, score_curves
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
-from experiments.sudoku.puzzles import (
-    EOS,
-    FIRST_MARKER,
-    LENGTH,
-    MASK,
-    VOCAB,
-    Pool,
-    canvas,
-    cells_of,
-    scored_puzzles,
-)
+from experiments.sudoku import puzzles
 from llada_jax.checkpoint import load_params, save_huggingface
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require, require_counts
 from llada_jax.training.data import batches
@@ -92,15 +82,15 @@ class SudokuConfig:
             require(0 < blanks <= 56, f"blanks has {blanks}; allowed: 1 to 56")
         lengths = self.train.block_length, self.train.max_gen_length, self.train.length_multiple
         require(
-            set(lengths) == {LENGTH} and self.train.objective == "pretrain",
+            set(lengths) == {puzzles.LENGTH} and self.train.objective == "pretrain",
             f"block_length, max_gen_length, length_multiple are {lengths}, objective "
-            f"{self.train.objective!r}; allowed: {LENGTH} and 'pretrain', as a canvas is",
+            f"{self.train.objective!r}; allowed: {puzzles.LENGTH} and 'pretrain', as a canvas is",
         )
 
     @property
     def shape(self) -> ModelConfig:
         """Returns the model's shape with the ids of these canvases."""
-        return self.model.replace(vocab_size=VOCAB, mask_id=MASK, eos_id=EOS)
+        return self.model.replace(**puzzles.IDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +105,7 @@ class CellsOf(Objective):
 
 def cells_alone(batch: Any) -> Any:
     """Returns a batch of which no marker is a target."""
-    return batch._replace(target=batch.target & (batch.tokens < FIRST_MARKER))
+    return batch._replace(target=batch.target & (batch.tokens < puzzles.FIRST_MARKER))
 
 
 def replicate(config: SudokuConfig, run: Run) -> None:
@@ -123,9 +113,10 @@ def replicate(config: SudokuConfig, run: Run) -> None:
     require_steps(run.folder, config.train)
     model = None if config.trained is None else trained_before(config.trained, config.shape)
     run.begin()
-    pool = Pool(config.seed, config.grids)
+    pool = puzzles.Pool(config.seed, config.grids)
     model = model or _trained(config, run, pool)
-    head = _quality_head(config, model, pool)
+    unseen = islice(batches(pool, config.train, puzzles.EOS, config.train.steps), config.head_steps)
+    head, _ = fit_quality_head(model.params, model.config, map(cells_alone, unseen))
     told = {"weight": head.weight.tolist(), "bias": head.bias.item()}
     run.write("quality_head.json", json.dumps(told) + "\n")
     rows = list(tqdm(_scores(config, model, orders(config, head)), unit="order and blanks"))
@@ -146,7 +137,7 @@ def trained_before(folder: str, shape: ModelConfig) -> lj.Model:
     return lj.Model(found, params, None)
 
 
-def _trained(config: SudokuConfig, run: Run, pool: Pool) -> lj.Model:
+def _trained(config: SudokuConfig, run: Run, pool: puzzles.Pool) -> lj.Model:
     """Trains a model, and keeps it in the Hugging Face layout."""
     objective = CellsOf(inner=config.objective)
     parent = None if config.parent is None else trained_before(config.parent, config.shape).params
@@ -156,16 +147,9 @@ def _trained(config: SudokuConfig, run: Run, pool: Pool) -> lj.Model:
     return model
 
 
-def _quality_head(config: SudokuConfig, model: lj.Model, pool: Pool) -> QualityHead:
-    """Fits a head on batches that the model has not seen."""
-    unseen = islice(batches(pool, config.train, EOS, config.train.steps), config.head_steps)
-    head, _ = fit_quality_head(model.params, model.config, map(cells_alone, unseen))
-    return head
-
-
 def orders(config: SudokuConfig, head: QualityHead) -> dict[str, SamplerConfig]:
     """Returns ways of decoding by name, the whole canvas in view."""
-    whole = {"gen_length": LENGTH, "block_length": LENGTH, "steps": LENGTH}
+    whole = {"gen_length": puzzles.LENGTH, "block_length": puzzles.LENGTH, "steps": puzzles.LENGTH}
     found = {each.name: each.sampler.replace(**whole) for each in config.decoders}
     for each in config.quality_heads:
         rule = QualityRemask.of(head, threshold=each.threshold, doubt=each.doubt)
@@ -178,9 +162,9 @@ def _scores(
 ) -> Iterator[tuple[ResultRow, int]]:
     """Yields exact match and forwards of each order on puzzles of each number of blanks."""
     for blanks in config.blanks:
-        puzzles = scored_puzzles(config.seed + 1, blanks, config.items)
+        given = puzzles.scored_puzzles(config.seed + 1, blanks, config.items)
         for order, sampler in asked.items():
-            right, forwards = _decoded(model, sampler, puzzles, config)
+            right, forwards = _decoded(model, sampler, given, config)
             name, n = f"{order}/{blanks}_blanks", len(right)
             reference, source = PUBLISHED.get(order, (None, None))
             known = {"reference": reference, "source": source}
@@ -189,17 +173,14 @@ def _scores(
 
 
 def _decoded(
-    model: lj.Model,
-    sampler: SamplerConfig,
-    puzzles: Sequence[tuple[list[int], list[int]]],
-    config: SudokuConfig,
+    model: lj.Model, sampler: SamplerConfig, given: Sequence[puzzles.Puzzle], config: SudokuConfig
 ) -> tuple[list[bool], list[int]]:
     right: list[bool] = []
     forwards: list[int] = []
-    for first in range(0, len(puzzles), config.batch_size):
-        asked, solutions = zip(*puzzles[first : first + config.batch_size], strict=True)
-        result = lj.infill(model, [*map(canvas, asked)], sampler, seed=config.seed + first)
-        answers = (cells_of(tokens).tolist() for tokens in result.generated)
+    for first in range(0, len(given), config.batch_size):
+        asked, solutions = zip(*given[first : first + config.batch_size], strict=True)
+        result = lj.infill(model, [*map(puzzles.canvas, asked)], sampler, seed=config.seed + first)
+        answers = (puzzles.cells_of(tokens).tolist() for tokens in result.generated)
         right += map(operator.eq, answers, solutions)
         forwards += np.asarray(result.nfe).tolist()
     return right, forwards

@@ -22,8 +22,11 @@ from llada_jax.training.data import Example
 SIZE, CELLS = 9, 81
 MASK, EOS, FIRST_MARKER = 0, 10, 11  # digits are themselves
 VOCAB = FIRST_MARKER + SIZE
+IDS = {"vocab_size": VOCAB, "mask_id": MASK, "eos_id": EOS}
 LENGTH = SIZE * (SIZE + 1)
 MARKERS = np.arange(FIRST_MARKER, VOCAB)
+Puzzle = tuple[list[int], list[int]]
+"""Cells of which some are empty, and their solution."""
 
 
 def random_grid(rng: Random) -> list[int]:
@@ -100,7 +103,7 @@ class Pool:
         return Example([], canvas(seen_otherwise(grid, rng)))
 
 
-def scored_puzzles(seed: int, blanks: int, count: int) -> list[tuple[list[int], list[int]]]:
+def scored_puzzles(seed: int, blanks: int, count: int) -> list[Puzzle]:
     """Returns puzzles with so many blanks, and their solutions, of grids outside the pool."""
     found, number = [], 0
     while len(found) < count:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
@@ -113,11 +114,9 @@ def tokenizer_folder(config: RunConfig, run: Run) -> Path:
 
 
 def train_and_export(config: RunConfig, run: Run) -> None:
-    """Trains from the last checkpoint in the run folder, scores the model and exports it.
-
-    Raises ValueError, before anything is written, where the folder's training is another one, or
-    has gone further than is asked.
-    """
+    """Trains from the last checkpoint in the run folder, scores the model and exports it. Raises
+    ValueError, before anything is written, where the folder's training is another one, or has gone
+    further than is asked."""
     settings = {**asdict(config), "objective": repr(config.objective)}
     settings["versions"] = config.data.versions
     training = Training.of(settings, command_that_goes_on("train")).resumed(run.folder)
@@ -131,16 +130,8 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     model_config = with_special_tokens(config.model, tokenizer)
     source = example_source(tokenizer, config.data, config.train.batch_size)
     evaluate = probe(config.tasks, config.score, model_config, tokenizer)
-    state = train(
-        run.folder,
-        model_config,
-        config.train,
-        source,
-        evaluate,
-        parent=parent,
-        mesh=mesh_for(config.mesh),
-        objective=config.objective,
-    )
+    how: Any = {"mesh": mesh_for(config.mesh), "objective": config.objective, "parent": parent}
+    state = train(run.folder, model_config, config.train, source, evaluate, **how)
     model = Model(model_config, trained(state.params, config.train, parent), tokenizer)
     finish(config, run, model, folder, training.commands)
 
@@ -176,20 +167,12 @@ def finish(
     reliability = reliability_by_task(model, measured)
     parent = None if config.parent is None else Parent.of(config.parent)
     metrics = read_metrics(run.folder)
-    card = model_card(
-        name=HydraConfig.get().runtime.choices["architecture@model"],
-        commands=commands,
-        model=model.config,
-        train=config.train,
-        objective=config.objective,
-        data=config.data,
-        environment=json.loads((run.folder / "env.json").read_text()),
-        metrics=metrics,
-        score=config.score,
-        scores=scores,
-        reliability=reliability,
-        parent=parent,
-    )
+    told = {
+        "name": HydraConfig.get().runtime.choices["architecture@model"],
+        "environment": json.loads((run.folder / "env.json").read_text()),
+        **{"commands": commands, "scores": scores, "parent": parent},
+    }
+    card = model_card(model.config, metrics, reliability, vars(config) | told)
     folder, log_before = run.folder / "model", parent.log if parent else ()
     export_model(folder, model.config, model.params, tokenizer, card, metrics, log_before)
     run.fingerprint = fingerprint(folder)

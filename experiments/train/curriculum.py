@@ -1,8 +1,5 @@
-"""What a model is trained on: a mixture of tasks, told in stages.
-
-An example is a pure function of its index: the stage follows from the index, and the task, the
-difficulty and the kind of example are drawn with it.
-"""
+"""What a model is trained on: a mixture of tasks, told in stages. An example is a pure function of
+its index, with which stage, task, difficulty and kind of example are drawn."""
 
 import re
 from collections.abc import Iterator, Sequence

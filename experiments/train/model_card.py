@@ -18,6 +18,7 @@ from llada_jax.training.model_folder import CARD_FILE, LOG_FILE, thinned
 CURVE_ROWS = 16
 EXACT_MATCH = "/exact_match"
 TRAINING_HEADING = "## Training\n"
+Metrics = Sequence[Mapping[str, Any]]
 
 
 class Parent(NamedTuple):
@@ -26,7 +27,7 @@ class Parent(NamedTuple):
     name: str
     training: str
     """What its card says of its own training, and of those before."""
-    log: Sequence[Mapping[str, Any]]
+    log: Metrics
 
     @classmethod
     def of(cls, name: str) -> "Parent":
@@ -38,14 +39,10 @@ class Parent(NamedTuple):
 
 
 def model_card(
-    *,
-    model: ModelConfig,
-    metrics: Sequence[Mapping[str, Any]],
-    reliability: Mapping[str, Reliability],
-    **told: Any,
+    model: ModelConfig, metrics: Metrics, reliability: Mapping[str, Reliability], told: Any
 ) -> str:
     """Writes Markdown, by `model_card.jinja`, with front matter for the Hugging Face hub. All else
-    that is told the template shows as it is, and it fails where something lacks."""
+    that is `told` the template shows as it is, and it fails where something lacks."""
     folder = FileSystemLoader(Path(__file__).parent)
     templates = Environment(
         loader=folder, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
@@ -81,7 +78,7 @@ def _containing(share: TaskShare) -> str:
     return "" if share.containing is None else f', only with "{share.containing}"'
 
 
-def _with_minutes(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _with_minutes(metrics: Metrics) -> list[Mapping[str, Any]]:
     """Adds to each row the minutes since the training began."""
     rows, total, previous = [], 0.0, 0
     for row in metrics:

@@ -1,7 +1,5 @@
 """A training that is resumed is the one that was begun: same settings, same versions of its tasks.
-
-The run folder keeps both in `training.json`, with the commands that it was trained by.
-"""
+`training.json` of the run folder has both, with the commands that it was trained by."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,11 +33,9 @@ class Training(NamedTuple):
         return cls(json.loads(json.dumps(fixed)), [command])
 
     def resumed(self, folder: Path) -> "Training":
-        """Returns this training as what goes on with the one in a folder, if there is one.
-
-        Raises ValueError where that is damaged, of another format or unknown, or has other
-        settings, the first of which is named.
-        """
+        """Returns this training as what goes on with the one in a folder, if there is one. Raises
+        ValueError where that is damaged, of another format or unknown, or has other settings, the
+        first of which is named."""
         path = folder / TRAINING
         if not path.exists():
             require(

@@ -43,7 +43,7 @@ def tune(config: TuneConfig, run: Run) -> None:
     judge = Judge(config, model, Path(config.answers or run.folder / "answers"))
     *_, reference = judge.searched(config.reference)
     *_, published = judge.searched(config.published)
-    candidates, tried, proposed = search(config, judge, reference, run.folder)
+    candidates, tried, proposed = search(judge, reference, run.folder)
     compared = [
         Candidate(Family(name=name, sampler=each.sampler), each, judge.price(each), lost)
         for name, each, lost in (
@@ -60,7 +60,7 @@ def tune(config: TuneConfig, run: Run) -> None:
         ResultRow("tune/proposed", proposed, "of them by Optuna"),
         *_front_rows(front(candidates), config.kind),
     ]
-    rows += _reasons(config, judge, reference, best)
+    rows += _reasons(judge, reference, best)
     rows += _confirmation(config, judge, best.judged.sampler)
     about = f"tuned for {config.phone} on {', '.join(config.tasks)}, to lose {config.loss} points"
     run.write(BEST, preset_text(best.judged.sampler, about))
@@ -76,22 +76,20 @@ def preset_text(sampler: SamplerConfig, about: str) -> str:
     return json.dumps({"about": about, "sampler": kept}, indent=2) + "\n"
 
 
-def _reasons(
-    config: TuneConfig, judge: Judge, reference: Judged, best: Candidate
-) -> Iterator[ResultRow]:
+def _reasons(judge: Judge, reference: Judged, best: Candidate) -> Iterator[ResultRow]:
     """Yields what each setting of the best sampler does: without it, all else as it is."""
     base, chosen = best.family.sampler, best.judged.sampler
     for name in best.family.over.given:
         usual, value = getattr(base, name), getattr(chosen, name)
         if usual == value:
             continue
-        without = candidate(config, judge, reference, best.family, chosen.replace(**{name: usual}))
+        without = candidate(judge, reference, best.family, chosen.replace(**{name: usual}))
         what = f"tune/why/{name}:{value} in place of {usual}"
         if without is None:
             yield ResultRow(f"{what}/allowed", 0.0, "without it more is lost than is allowed")
             continue
         ratio = best.price.seconds / without.price.seconds
-        yield ResultRow(f"{what}/seconds", ratio, "x as long", kind=config.kind)
+        yield ResultRow(f"{what}/seconds", ratio, "x as long", kind=judge.config.kind)
         yield ResultRow(f"{what}/exact_match", without.lost - best.lost, "points")
 
 

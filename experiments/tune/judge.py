@@ -16,9 +16,9 @@ from experiments.evaluate.result_rows import workloads
 from experiments.harness.timers import times_in_turns
 from experiments.tune.settings import HERE, TuneConfig
 from llada_jax.config import SamplerConfig, require
-from llada_jax.evaluation.graded import Evaluation
+from llada_jax.evaluation.graded import Evaluation, compared
 from llada_jax.evaluation.harness import Trial, lengthened
-from llada_jax.evaluation.metrics import Paired, paired
+from llada_jax.evaluation.metrics import Paired
 from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.phone.workload import Workload
@@ -48,12 +48,7 @@ class Judged(NamedTuple):
 
     def against(self, other: "Judged") -> Paired:
         """Compares with another sampler on the items that both have, which its answers begin."""
-        pairs = [
-            (theirs.right[index], right)
-            for part, theirs in zip(self.parts, other.parts, strict=True)
-            for index, right in part.counted.items()
-        ]
-        return paired(*zip(*pairs, strict=True))
+        return compared(self.parts, other.parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +71,8 @@ class Judge:
         return self._judged(sampler, self.config.confirmed, self.config.confirm_items)
 
     def price(self, judged: Judged, planner: str | None = None) -> Price:
-        """Returns what an answer takes; on a phone, with a planner of its address space.
-
-        Raises ValueError where nothing that was measured here is without compilation.
-        """
+        """Returns what an answer takes; on a phone, with a planner of its address space. Raises
+        ValueError where nothing that was measured here is without compilation."""
         if self.config.phone != HERE:
             runs = [run for part in judged.parts for run in workloads(part, self.config.shape)]
             return modelled_price(self._phone, self.config.shape, runs, planner)

@@ -31,16 +31,13 @@ class Candidate(NamedTuple):
     """Points of exact match below the reference."""
 
 
-def search(
-    config: TuneConfig, judge: Judge, reference: Judged, folder: Path
-) -> tuple[list[Candidate], int, int]:
+def search(judge: Judge, reference: Judged, folder: Path) -> tuple[list[Candidate], int, int]:
     """Returns what was judged on all items, how many samplers were tried, and how many of them
     Optuna proposed. `budget` are tried, where the families have as many: the families' own samplers
-    and their neighbours first.
-
-    The study is kept in the folder: the same search goes on with it, and finds its answers stored.
-    """
-    study, found = _study(config, folder), dict[str, Candidate | None]()
+    and their neighbours first. The study is kept in the folder: the same search goes on with it,
+    and finds its answers stored."""
+    config, found = judge.config, dict[str, Candidate | None]()
+    study = _study(config, folder)
     told = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
     proposed, given = 0, len(list(first_proposals(config.families)))
     with tqdm(total=config.budget, desc="tune", unit="sampler") as bar:
@@ -50,7 +47,7 @@ def search(
             name = named(sampler)
             if name not in found:
                 proposed += place >= given
-                found[name] = candidate(config, judge, reference, family, sampler)
+                found[name] = candidate(judge, reference, family, sampler)
             if asked is not None:
                 _tell(study, asked, found[name], config.loss)
             bar.update(len(found) - bar.n)
@@ -60,14 +57,14 @@ def search(
 
 
 def candidate(
-    config: TuneConfig, judge: Judge, reference: Judged, family: Family, sampler: SamplerConfig
+    judge: Judge, reference: Judged, family: Family, sampler: SamplerConfig
 ) -> Candidate | None:
     """Judges a sampler; gives it up, and returns None, where the interval of what it loses against
     the reference lies above what is allowed."""
     difference = judged = None
     for judged in judge.searched(sampler):
         difference = judged.against(reference)
-        if -100 * difference.interval.high > config.loss:
+        if -100 * difference.interval.high > judge.config.loss:
             return None
     assert judged is not None and difference is not None
     return Candidate(family, judged, judge.price(judged), -100 * difference.difference)

@@ -1,6 +1,6 @@
 """Answers of a decoder, graded: scores, their intervals, and differences between two decoders."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -149,9 +149,17 @@ class Evaluation:
         """Returns this evaluation with its difference to a baseline, question by question. Raises
         ValueError where the baseline's items are others, or fewer."""
         baseline.require_items(self.settings["task"], self.right, str(self.store))
-        counted = self.counted
-        before = [baseline.right[index] for index in counted]
-        return replace(self, against=paired(before, list(counted.values())))
+        return replace(self, against=compared([self], [baseline]))
+
+
+def compared(parts: Sequence[Evaluation], baseline: Sequence[Evaluation]) -> Paired:
+    """Compares answers to several tasks with a baseline's, which has all of their items."""
+    pairs = [
+        (before.right[index], right)
+        for part, before in zip(parts, baseline, strict=True)
+        for index, right in part.counted.items()
+    ]
+    return paired(*zip(*pairs, strict=True))
 
 
 def graded(

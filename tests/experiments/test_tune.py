@@ -2,12 +2,14 @@
 
 import json
 import math
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 import llada_jax as lj
 from experiments.harness.run import REPOSITORY, offer_preset_file, read_config
@@ -15,10 +17,9 @@ from experiments.tune import __main__ as entry
 from experiments.tune import search as searching
 from experiments.tune.judge import Judge, Judged, Price, modelled_price
 from experiments.tune.search import Candidate, fastest_allowed, front
-from experiments.tune.settings import Family, TuneConfig, drawn, first_proposals
+from experiments.tune.settings import Axes, Family, TuneConfig, drawn, first_proposals
 from llada_jax.config import SamplerConfig
 from llada_jax.evaluation import harness
-from llada_jax.evaluation.sweep import Axes
 from llada_jax.phone.workload import Forward, Workload
 from tests.experiments.in_process import run_experiment
 
@@ -174,12 +175,12 @@ def test_what_optuna_proposed_is_counted(tmp_path, monkeypatch):
     own = "{cache: blockwise, threshold: 0.9, block_length: 32}"
     config = composed("budget=7", f"families=[{{name: a, sampler: {own}, over: {over}}}]")
 
-    def judged(config, judge, reference, family, sampler):
+    def judged(judge, reference, family, sampler):
         return Candidate(family, sampler, Price(sampler.threshold, math.nan), 0.0)
 
     monkeypatch.setattr(searching, "candidate", judged)
     for _ in range(2):  # the second time from the study alone
-        found, tried, proposed = searching.search(config, None, None, tmp_path)
+        found, tried, proposed = searching.search(Judge(config, None, None), None, tmp_path)
         assert len(found) == tried == 7
         assert proposed == 2, "five are the family's own and its neighbours"
 
@@ -198,7 +199,7 @@ def test_what_is_wrong_everywhere_is_given_up_after_its_first_items(monkeypatch)
     *_, reference = judge.searched(config.reference)
     assert asked == [50, 100, 150]
     wrong = config.reference.replace(threshold=0.1)
-    assert searching.candidate(config, judge, reference, config.families[0], wrong) is None
+    assert searching.candidate(judge, reference, config.families[0], wrong) is None
     assert asked[3:] == [config.at_once], "no more answers were asked for"
 
 
@@ -223,3 +224,23 @@ def test_the_front_is_what_no_other_beats(costs, measured):
     best = fastest_allowed(candidates, 1)
     allowed = [cost[0] for cost in costs if cost[1] <= 1]
     assert (best.price.seconds if best else None) == min(allowed, default=None)
+
+
+def test_every_setting_that_no_task_sets_can_be_searched():
+    names = SamplerConfig.setting_types().keys()
+    assert {each.name for each in fields(Axes)} == names - {"gen_length", "steps"}
+    given = {"refresh": ["rows", "none"], "row_budget": [None, 64]}
+    axes = read_config(Axes, OmegaConf.create(given))
+    assert axes.given == {"refresh": ("rows", "none"), "row_budget": (None, 64)}
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"steps": [8]}, "steps is no setting; allowed: block_length, "),
+        ({"remasking": ["tokens"]}, r"remasking\[0\] is 'tokens'; allowed: 'low"),
+    ],
+)
+def test_bad_axes_are_named(over, message):
+    with pytest.raises(ValueError, match=message):
+        read_config(Axes, OmegaConf.create(over))

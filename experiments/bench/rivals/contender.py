@@ -55,8 +55,8 @@ class Missing(ValueError):
 class Running:
     """A contender's process, which is asked to time itself."""
 
-    def __init__(self, process: subprocess.Popen[str], errors: IO[str]):
-        self._process, self._errors = process, errors
+    def __init__(self, contender: Contender, process: subprocess.Popen[str], errors: IO[str]):
+        self.contender, self._process, self._errors = contender, process, errors
         self.about: str = self._answer("the start")
 
     def ask(self, work: str, number: int) -> Timed:
@@ -96,7 +96,7 @@ def started(contender: Contender, told: Mapping[str, Any]) -> Iterator[Running]:
         except OSError as error:
             raise Missing(str(error)) from error
         stack.callback(process.communicate)
-        yield Running(process, errors)
+        yield Running(contender, process, errors)
 
 
 def seconds_a_step(command: str, values: Mapping[str, object], few: int, many: int) -> float:

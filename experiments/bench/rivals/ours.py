@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from experiments.bench.random_weights import random_params
 from experiments.bench.rivals.answers import LayerClock, answer_lines
-from experiments.harness.random_weights import random_params
 from llada_jax.backend.exported.opened import Exported
 from llada_jax.backend.session import Session
 from llada_jax.build.denoisers import denoiser_for, score_rules

@@ -17,6 +17,13 @@ from tempfile import TemporaryDirectory
 from typing import cast, get_args
 
 from experiments.bench.peak import Numbers, Peak, instruction_sets, measure_bandwidth, measure_peak
+from experiments.bench.random_weights import (
+    RandomWeights,
+    error_as_stored,
+    error_of_gguf,
+    export_random,
+    write_gguf,
+)
 from experiments.bench.rivals.contender import (
     Contender,
     Missing,
@@ -26,8 +33,6 @@ from experiments.bench.rivals.contender import (
     seconds_a_step,
     started,
 )
-from experiments.bench.rivals.random_files import error_as_stored, error_of_gguf, write_gguf
-from experiments.harness.random_weights import RandomWeights, export_random
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import spread
 from llada_jax.backend.resources import available_cores, require_disk
@@ -106,11 +111,11 @@ class _Suite:
                 yield self._error(mine)
                 for work, number, times in self._works():
                     asked = [ours.ask(work, number) for _ in range(times + 1)]
-                    yield from self._seconds(mine, ours.about, work, number, asked[1:])
+                    yield from self._seconds(ours, work, number, asked[1:])
                 for each in others:
-                    yield from self._beside(mine, ours, each)
+                    yield from self._beside(ours, each)
                 for program in self._config.programs:
-                    yield from self._canvas_steps(mine, ours, *program.split("=", 1))
+                    yield from self._canvas_steps(ours, *program.split("=", 1))
 
     def _machine(self) -> Iterator[ResultRow]:
         cores = available_cores()
@@ -163,19 +168,18 @@ class _Suite:
             yield running
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _beside(self, mine: Contender, ours: Running, other: Contender) -> Iterator[ResultRow]:
+    def _beside(self, ours: Running, other: Contender) -> Iterator[ResultRow]:
         """Times another one in turns with ours. Where it is missing, or ends, it says so."""
         try:
             with self._running(other) as running:
                 yield self._error(other)
                 for work, number, times in self._works():
-                    asked = self._in_turns(ours, running, other, work, number, times)
-                    theirs = [each for _, each in asked]
-                    yield from self._seconds(other, running.about, work, number, theirs)
+                    asked = self._in_turns(ours, running, work, number, times)
+                    yield from self._seconds(running, work, number, [each for _, each in asked])
                     for part, of in self._parts(work).items():
                         ratios = [of(theirs) / of(ours) for ours, theirs in asked]
                         name = f"ratio/{_named(part, other, number)}"
-                        yield from spread(name, ratios, f"x {mine.name}")
+                        yield from spread(name, ratios, f"x {ours.contender.name}")
         except Missing as error:
             left_out(other.name, str(error))
 
@@ -190,12 +194,12 @@ class _Suite:
         yield "decode", self._steps, DECODINGS
 
     def _in_turns(
-        self, ours: Running, running: Running, other: Contender, work: str, number: int, times: int
+        self, ours: Running, other: Running, work: str, number: int, times: int
     ) -> list[TimedPair]:
         def theirs() -> Timed:
-            if work == "forward" or other.decodes:
-                return running.ask(work, number)
-            one = running.ask("forward", CANVAS)
+            if work == "forward" or other.contender.decodes:
+                return other.ask(work, number)
+            one = other.ask("forward", CANVAS)
             return Timed(*(number * seconds for seconds in one))
 
         calls = partial(ours.ask, work, number), theirs
@@ -218,8 +222,9 @@ class _Suite:
         return ResultRow(f"weight_error/{contender.name}", error, "of the weights' size")
 
     def _seconds(
-        self, contender: Contender, about: str, work: str, number: int, asked: list[Timed]
+        self, running: Running, work: str, number: int, asked: list[Timed]
     ) -> Iterator[ResultRow]:
+        contender, about = running.contender, running.about
         for part, of in self._parts(work).items():
             yield from spread(_named(part, contender, number), list(map(of, asked)), "s", about)
         if work == "forward" and contender.numbers in self._peaks:
@@ -228,9 +233,7 @@ class _Suite:
             share = speed / self._peaks[contender.numbers].ops_per_second
             yield ResultRow(f"peak_share/{contender.name}/{number}", share, "of the peak")
 
-    def _canvas_steps(
-        self, mine: Contender, ours: Running, name: str, command: str
-    ) -> Iterator[ResultRow]:
+    def _canvas_steps(self, ours: Running, name: str, command: str) -> Iterator[ResultRow]:
         """Times a program's step of the whole canvas beside ours, of the layers that there are."""
         values = {
             "gguf": self._scratch / f"{self._config.formats[-1]}.gguf",
@@ -244,7 +247,7 @@ class _Suite:
             return left_out(name, str(error))
         ratio = step / ours.ask("forward", CANVAS).seconds
         yield ResultRow(f"step/{name}", step, f"s, {CANVAS} rows, {self._config.layers} layers")
-        yield ResultRow(f"ratio/step/{name}", ratio, f"x {mine.name}")
+        yield ResultRow(f"ratio/step/{name}", ratio, f"x {ours.contender.name}")
 
 
 def _named(part: str, contender: Contender, number: int) -> str:

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.reproduce import __main__ as reproduce
 from experiments.reproduce import fig11
+from experiments.reproduce.__main__ import CHAPTERS
 from experiments.reproduce.chapter import LENGTHS, TASKS
-from experiments.reproduce.chapters import CHAPTERS
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks

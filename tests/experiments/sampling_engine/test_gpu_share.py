@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.sampling_engine.modelled import GpuBody, bodies, share_rows
+from experiments.sampling_engine.__main__ import GpuBody, bodies, share_rows
 
 
 def test_a_body_is_bound_by_its_weights_or_its_rows():

@@ -7,9 +7,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments.harness.run import REPOSITORY, Run, read_config
-from experiments.sampling_engine.__main__ import sampling_engine
+from experiments.sampling_engine.__main__ import (
+    MODES,
+    SamplingEngineConfig,
+    latency_rows,
+    sampling_engine,
+)
 from experiments.sampling_engine.hardware import equivalents, hardware_rows, netlist
-from experiments.sampling_engine.modelled import MODES, SamplingEngineConfig, latency_rows
 from llada_jax.sampling_engine.hdl.gates import gate_equivalents
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Sampling

@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import json, re, sys
 import numpy as np
-from experiments.harness.random_weights import RandomWeights
+from experiments.bench.random_weights import RandomWeights
 from llada_jax.backend.resources import peak_memory
 from llada_jax.experts.decoding.expert_file import ExpertFile, write_experts
 from llada_jax.experts.decoding.expert_slots import ExpertSlots

@@ -28,13 +28,13 @@ class Pretended:
     about = "pretended"
 
     def __init__(self, contender, calls):
-        self._contender, self._calls = contender, calls
+        self.contender, self._calls = contender, calls
 
     def ask(self, work, number):
-        self._calls.append((self._contender.name, work, number))
-        if self._contender.python == "crashes":
+        self._calls.append((self.contender.name, work, number))
+        if self.contender.python == "crashes":
             raise Missing(f"{work} of {number}: no message (status -11)")
-        seconds = number * (1 if self._contender.name == "litert/int8" else 3)
+        seconds = number * (1 if self.contender.name == "litert/int8" else 3)
         return Timed(seconds, 0.8 * seconds)
 
 

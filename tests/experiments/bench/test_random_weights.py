@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from experiments.bench.rivals.random_files import (
+from experiments.bench.random_weights import (
+    RandomWeights,
     error_as_stored,
     error_of_gguf,
     gguf_name,
     write_gguf,
 )
-from experiments.harness.random_weights import RandomWeights
 from llada_jax.config import ModelConfig
 
 SHAPE = ModelConfig(

@@ -1,13 +1,7 @@
-"""Sweeps: which combinations they have, and which items settings are chosen by."""
-
-from dataclasses import fields
+"""Which items settings are chosen by, and what a tally counts."""
 
 import pytest
-from omegaconf import OmegaConf
 
-from experiments.harness.run import read_config
-from llada_jax.config import SamplerConfig
-from llada_jax.evaluation.sweep import Axes
 from llada_jax.evaluation.tally import Tally
 from llada_jax.evaluation.task import Item, Task, ValidationItems
 from llada_jax.evaluation.tasks import load_task
@@ -18,38 +12,6 @@ def test_a_score_is_a_mean_over_items():
     assert (mixed.exact_match, mixed.nfe, mixed.tpf) == (0.75, 2.5, 6)
     low, high = mixed.interval
     assert 0 < low < 0.75 < high < 1
-
-
-def test_a_sweep_has_every_combination_that_makes_sense():
-    axes = Axes(theta_visible=(0.5, 0.9), theta_stable=(0.8, 0.9), end_steps=(1,))
-    assert list(axes.combinations()) == [
-        {"theta_visible": 0.5, "theta_stable": 0.8, "end_steps": 1},
-        {"theta_visible": 0.5, "theta_stable": 0.9, "end_steps": 1},
-        {"theta_visible": 0.9, "theta_stable": 0.9, "end_steps": 1},
-    ]
-    assert list(Axes().combinations()) == [{}]
-
-
-def test_every_setting_that_no_task_sets_can_be_swept():
-    names = SamplerConfig.setting_types().keys()
-    assert {each.name for each in fields(Axes)} == names - {"gen_length", "steps"}
-    axes = read_config(
-        Axes, OmegaConf.create({"refresh": ["rows", "none"], "row_budget": [None, 64]})
-    )
-    found = {(each["refresh"], each["row_budget"]) for each in axes.combinations()}
-    assert found == {("rows", None), ("rows", 64), ("none", None), ("none", 64)}
-
-
-@pytest.mark.parametrize(
-    ("over", "message"),
-    [
-        ({"steps": [8]}, "steps is no setting; allowed: block_length, "),
-        ({"remasking": ["tokens"]}, r"remasking\[0\] is 'tokens'; allowed: 'low"),
-    ],
-)
-def test_bad_axes_are_named(over, message):
-    with pytest.raises(ValueError, match=message):
-        read_config(Axes, OmegaConf.create(over))
 
 
 def validation(**changes) -> ValidationItems:

@@ -1,0 +1,167 @@
+"""Random parameters of a given shape, made row by row: a model of any size without its weights.
+
+They are in memory, in an export, or in a GGUF file in bfloat16, from which llama.cpp makes its own
+formats; and how far quantized ones are from a checkpoint in bfloat16."""
+
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from llada_jax import atomic
+from llada_jax.backend.exported.contents import Export
+from llada_jax.backend.exported.manifest import Manifest
+from llada_jax.backend.exported.writer import write_export
+from llada_jax.backend.weights import restore, store, stored_as, whole
+from llada_jax.config import ExportConfig, ModelConfig, Quant
+from llada_jax.model.families.gguf_metadata import gguf_keys, gguf_names
+from llada_jax.model.params import ModelParams, abstract_params, named_specs
+from llada_jax.model.quantize import QuantArray
+
+_PIECE_ELEMENTS = 1 << 24
+_INT4_BLOCK = {"int4_block32": 32, "int4_block128": 128}
+_ARCHITECTURES = ("llada", "diffuse")
+"""Who asks for the metadata: llama.cpp, and diffuse-cpp."""
+_ROWS = 64
+"""Of each matrix, whose error is taken; its numbers are all of one distribution."""
+
+
+class RandomWeights:
+    """`Weights` of a model in the numbers that an export stores, so that nothing is rounded:
+    uniform integers scaled to the standard deviation that initialisation gives. The same seed gives
+    the same numbers in any order of reading."""
+
+    def __init__(self, config: ModelConfig, quant: Quant, seed: int = 0):
+        self._specs, self._quant, self._seed = named_specs(config), quant, seed
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+        spec = self._specs[name]
+        stop = spec.shape[0] if stop is None else stop
+        step = max(1, _PIECE_ELEMENTS // max(1, int(np.prod(spec.shape[1:]))))
+        for first in range(start, stop, step):
+            rng = np.random.default_rng([self._seed, zlib.crc32(name.encode()), first])
+            shape = (min(first + step, stop) - first, *spec.shape[1:])
+            if spec.init_std in (None, 0):
+                yield np.full(shape, 1.0 if spec.init_std is None else 0.0, np.float32)
+            elif not spec.quantizable or self._quant == "float32":
+                noise = rng.standard_normal(shape, np.float32) * np.float32(spec.init_std)
+                yield noise.astype(np.float32 if self._quant == "float32" else ml_dtypes.bfloat16)
+            else:
+                yield self._integers(rng, name, shape, spec.init_std)
+
+    def _integers(
+        self, rng: np.random.Generator, name: str, shape: tuple[int, ...], std: float
+    ) -> QuantArray:
+        wide = self._quant == "int8" or name == "head"
+        numbers = np.frombuffer(rng.bytes(int(np.prod(shape))), np.int8).reshape(shape)
+        values = np.maximum(numbers, -127) if wide else (numbers >> 4).astype(ml_dtypes.int4)
+        spread = 73.6 if wide else 4.61  # standard deviations of these integers
+        groups = 1 if wide else shape[-1] // _INT4_BLOCK.get(self._quant, shape[-1])
+        scale = np.full((*shape[:-1], groups), std / spread, np.float32)
+        return QuantArray(values, scale)  # pyright: ignore[reportArgumentType]
+
+
+def export_random(folder: Path, config: ModelConfig, settings: ExportConfig) -> Manifest:
+    """Writes an export of such weights, which is not run against JAX."""
+    weights = RandomWeights(config, settings.quant)
+    return write_export(folder, Export(config, weights, settings, "random", verify=False))
+
+
+def random_params(
+    config: ModelConfig,
+    quant: Quant,
+    seed: int = 0,
+    *,
+    dtype: Any = "float32",
+    experts: bool = True,
+) -> ModelParams:
+    """Returns such parameters in memory, floats in a dtype; those of routed experts or, as `load`
+    can, without them."""
+    weights, leaves = RandomWeights(config, quant, seed), []
+    for name, spec in named_specs(config).items():
+        if len(spec.shape) > 2 and not experts:
+            leaves.append(None)
+            continue
+        leaf: Any = jax.tree.map(jnp.asarray, whole(weights.rows(name)))
+        leaves.append(leaf if isinstance(leaf, QuantArray) else leaf.astype(dtype))
+    return jax.tree.unflatten(jax.tree.structure(abstract_params(config)), leaves)
+
+
+def write_gguf(path: Path, config: ModelConfig, weights: RandomWeights) -> None:
+    """Writes a model of LLaDA's family without a tokenizer; the file appears once it is complete.
+    Raises ImportError without the extra `gguf`."""
+    import gguf
+
+    specs = named_specs(config)
+    with atomic.new_file(path) as part:
+        writer = gguf.GGUFWriter(part, _ARCHITECTURES[0])
+        for architecture in _ARCHITECTURES:
+            for ours, key in gguf_keys(architecture).items():
+                value = getattr(config, ours)
+                if value is not None and key.startswith(architecture):
+                    add: Any = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+                    add(key, value)
+        writer.add_tokenizer_model("no_vocab")
+        writer.add_causal_attention(False)
+        for name, spec in specs.items():
+            wide = len(spec.shape) == 1  # norms stay float32
+            kind = gguf.GGMLQuantizationType.F32 if wide else gguf.GGMLQuantizationType.BF16
+            size = (4 if wide else 2) * spec.size
+            writer.add_tensor_info(gguf_name(name), spec.shape, np.dtype("float32"), size, kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for name, spec in specs.items():
+            dtype = np.float32 if len(spec.shape) == 1 else ml_dtypes.bfloat16
+            rows = np.concatenate([*weights.rows(name)], dtype=dtype, casting="same_kind")
+            writer.write_tensor_data(rows)
+        writer.close()
+
+
+def gguf_name(name: str) -> str:
+    """Returns llama.cpp's name of a parameter: `layers.3.ffn.down` is `blk.3.ffn_down.weight`."""
+    prefix, _, rest = name.partition(".")
+    layer, _, leaf = rest.partition(".")
+    return gguf_names()[f"layers.{{i}}.{leaf}" if prefix == "layers" else name].format(i=layer)
+
+
+def error_as_stored(config: ModelConfig, quant: Quant) -> float:
+    """Returns the error of what an export stores: root mean square, relative to the weights'."""
+
+    def restored(name: str, rows: np.ndarray) -> np.ndarray:
+        spec = stored_as(name, rows.shape, quant)
+        return np.concatenate([restore(piece, spec) for piece in store(iter([rows]), spec)])
+
+    return _error(config, restored)
+
+
+def error_of_gguf(config: ModelConfig, path: Path) -> float:
+    """Returns the same of a GGUF file. Raises ImportError without the extra `gguf`."""
+    import gguf
+
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+
+    def restored(name: str, rows: np.ndarray) -> np.ndarray:
+        tensor = tensors[gguf_name(name)]
+        return gguf.dequantize(tensor.data[: len(rows)], tensor.tensor_type)
+
+    return _error(config, restored)
+
+
+def _error(config: ModelConfig, restored: Callable[[str, np.ndarray], np.ndarray]) -> float:
+    """Weighs each matrix that rows are multiplied with by its numbers."""
+    weights, squares, numbers = RandomWeights(config, "float32"), 0.0, 0
+    for name, spec in named_specs(config).items():
+        if len(spec.shape) == 1 or name == "embedding":
+            continue
+        (rows,) = weights.rows(name, 0, min(_ROWS, spec.shape[0]))
+        rows = rows.astype(ml_dtypes.bfloat16).astype(np.float32)
+        difference = restored(name, rows) - rows
+        squares += spec.size * float((difference**2).mean() / (rows**2).mean())
+        numbers += spec.size
+    return (squares / numbers) ** 0.5
