@@ -18,7 +18,7 @@ from llada_jax.backend.lower import lower
 from llada_jax.backend.steps import body_step, head_steps
 from llada_jax.backend.weights import InMemory
 from llada_jax.config import ExportConfig, PhoneConfig
-from llada_jax.phone.calibration.timings import read_timing
+from llada_jax.phone.calibration.measurements import read_timing
 from tests.backend.models import GQA, random_params
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
