@@ -51,9 +51,8 @@ class CompiledOnDemand:
         bucket = Bucket(bucket_size(rows, self._row_buckets), bucket_size(cache, ()), canvases)
         if bucket not in self._bodies:
             layers = range(self.config.n_layers)
-            compiled = self._backend.compile(
-                [body_step(self.config, layers, bucket)], self._weights
-            )
+            step = body_step(self.config, layers, bucket)
+            compiled = self._backend.compile([step], self._weights)
             self._bodies[bucket] = [Shard(layers, compiled[bucket.name])]
         return bucket, self._bodies[bucket]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from llada_jax.phone.profile import Power
 from llada_jax.phone.simulate import watts
 from llada_jax.phone.timeline import LANES, Timeline, stretches
-from llada_jax.swap.address_budget import MIB
+from llada_jax.swap.address_space import MIB
 
 Curve = Sequence[tuple[float, float]]
 """Seconds, each with the value from then on."""

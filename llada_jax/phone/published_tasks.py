@@ -11,8 +11,8 @@ from llada_jax.config import ModelConfig
 from llada_jax.lowered import Lowered, LoweredWeight, product_step
 from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.dynamics import Decoding, Dynamics, decode
-from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.profile import Profile
+from llada_jax.phone.simulate import ForwardTimer, GraphsLike
 from llada_jax.phone.workload import Forward, Workload
 
 PUBLISHED = Path(__file__).parent / "published"

@@ -49,9 +49,7 @@ def kernel_for(n_rows: int) -> Callable[..., None]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
     )
     module = llvm.parse_assembly(str(Emitter(n_rows).module))
     engine = llvm.create_mcjit_compiler(module, machine)

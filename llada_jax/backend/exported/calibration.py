@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llada_jax import atomic
-from llada_jax.backend.exported import golden, verify
+from llada_jax.backend.exported import verify
 from llada_jax.backend.exported.contents import Export, float32_shards, shard_layers
 from llada_jax.backend.exported.manifest import File
 from llada_jax.backend.exported.unfinished import UnfinishedExport
@@ -122,7 +122,7 @@ def write_calibration(unfinished: UnfinishedExport, export: Export) -> Iterator[
                 yield unfinished.file(emulated_name(soc, index, bucket), write)
     for name, graph, quant, cases in _golden(export, steps):
         path, allowed = unfinished.folder / graph, verify.tolerance(quant)
-        write = partial(golden.write_golden, graph=path, allowed=allowed, cases=cases)
+        write = partial(verify.write_golden, graph=path, allowed=allowed, cases=cases)
         yield unfinished.file(f"golden-{name}.tar", write)
 
 
@@ -131,8 +131,10 @@ def _golden(export: Export, steps: Mapping[str, Sequence[Step]]) -> Iterator[tup
     model, settings, soc = export.model, export.settings, export.settings.phones.socs[0]
     kept = verify.StoredWeights(export.weights, settings.quant)
 
-    def bodies(layers: range, stored: verify.StoredWeights) -> dict[str, partial[golden.Golden]]:
-        return {b.name: partial(golden.of_body, model, layers, b, stored) for b in export.buckets}
+    def bodies(layers: range, stored: verify.StoredWeights) -> dict[str, partial[verify.Golden]]:
+        return {
+            b.name: partial(verify.golden_body, model, layers, b, stored) for b in export.buckets
+        }
 
     def rounded(precision: Precision) -> verify.StoredWeights:
         quant = STORED[precision]
@@ -143,7 +145,7 @@ def _golden(export: Export, steps: Mapping[str, Sequence[Step]]) -> Iterator[tup
         yield name, f"{name}.tflite", settings.quant, bodies(layers, kept)
     chunks = {f"_chunk{i}": i for i in range(len(head_chunks(model)))}
     heads = {
-        f"rows{n}{end}": partial(golden.of_head, model, n, chunk, kept)
+        f"rows{n}{end}": partial(verify.golden_head, model, n, chunk, kept)
         for n in settings.rows
         for end, chunk in {"": None, **chunks}.items()
     }
@@ -154,7 +156,7 @@ def _golden(export: Export, steps: Mapping[str, Sequence[Step]]) -> Iterator[tup
     for name, some in steps.items():
         precision = _precision(name, export)
         stored = rounded(precision)
-        cases = {step.name: partial(golden.of_step, model, step, stored) for step in some}
+        cases = {step.name: partial(verify.golden_step, model, step, stored) for step in some}
         yield name, f"calibration-{soc}-{name}.tflite", precision, cases
 
 
@@ -210,7 +212,7 @@ def _write_compiled(
 ) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         is_product = steps[0].inputs.keys() == {"x"}  # timed alike, whatever it multiplies
-        samples = [golden.noise(steps[-1])] if is_product else export.samples
+        samples = [verify.noise(steps[-1])] if is_product else export.samples
         quantized = write_quantized(Path(scratch), steps, export.weights, precision, samples)
         made = compile_context(quantized, soc, weight_sharing=len(steps) > 1)
     atomic.write_bytes(path, made.compiled)

@@ -121,10 +121,8 @@ def _written(
 def _check_operations(export: Export) -> None:
     """Checks the operations of one bucket, which stands for all: they differ in sizes only."""
     bucket = export.buckets[0]
-    for step in (
-        body_step(export.model, range(export.model.n_layers), bucket),
-        *head_steps(export.model, [bucket.rows])[:2],
-    ):
+    body = body_step(export.model, range(export.model.n_layers), bucket)
+    for step in (body, *head_steps(export.model, [bucket.rows])[:2]):
         check(lower(step, export.settings.quant), "litert")
 
 

@@ -19,12 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 import llada_jax as lj
 from llada_jax.backend.exported import unfinished, writer
-from llada_jax.backend.exported.contents import (
-    buckets,
-    layer_bytes,
-    outer_bytes,
-    shard_layers,
-)
+from llada_jax.backend.exported.contents import buckets, layer_bytes, outer_bytes, shard_layers
 from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.litert.runtime import LiteRT, tflite
 from llada_jax.backend.session import FORBIDDEN_LOGIT
