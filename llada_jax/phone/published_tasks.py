@@ -72,12 +72,8 @@ class PublishedTask(NamedTuple):
 
 
 class PublishedTasks:
-    """Reads the paper's figures and the datasets that were fitted to some of them.
-
-    Args:
-      graphs: lowered steps of LLaDA-8B, which the figures are of.
-      runs: decodings that a mean latency is taken over.
-    """
+    """Reads the paper's figures, which are of LLaDA-8B, and the datasets that were fitted to some
+    of them; a mean latency is over so many runs."""
 
     def __init__(self, graphs: GraphsLike, runs: int = RUNS) -> None:
         self.graphs, self.runs = graphs, runs

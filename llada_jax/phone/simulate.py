@@ -20,15 +20,7 @@ from llada_jax.phone.memory import WeightTransfers, transfers_by_rule
 from llada_jax.phone.profile import Power, Profile
 from llada_jax.phone.routed_layers import ASSUMED, Price, experts_by_rows, layer_costs
 from llada_jax.phone.system import Processor, System
-from llada_jax.phone.timeline import (
-    Lane,
-    LaneTask,
-    TimedTask,
-    Timeline,
-    breakdown,
-    busy_seconds,
-    run,
-)
+from llada_jax.phone.timeline import LaneTask, TimedTask, Timeline, breakdown, busy_seconds, run
 from llada_jax.phone.workload import Forward, Workload
 
 
@@ -44,12 +36,8 @@ class GraphsLike(Protocol):
 
 class ForwardTimer:
     """Prices forwards of a model on one phone with one software.
-
-    Args:
-      canvas: positions of a run, whose keys and values must find room.
-      transfers: what each forward stages; by default what the system's runtime does.
-
-    Raises ValueError where nothing could run.
+    Keys and values of a canvas must find room. What each forward stages is by default what the
+    system's runtime does. Raises ValueError where nothing could run.
     """
 
     def __init__(
@@ -179,7 +167,7 @@ def energy_of(timeline: Timeline, power: Power) -> Energy:
     return Energy(joules, joules - power.idle_w * timeline.seconds, timeline.seconds)
 
 
-def watts(busy: Sequence[Lane], power: Power) -> float:
+def watts(busy: Sequence[str], power: Power) -> float:
     """Returns what a phone takes while these lanes are busy."""
     staging = power.core_w * ("staging" in busy)
     if "npu" in busy:

@@ -61,13 +61,9 @@ def _freed_by(plan: Plan, place: Mapping[int, int]) -> tuple[list[int], list[int
 
 
 def last_users(used: Mapping[int, tuple[int, int]], n: int) -> dict[int, int]:
-    """Returns for each place in the order that of the operator that last used some of its bytes.
-
-    Args:
-      used: start and size of the weights, by place.
-      n: operators of a step. A negative result is a place of the step before, less `n`; a result
-        of its own place less `n` says that nobody else uses any of these bytes.
-    """
+    """Returns for each place in the order that of the operator that last used some of its bytes,
+    from start and size of the weights by place. Below 0 it is a place of the step before, less `n`
+    operators of a step; its own place less `n` says that nobody else uses any of these bytes."""
     places = np.array(sorted(used), np.int64)
     starts, sizes = np.array([used[place] for place in places], np.int64).reshape(-1, 2).T
     ends = starts + sizes

@@ -41,6 +41,7 @@ STORED: Mapping[str, Literal["fp16", "int8", "int4"]] = {
 """How the weights of a phone's precision are stored."""
 _PRODUCTS: Mapping[str, Precision] = {"fp16": "fp16", "int8": "int8", "int4": "a16w4"}
 """The precision of single products, by how their weights are stored."""
+Row = dict[str, Any]
 _COLUMNS = ("name", "file", "signature", "graph", "processor", "precision", "rows", "cache",
             "layers", "weight", "thermal", "version")  # fmt: skip
 
@@ -50,14 +51,11 @@ def calibration_rows(
     shards: Sequence[int] = SHARDS,
     body: str = "int4",
     head_rows: Sequence[int] = (1, 8, 64),
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Returns what to measure on a phone, the most telling first, as fields of a measurement
     without times; `file` and `signature` say what runs.
-
-    Args:
-      caches: two lengths of the cache, ascending; shards: two numbers of layers.
-      body: how the weights of layers are stored.
-      head_rows: of `head.tflite`, which is int8.
+    There are two caches, ascending, and two numbers of layers. `body`: how the weights of layers
+    are stored; `head_rows`: of `head.tflite`, which is int8.
     """
     (short, long), (one, more), products = caches, shards, [*_PRODUCTS]
     first = [(1, short, one), (1, short, more), (64, short, one), (64, long, one)]
@@ -71,12 +69,12 @@ def calibration_rows(
     return [*{row["name"]: row for row in rows}.values()]
 
 
-def _layers(rows: int, cache: int, layers: int, precision: str) -> dict[str, Any]:
+def _layers(rows: int, cache: int, layers: int, precision: str) -> Row:
     of = {"cache": cache, "layers": layers}
     return _row("layers", f"layers{layers}", Bucket(rows, cache).name, rows, precision, **of)
 
 
-def _product_row(weight: str, rows: int, precision: str) -> dict[str, Any]:
+def _product_row(weight: str, rows: int, precision: str) -> Row:
     return _row("product", _file(weight, precision), f"rows{rows}", rows, precision, weight=weight)
 
 
@@ -84,9 +82,7 @@ def _file(matrix: str, precision: str) -> str:
     return f"{matrix.replace('.', '_')}_{precision}"
 
 
-def _row(
-    graph: str, file: str, signature: str, rows: int, precision: str, **more: Any
-) -> dict[str, Any]:
+def _row(graph: str, file: str, signature: str, rows: int, precision: str, **more: Any) -> Row:
     return {
         "name": f"{file}-{signature}", "file": file, "signature": signature, "graph": graph,
         "processor": "cpu" if graph == "head" else "npu", "rows": rows, "precision": precision,

@@ -87,6 +87,9 @@ def _written(
         embedding = unfinished.file("embedding.bin", partial(_write_embedding, export, bar))
     contexts = list(compile_for_phones(unfinished, export))
     checks = list(_check_files(unfinished.folder, export, bodies)) if export.verify else []
+    tokenizer = _copy_tokenizer(unfinished.folder, export.tokenizer)
+    names = [entry[name] for entry in contexts for name in ("file", "compiled")]
+    binaries = [File.of(inside(unfinished.folder, name)) for name in names]
     manifest = Manifest(
         model=export.model,
         settings=export.settings,
@@ -97,15 +100,7 @@ def _written(
         head_chunk=steps.HEAD_CHUNK,
         embedding=embedding,
         embedding_dtype=_embedding_dtype(export),
-        others=(
-            *_copy_tokenizer(unfinished.folder, export.tokenizer),
-            *(
-                File.of(inside(unfinished.folder, entry[name]))
-                for entry in contexts
-                for name in ("file", "compiled")
-            ),
-            *write_calibration(unfinished, export),
-        ),
+        others=(*tokenizer, *binaries, *write_calibration(unfinished, export)),
         contexts=tuple(contexts),
         checks=tuple(checks),
         versions=unfinished.versions,
@@ -126,9 +121,7 @@ def _check_operations(export: Export) -> None:
         check(lower(step, export.settings.quant), "litert")
 
 
-def _check_files(
-    folder: Path, export: Export, bodies: Sequence[BodyShard]
-) -> Iterator[dict[str, Any]]:
+def _check_files(folder: Path, export: Export, bodies: Sequence[BodyShard]) -> Iterator[dict]:
     model, settings = export.model, export.settings
     stored = verify.StoredWeights(export.weights, settings.quant)
     for shard in bodies:

@@ -82,9 +82,8 @@ class _HostBuffers:
 
     def __init__(self) -> None:
         folder = Path(litert_runtime().__file__).parent
-        self._host_memory = ctypes.CDLL(
-            str(folder / "libLiteRt.so")
-        ).LiteRtGetTensorBufferHostMemory
+        library = ctypes.CDLL(str(folder / "libLiteRt.so"))
+        self._host_memory = library.LiteRtGetTensorBufferHostMemory
         self._pointer = ctypes.pythonapi.PyCapsule_GetPointer
         self._pointer.restype = ctypes.c_void_p
         self._pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -97,9 +96,8 @@ class _HostBuffers:
         status = self._host_memory(handle, ctypes.byref(address))
         if status or not address.value:
             raise RuntimeError(f"LiteRT gives no host memory for a buffer (status {status})")
-        memory = (_POINTERS[details["dtype"]] * math.prod(details["shape"])).from_address(
-            address.value
-        )
+        kind = _POINTERS[details["dtype"]] * math.prod(details["shape"])
+        memory = kind.from_address(address.value)
         memory.owner = buffer
         self._owners[address.value] = buffer
         return np.frombuffer(memory, memory._type_).reshape(details["shape"])
