@@ -71,11 +71,6 @@ def resident_mib(buffers: list[float], budget: float) -> float:
     return max(sums)
 
 
-def cache_mib(model: ModelConfig, positions: int) -> float:
-    """Returns the MiB of keys and values of so many positions."""
-    return kv_bytes_per_token(model) * positions / MIB
-
-
 def temporaries_mib(model: ModelConfig, rows: int, *, shared: bool) -> float:
     """Returns activations: one layer's where lifetimes share offsets, else all layers'."""
     outside = 4 * model.width + 2 * (model.n_heads + model.n_kv_heads) * model.head_dim
@@ -121,7 +116,8 @@ def footprint(
         "delayed": memory.buffer_mib,
     }[runtime]
     limit = memory.mapping_cap_mib if runtime == "none" else memory.address_space_mib
-    return Footprint(min(weights, most), cache_mib(model, canvas), temporaries, limit)
+    cache = kv_bytes_per_token(model) * canvas / MIB
+    return Footprint(min(weights, most), cache, temporaries, limit)
 
 
 def most_rows(
@@ -182,7 +178,8 @@ def transfers_by_rule(
     if system.body == "cpu":
         return WeightTransfers()
     runtime, memory, paths = system.runtime, profile.memory, profile.mapping
-    weights, cache = weights_mib(model, head=system.head_on_npu), cache_mib(model, canvas)
+    weights = weights_mib(model, head=system.head_on_npu)
+    cache = kv_bytes_per_token(model) * canvas / MIB
     if runtime == "none":
         found = footprint(system, model, memory, canvas=canvas, rows=LARGEST_ROWS)
         require(

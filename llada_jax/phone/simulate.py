@@ -95,7 +95,8 @@ class ForwardTimer:
         elif forward.head_rows:
             cost = self._head_cost(self._on_npu, forward.head_rows)
             parts = {"head": cost.seconds - cost.vector, "scores": cost.vector}
-            beside.append(_task("head", "npu", cost, parts, (layers[-1].name,)))
+            needs = (layers[-1].name,)
+            beside.append(LaneTask("head", "npu", cost.seconds, cost.dram_bytes, needs, parts))
         overhead = self._kernels.step_overhead_us * 1e-6
         call = LaneTask("call", "npu", overhead, parts={"overhead": overhead})
         return [*[call] * bool(overhead), *_staged(layers, self.transfers), *beside]
@@ -110,19 +111,15 @@ class ForwardTimer:
 
     def _head_task(self, rows: int, price: Price, behind: str) -> LaneTask:
         cost = self._head_cost(price, rows) if rows else StepCost()
-        return _task("head", "cpu", cost, {"head": cost.seconds}, (behind,))
+        parts = {"head": cost.seconds}
+        return LaneTask("head", "cpu", cost.seconds, cost.dram_bytes, (behind,), parts)
 
     def _revision(self, forward: Forward) -> LaneTask:
         """Returns some scattered rows through all layers, and the head of those that are scored."""
         layers = self._layers(self._on_cpu, forward.refreshed, forward.cache)
         cost = sum_of([*layers, self._head_cost(self._head, forward.rescored)])
-        return _task("revision", "cpu", cost, {"revision": cost.seconds})
-
-
-def _task(
-    name: str, lane: Processor, cost: StepCost, parts: dict[str, float], needs: tuple[str, ...] = ()
-) -> LaneTask:
-    return LaneTask(name, lane, cost.seconds, cost.dram_bytes, needs, parts)
+        parts = {"revision": cost.seconds}
+        return LaneTask("revision", "cpu", cost.seconds, cost.dram_bytes, parts=parts)
 
 
 def _staged(layers: Sequence[LaneTask], transfers: WeightTransfers) -> Iterator[LaneTask]:
@@ -143,7 +140,8 @@ def _layer_tasks(costs: Sequence[StepCost], lane: Processor) -> list[LaneTask]:
     for cost in costs:
         if id(cost) not in tasks:
             parts = {name: seconds for name, seconds in cost.by_engine.items() if seconds}
-            tasks[id(cost)] = _task("layer", lane, cost, parts)
+            task = LaneTask("layer", lane, cost.seconds, cost.dram_bytes, parts=parts)
+            tasks[id(cost)] = task
     return [tasks[id(cost)]._replace(name=f"layer {i}") for i, cost in enumerate(costs)]
 
 

@@ -5,7 +5,10 @@ weights, decodes it in registers, and adds its products with every row. So a wei
 for up to `MAX_ROWS` rows, and nothing decoded is ever stored. It is written in vectors of LLVM,
 which lowers them to whatever the machine has (AVX-512, AVX2, NEON) when a kernel is first used:
 nobody needs a C compiler, and ctypes, which calls it, releases the GIL.
-XLA decodes weights into memory, which takes ten times as long (docs/verified_claims.md).
+
+Loops of numba's kept the sums in memory, and `jax.ffi` takes a library that was compiled before,
+for each kind of machine. XLA decodes weights into memory, which takes ten times as long
+(docs/verified_claims.md).
 """
 
 import ctypes

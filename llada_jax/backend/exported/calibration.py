@@ -18,8 +18,7 @@ from typing import Any, Literal
 from llada_jax import atomic
 from llada_jax.backend.exported import verify
 from llada_jax.backend.exported.contents import Export, float32_shards, shard_layers
-from llada_jax.backend.exported.manifest import File
-from llada_jax.backend.exported.unfinished import UnfinishedExport
+from llada_jax.backend.exported.manifest import File, UnfinishedExport
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.backend.qnn.compiler import compile_context
 from llada_jax.backend.qnn.quantizer import write_quantized

@@ -30,9 +30,15 @@ from llada_jax.backend import steps
 from llada_jax.backend.exported import verify
 from llada_jax.backend.exported.calibration import write_calibration
 from llada_jax.backend.exported.contents import Export, layer_bytes, outer_bytes, shard_layers
-from llada_jax.backend.exported.manifest import MANIFEST, BodyShard, File, Manifest
+from llada_jax.backend.exported.manifest import (
+    MANIFEST,
+    BodyShard,
+    File,
+    Manifest,
+    UnfinishedExport,
+    require_new,
+)
 from llada_jax.backend.exported.phone_contexts import check_phones, compile_for_phones
-from llada_jax.backend.exported.unfinished import UnfinishedExport, require_new
 from llada_jax.backend.litert import tflite
 from llada_jax.backend.litert.install import require_npu
 from llada_jax.backend.lower import check, lower
