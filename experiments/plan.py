@@ -31,7 +31,7 @@ from llada_jax.swap.address_space import MIB, Budget, MappingPath, Plan, PlanErr
 from llada_jax.swap.graph import Graph, kv_bytes_per_token, model_graph
 from llada_jax.swap.greedy_planner import Greedy
 from llada_jax.swap.plan_checker import problems
-from llada_jax.swap.planners import planner
+from llada_jax.swap.planners import Planner, planner
 from llada_jax.swap.stall_times import least_step_ns, stall_of, unfold
 
 WARM_UP = 8
@@ -73,7 +73,7 @@ class PlanConfig:
         return mapping_path(load_profile(self.phone), self.path)
 
     @property
-    def planners_by_name(self) -> Mapping[str]:
+    def planners_by_name(self) -> Mapping[str, Planner]:
         greedy = Greedy(None if self.greedy_slot_mib is None else self.greedy_slot_mib * MIB)
         return {name: greedy if name == "greedy" else planner(name) for name in self.planners}
 

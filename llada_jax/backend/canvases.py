@@ -37,13 +37,11 @@ class Pack(NamedTuple):
     rows: int
 
 
-SizesFor = Callable[[int], tuple[int, Sequence[int]]]
-"""`sizes_for(rows)`: rows of the bucket that holds them, and for how many canvases it is compiled,
-ascending from 1."""
-
-
-def packs(counts: Sequence[int], sizes_for: SizesFor) -> Iterator[Pack]:
-    """Yields forwards of all canvases that have rows; those of one have the same bucket of rows."""
+def packs(
+    counts: Sequence[int], sizes_for: Callable[[int], tuple[int, Sequence[int]]]
+) -> Iterator[Pack]:
+    """Yields forwards of all canvases that have rows, as `Program.sizes_for` has their buckets;
+    those of one forward have the same bucket of rows."""
     alike: dict[int, list[int]] = {}
     for canvas, count in enumerate(counts):
         if count:

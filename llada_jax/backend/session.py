@@ -105,21 +105,19 @@ class Session:
         nothing = np.zeros((0, batch, n_rows, 0, 0), np.float32)
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore
 
-    def _run(
-        self, pack: Pack, asked: Sequence[LiveRows]
-    ) -> tuple[Bucket, Float[np.ndarray, "R D"]]:
+    def _run(self, pack: Pack, live: Sequence[LiveRows]) -> tuple[Bucket, Float[np.ndarray, "R D"]]:
         canvases = [self._canvases[b] for b in pack.canvases]
         self._program.turn.take(canvases)
         bucket, shards = self._program.body(pack.rows, self._length, pack.places)
         if bucket.cache:
             self._allocate_caches(canvases, bucket, shards)
-        inputs, outputs = self._inputs(asked, bucket), []
+        inputs, outputs = self._inputs(live, bucket), []
         for index, shard in enumerate(shards):
             out = shard.executable.run(inputs | _caches_of(canvases, index, shard, bucket))
             inputs["hidden"] = out["hidden"]
             outputs.append(out)
         if self._length:
-            for place, (canvas, rows) in enumerate(zip(canvases, asked, strict=True)):
+            for place, (canvas, rows) in enumerate(zip(canvases, live, strict=True)):
                 (written,) = np.nonzero(rows.written)
                 at = place * bucket.rows + written
                 canvas.fresh = Fresh(at, rows.positions[written], outputs)

@@ -1,12 +1,4 @@
-"""A phone as a user of the library has it: what a run would take there, and what stays mapped.
-
-    phone = lj.phone("SM8750")
-    phone.time(result.trace, shape="llada_8b")
-    phone.latency_table("llada_8b")
-    phone.plan("llada_8b")
-
-All of it is modelled, from a profile's numbers and a model's shape; weights are not needed.
-"""
+"""A phone as a user of the library has it: what a run would take there, and what stays mapped."""
 
 import math
 from collections.abc import Sequence

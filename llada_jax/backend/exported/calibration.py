@@ -171,9 +171,8 @@ def _caches(model: ModelConfig) -> tuple[int, int]:
 def _steps(model: ModelConfig) -> dict[str, list[Step]]:
     """Returns what is compiled, by file: whole layers, then products of the first layer's."""
     rows = calibration_rows(_caches(model))
-    buckets = dict.fromkeys(
-        Bucket(row["rows"], row["cache"]) for row in rows if row["graph"] == "layers"
-    )
+    of_layers = [row for row in rows if row["graph"] == "layers"]
+    buckets = dict.fromkeys(Bucket(row["rows"], row["cache"]) for row in of_layers)
     found = {
         f"layers{n}": [body_step(model, range(n), bucket) for bucket in buckets]
         for n in (min(each, model.n_layers) for each in SHARDS)

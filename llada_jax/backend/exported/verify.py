@@ -191,9 +191,8 @@ def golden_head(model: ModelConfig, rows: int, chunk: int | None, stored: Stored
     hidden = np.random.default_rng(0).standard_normal((rows, model.width), np.float32)
     inputs = {"hidden": hidden, "penalty": np.zeros(model.vocab_size, np.float32)}
     logits = head_logits(model, hidden, stored, chunk)
-    if chunk is None:
-        return Golden(inputs, {"confidence": confidence_of(logits)})
-    return Golden(inputs, {"logits": logits})
+    chosen = {"confidence": confidence_of(logits)} if chunk is None else {"logits": logits}
+    return Golden(inputs, chosen)
 
 
 def golden_step(model: ModelConfig, step: Step, stored: StoredWeights) -> Golden:

@@ -110,15 +110,13 @@ class _HostBuffers:
 class _Signature:
     """One step of a file: an `Executable`."""
 
-    def __init__(
-        self, model: Any, name: str, io: Mapping[str, Sequence[str]], buffers: _HostBuffers
-    ):
-        self._model, self._name, self._buffers = model, name, buffers
+    def __init__(self, model: Any, name: str, io: Mapping[str, Sequence[str]], host: _HostBuffers):
+        self._model, self._name, self._buffers = model, name, host
         self.inputs = list(io["inputs"])
         self._own: dict[str, np.ndarray] = {}
         self._outputs = {o: model.create_output_buffer_by_name(name, o) for o in io["outputs"]}
         details = model.get_output_tensor_details(name)
-        self._views = {o: buffers.array(buffer, details[o]) for o, buffer in self._outputs.items()}
+        self._views = {o: host.array(buffer, details[o]) for o, buffer in self._outputs.items()}
         self._details = model.get_input_tensor_details(name)
 
     def allocate(self, name: str) -> np.ndarray:

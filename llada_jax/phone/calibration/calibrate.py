@@ -100,7 +100,8 @@ class Rows:
         known = ", ".join(matrices)
         require(row.weight in matrices, f"weight of {row.name} is {row.weight!r}; allowed: {known}")
         weight = matrices[row.weight]
-        step = product_step(row.rows, *reversed(weight.shape), weight, f"layers.0.{row.weight}")
+        outputs, inputs = weight.shape
+        step = product_step(row.rows, inputs, outputs, weight, f"layers.0.{row.weight}")
         return call + price(step).seconds
 
     def numbers(self, parent: Profile) -> dict[str, Sourced]:

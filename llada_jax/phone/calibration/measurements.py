@@ -8,7 +8,7 @@
 import csv
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from math import isfinite
 from os import PathLike
@@ -165,14 +165,11 @@ class Timing(NamedTuple):
 
 def read_timing(path: Path) -> Timing:
     """Reads a tool's file. Raises ValueError for one that none of the known tools wrote."""
-    readers: Mapping[str, Callable[[Path], Timing]] = {
-        ".json": _of_json, ".pb": _of_protobuf, ".csv": _of_qnn_events,
-    }  # fmt: skip
-    reader = readers.get(path.suffix)
-    if reader is None:
-        raise ValueError(f"{path} ends in {path.suffix!r}; allowed: {', '.join(readers)}")
+    readers = {".json": _of_json, ".pb": _of_protobuf, ".csv": _of_qnn_events}
+    end = path.suffix
+    require(end in readers, f"{path} ends in {end!r}; allowed: {', '.join(readers)}")
     try:
-        return reader(path)
+        return readers[end](path)
     except (KeyError, TypeError, IndexError, struct.error, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is no result of a tool that is known: {error!r}") from error
 
