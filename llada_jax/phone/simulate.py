@@ -140,8 +140,7 @@ def _layer_tasks(costs: Sequence[StepCost], lane: Processor) -> list[LaneTask]:
     for cost in costs:
         if id(cost) not in tasks:
             parts = {name: seconds for name, seconds in cost.by_engine.items() if seconds}
-            task = LaneTask("layer", lane, cost.seconds, cost.dram_bytes, parts=parts)
-            tasks[id(cost)] = task
+            tasks[id(cost)] = LaneTask("layer", lane, cost.seconds, cost.dram_bytes, parts=parts)
     return [tasks[id(cost)]._replace(name=f"layer {i}") for i, cost in enumerate(costs)]
 
 
