@@ -15,6 +15,7 @@ Curve = Sequence[tuple[float, float]]
 Span = tuple[float, float]
 Arrows = tuple[Sequence[int], Sequence[int]]
 """Numbers of the arrows that leave a task, and of those that end in it."""
+_NONE: Arrows = (), ()
 _SEQUENCE = 1
 _MAPPED = "mapped and in use"
 _TITLES = {"npu": "NPU", "staging": "Staging", "cpu": "CPU (head, revision)"}
@@ -55,7 +56,7 @@ def perfetto_trace(
             task, name = event.task, event.task.name
             lost = {"waited": event.waited, "slowed": event.slowed, **task.parts}
             span = event.start, event.end
-            trace.slice(lanes[task.lane], name, span, lost, arrows.get(name, ((), ())))
+            trace.slice(lanes[task.lane], name, span, lost, arrows.get(name, _NONE))
     for name, unit, values in _counted(timeline, counters):
         trace.counter(trace.track(name, modelled, unit), values)
     if counters.of_plan:
@@ -64,7 +65,7 @@ def perfetto_trace(
     if measured:
         track, now = trace.track("forwards", trace.process("measured where it ran")), 0.0
         for step, seconds in enumerate(measured):
-            trace.slice(track, f"forward {step}", (now, now + seconds), {})
+            trace.slice(track, f"forward {step}", (now, now + seconds), {}, _NONE)
             now += seconds
     return trace.builder.serialize()
 
@@ -131,12 +132,7 @@ class _Trace:
         return descriptor.uuid
 
     def slice(
-        self,
-        track: int,
-        name: str,
-        span: Span,
-        lost: Mapping[str, float],
-        arrows: Arrows = ((), ()),
+        self, track: int, name: str, span: Span, lost: Mapping[str, float], arrows: Arrows
     ) -> None:
         event = self._event(track, span[0], "SLICE_BEGIN")
         event.name = name

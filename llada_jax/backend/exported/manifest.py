@@ -123,11 +123,6 @@ _RECORD = "progress.json"
 _PACKAGES = ("jax", "litert-converter", "ai-edge-litert", "llada_jax")
 
 
-def require_new(folder: Path) -> None:
-    """Raises ValueError where the folder exists."""
-    require(not folder.exists(), f"{folder} exists already; allowed: a new folder")
-
-
 class UnfinishedExport:
     """The unfinished folder, which an export that is started again goes on with."""
 
@@ -177,7 +172,6 @@ class UnfinishedExport:
     def begin(self) -> None:
         """Goes on with what another process has finished since, and takes away what is not
         recorded. The target's lock is held."""
-        require_new(self.target)
         self._resume()
         self.folder.mkdir(parents=True, exist_ok=True)
         twins = [entry["compiled"] for entry in self.contexts.values()]

@@ -36,7 +36,6 @@ from llada_jax.backend.exported.manifest import (
     File,
     Manifest,
     UnfinishedExport,
-    require_new,
 )
 from llada_jax.backend.exported.phone_contexts import check_phones, compile_for_phones
 from llada_jax.backend.litert import tflite
@@ -45,6 +44,7 @@ from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Step
 from llada_jax.backend.resources import require_disk
 from llada_jax.backend.steps import body_step, head_steps
+from llada_jax.config import require
 from llada_jax.inside import inside
 from llada_jax.locked import LOCK_FILE, locked
 from llada_jax.model.quantize import QuantArray, dequantize
@@ -63,7 +63,7 @@ def write_export(folder: Path, export: Export) -> Manifest:
     interrupted export had other settings.
     """
     require_npu()
-    require_new(folder)
+    _require_new(folder)
     _check_operations(export)
     if export.settings.phones.socs:
         check_phones(export)
@@ -73,8 +73,14 @@ def write_export(folder: Path, export: Export) -> Manifest:
     unfinished = UnfinishedExport(folder, export)
     require_disk(folder.parent, size - unfinished.bytes, f"the export of {export.source}")
     with locked(folder, folder.with_name(f".{folder.name}{LOCK_FILE}")):
+        _require_new(folder)
         unfinished.begin()
         return _written(unfinished, export, shards, size)
+
+
+def _require_new(folder: Path) -> None:
+    """Raises ValueError where the folder exists."""
+    require(not folder.exists(), f"{folder} exists already; allowed: a new folder")
 
 
 def _written(
