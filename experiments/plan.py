@@ -27,14 +27,12 @@ from llada_jax.config import ModelConfig, require, require_numbers
 from llada_jax.phone.memory import temporaries_mib
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.swap_plan import mapping_path
-from llada_jax.swap.address_budget import MIB, Budget, MappingPath, PlanError, kv_bytes_per_token
-from llada_jax.swap.address_plan import Plan, Planner
-from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.graph import Graph, model_graph
+from llada_jax.swap.address_space import MIB, Budget, MappingPath, Plan, PlanError
+from llada_jax.swap.graph import Graph, kv_bytes_per_token, model_graph
 from llada_jax.swap.greedy_planner import Greedy
 from llada_jax.swap.plan_checker import problems
-from llada_jax.swap.planners import planner
-from llada_jax.swap.stall_times import stall_of, unfold
+from llada_jax.swap.planners import Planner, planner
+from llada_jax.swap.stall_times import least_step_ns, stall_of, unfold
 
 WARM_UP = 8
 """Steps before the one that is drawn, which then repeats."""

@@ -8,9 +8,8 @@ from importlib.metadata import version
 
 from llada_jax import testing
 from llada_jax.build.decoding import generate, generate_stream, infill
-from llada_jax.build.describing import Description, describe
 from llada_jax.build.latency import latency_table
-from llada_jax.build.loading import Model, export, forward, load, tiled
+from llada_jax.build.loading import Description, Model, describe, export, forward, load, tiled
 from llada_jax.config import ExportConfig, LatencyTable, ModelConfig, SamplerConfig
 from llada_jax.constraint.patterns import Constraint, choice, json_schema, regex
 from llada_jax.evaluation.graded import Evaluation

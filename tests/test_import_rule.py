@@ -217,7 +217,7 @@ def test_a_planted_breach_is_caught(tmp_path, path, source):
     [
         ("sampler/step.py", "from llada_jax.types import Rows\nfrom . import accept"),
         ("sampler/__init__.py", "from .step import step"),
-        ("swap/address_plan.py", "from llada_jax import atomic"),
+        ("swap/address_space.py", "from llada_jax import atomic"),
         ("build.py", "from llada_jax import checkpoint, sampler"),
         ("phone/cost.py", "from llada_jax.lowered import Lowered"),
         ("swap/planner.py", "import heapq\nimport numpy as np"),

@@ -15,10 +15,10 @@ from llada_jax.phone.dynamics import (
     statistics,
     unstable_per_block,
 )
-from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.memory import WeightTransfers
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks, ffn_down, table2_seconds
+from llada_jax.phone.simulate import ForwardTimer
 from llada_jax.phone.system import System
 
 

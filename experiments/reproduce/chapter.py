@@ -11,10 +11,10 @@ from typing import Any
 from experiments.harness.estimates import Estimate
 from experiments.harness.results import ResultRow
 from llada_jax.config_files import read_yaml
-from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import Profile, load_profile
 from llada_jax.phone.published_tasks import CANVAS
+from llada_jax.phone.simulate import ForwardTimer
 from llada_jax.phone.system import System
 from llada_jax.phone.uncertainty import TWO_SIDED, Moved, moved_profiles, strongest
 from llada_jax.phone.workload import Workload

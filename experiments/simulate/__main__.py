@@ -39,7 +39,7 @@ from llada_jax.phone.routed_layers import ASSUMED
 from llada_jax.phone.system import System
 from llada_jax.phone.timeline import LANES, Timeline
 from llada_jax.phone.workload import Workload, from_trace
-from llada_jax.swap.address_budget import MIB
+from llada_jax.swap.address_space import MIB
 from llada_jax.swap.planners import planner
 
 

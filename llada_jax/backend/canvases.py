@@ -13,10 +13,7 @@ from typing import NamedTuple
 from weakref import ref
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
-
-from llada_jax.backend.protocol import Bucket
-from llada_jax.model.layers import HIDDEN_SCORE
+from jaxtyping import Bool, Int
 
 EMPTY_ROWS = 16
 """Rows of padding that are worth a pass over the weights: their products take about as long."""
@@ -40,13 +37,11 @@ class Pack(NamedTuple):
     rows: int
 
 
-SizesFor = Callable[[int], tuple[int, Sequence[int]]]
-"""`sizes_for(rows)`: rows of the bucket that holds them, and for how many canvases it is compiled,
-ascending from 1."""
-
-
-def packs(counts: Sequence[int], sizes_for: SizesFor) -> Iterator[Pack]:
-    """Yields forwards of all canvases that have rows; those of one have the same bucket of rows."""
+def packs(
+    counts: Sequence[int], sizes_for: Callable[[int], tuple[int, Sequence[int]]]
+) -> Iterator[Pack]:
+    """Yields forwards of all canvases that have rows, as `Program.sizes_for` has their buckets;
+    those of one forward have the same bucket of rows."""
     alike: dict[int, list[int]] = {}
     for canvas, count in enumerate(counts):
         if count:
@@ -64,27 +59,6 @@ def packs(counts: Sequence[int], sizes_for: SizesFor) -> Iterator[Pack]:
 def sizes_within(canvases: Sequence[int], rows: int, most_rows: int) -> list[int]:
     """Returns those numbers of canvases of which all rows fit a bucket of one; 1 always does."""
     return [size for size in canvases if size == 1 or size * rows <= most_rows]
-
-
-def behind_each_other(
-    arrays: Sequence[Float[np.ndarray, "r n"]], bucket: Bucket
-) -> Float[np.ndarray, "R n"]:
-    """Returns each canvas's rows at its place, float32; what is left of the bucket is zeros."""
-    out = np.zeros((bucket.all_rows, arrays[0].shape[1]), np.float32)
-    for place, array in enumerate(arrays):
-        out[place * bucket.rows :][: len(array)] = array
-    return out
-
-
-def bias_of(canvases: Sequence[LiveRows], bucket: Bucket) -> Float[np.ndarray, "R T"]:
-    """Returns what is added to scores: of a canvas's cached positions, and of its own rows."""
-    bias = np.full((bucket.all_rows, bucket.cache + bucket.rows), HIDDEN_SCORE, np.float32)
-    for place, rows in enumerate(canvases):
-        mine = bias[place * bucket.rows :][: len(rows.tokens)]
-        length = rows.sees_cache.shape[1]
-        mine[:, :length][rows.sees_cache] = 0
-        mine[:, bucket.cache :][:, : len(rows.tokens)][rows.sees_rows] = 0
-    return bias
 
 
 class Fresh(NamedTuple):

@@ -54,11 +54,11 @@ def lower(step: Step, quant: Quant = "float32") -> Lowered:
 
     outputs: dict[str, jax.Array] = {}
     shapes = [*step.weights.values(), *step.inputs.values()]
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     # The file should not tell the paths of the machine that made it.
     with _without_tracebacks(), jax.enable_x64(False):
-        exported = jax.export.export(jax.jit(flat, keep_unused=True), platforms=["cpu"])(
-            *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
-        )
+        flat_step = jax.jit(flat, keep_unused=True)
+        exported = jax.export.export(flat_step, platforms=["cpu"])(*arguments)
     module = exported.mlir_module_serialized
     results = [
         TensorType(a.shape, _ELEMENTS.get(str(a.dtype), str(a.dtype))) for a in exported.out_avals
@@ -141,14 +141,9 @@ def _record(op: ir.OpView, name: str, scope: str, weights: Mapping[Any, str]) ->
     if name == "dot_general":
         numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
         contraction = math.prod(inputs[0].shape[i] for i in numbers.lhs_contracting_dimensions)
-    return Operation(
-        name=name,
-        scope=scope,
-        inputs=inputs,
-        outputs=tuple(_tensor_type(value.type) for value in op.results),
-        contraction=contraction,
-        weight=next((weights[value] for value in op.operands if value in weights), None),
-    )
+    outputs = tuple(_tensor_type(value.type) for value in op.results)
+    weight = next((weights[value] for value in op.operands if value in weights), None)
+    return Operation(name, scope, inputs, outputs, contraction, weight)
 
 
 def _tensor_type(mlir_type: ir.Type) -> TensorType:

@@ -14,7 +14,6 @@ from llada_jax.model.params import ModelParams
 
 ROW_BUCKETS = (1, 4, 8, 16, 32, 64, 96, 128)
 CANVASES = (1, 2, 4)
-_MULTIPLE = 32
 
 
 class CompiledOnDemand:
@@ -51,9 +50,8 @@ class CompiledOnDemand:
         bucket = Bucket(bucket_size(rows, self._row_buckets), bucket_size(cache, ()), canvases)
         if bucket not in self._bodies:
             layers = range(self.config.n_layers)
-            compiled = self._backend.compile(
-                [body_step(self.config, layers, bucket)], self._weights
-            )
+            step = body_step(self.config, layers, bucket)
+            compiled = self._backend.compile([step], self._weights)
             self._bodies[bucket] = [Shard(layers, compiled[bucket.name])]
         return bucket, self._bodies[bucket]
 
@@ -67,7 +65,7 @@ class CompiledOnDemand:
 
 def bucket_size(count: int, sizes: Sequence[int]) -> int:
     """Returns the smallest of the sizes that holds the count; beyond them, a multiple of 32."""
-    larger = -(-count // _MULTIPLE) * _MULTIPLE
+    larger = -(-count // 32) * 32
     return next((size for size in sizes if size >= count), larger)
 
 

@@ -13,22 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from llada_jax.backend.canvases import (
-    CanvasCache,
-    Fresh,
-    LiveRows,
-    Pack,
-    Turn,
-    behind_each_other,
-    bias_of,
-    packs,
-)
+from llada_jax.backend.canvases import CanvasCache, Fresh, LiveRows, Pack, Turn, packs
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.resources import require_memory
 from llada_jax.backend.steps import cache_names, padded
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import absorb_chunk, finish_scores, start_scores
-from llada_jax.model.layers import rotation
+from llada_jax.model.layers import HIDDEN_SCORE, rotation
 from llada_jax.model.score_rules import ScoreRules
 from llada_jax.types import Denoiser, KVCache, Params, Rows, RowsOut, Scores
 
@@ -114,21 +105,19 @@ class Session:
         nothing = np.zeros((0, batch, n_rows, 0, 0), np.float32)
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore
 
-    def _run(
-        self, pack: Pack, asked: Sequence[LiveRows]
-    ) -> tuple[Bucket, Float[np.ndarray, "R D"]]:
+    def _run(self, pack: Pack, live: Sequence[LiveRows]) -> tuple[Bucket, Float[np.ndarray, "R D"]]:
         canvases = [self._canvases[b] for b in pack.canvases]
         self._program.turn.take(canvases)
         bucket, shards = self._program.body(pack.rows, self._length, pack.places)
         if bucket.cache:
             self._allocate_caches(canvases, bucket, shards)
-        inputs, outputs = self._inputs(asked, bucket), []
+        inputs, outputs = self._inputs(live, bucket), []
         for index, shard in enumerate(shards):
             out = shard.executable.run(inputs | _caches_of(canvases, index, shard, bucket))
             inputs["hidden"] = out["hidden"]
             outputs.append(out)
         if self._length:
-            for place, (canvas, rows) in enumerate(zip(canvases, asked, strict=True)):
+            for place, (canvas, rows) in enumerate(zip(canvases, live, strict=True)):
                 (written,) = np.nonzero(rows.written)
                 at = place * bucket.rows + written
                 canvas.fresh = Fresh(at, rows.positions[written], outputs)
@@ -162,8 +151,8 @@ class Session:
             "cos": [self._cos[rows.positions] for rows in asked],
             "sin": [self._sin[rows.positions] for rows in asked],
         }
-        inputs = {name: behind_each_other(arrays, bucket) for name, arrays in columns.items()}
-        return inputs | {"bias": bias_of(asked, bucket)}
+        inputs = {name: _behind_each_other(arrays, bucket) for name, arrays in columns.items()}
+        return inputs | {"bias": _bias_of(asked, bucket)}
 
     def _extend_angles(self, length: int) -> None:
         if len(self._cos) < length:
@@ -220,6 +209,27 @@ def _live_rows(rows: Any, canvas: int, run: Int[np.ndarray, " r"]) -> LiveRows:
     tokens, positions, _, sees_cache, sees_rows, written = (array[canvas] for array in rows)
     sees_rows = sees_rows[np.ix_(run, run)]
     return LiveRows(tokens[run], positions[run], sees_cache[run], sees_rows, written[run])
+
+
+def _behind_each_other(
+    arrays: Sequence[Float[np.ndarray, "r n"]], bucket: Bucket
+) -> Float[np.ndarray, "R n"]:
+    """Returns each canvas's rows at its place, float32; what is left of the bucket is zeros."""
+    out = np.zeros((bucket.all_rows, arrays[0].shape[1]), np.float32)
+    for place, array in enumerate(arrays):
+        out[place * bucket.rows :][: len(array)] = array
+    return out
+
+
+def _bias_of(canvases: Sequence[LiveRows], bucket: Bucket) -> Float[np.ndarray, "R T"]:
+    """Returns what is added to scores: of a canvas's cached positions, and of its own rows."""
+    bias = np.full((bucket.all_rows, bucket.cache + bucket.rows), HIDDEN_SCORE, np.float32)
+    for place, rows in enumerate(canvases):
+        mine = bias[place * bucket.rows :][: len(rows.tokens)]
+        length = rows.sees_cache.shape[1]
+        mine[:, :length][rows.sees_cache] = 0
+        mine[:, bucket.cache :][:, : len(rows.tokens)][rows.sees_rows] = 0
+    return bias
 
 
 def _caches_of(

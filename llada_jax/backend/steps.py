@@ -61,12 +61,8 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
         return outputs
 
     used = [*names, "final_norm"] if last else names
-    return Step(
-        name=bucket.name,
-        function=function,
-        weights={name: specs[name].shape for name in used},
-        inputs=_body_inputs(config, layers, bucket),
-    )
+    shapes = {name: specs[name].shape for name in used}
+    return Step(bucket.name, function, shapes, _body_inputs(config, layers, bucket))
 
 
 def cache_names(layer: int, canvas: int = 0) -> list[str]:
@@ -148,12 +144,8 @@ def head_step(config: ModelConfig, rows: int) -> Step:
         token, confidence = score_greedily(matrix, inputs["hidden"], inputs["penalty"])
         return {"token": token, "confidence": confidence}
 
-    return Step(
-        name=f"rows{rows}",
-        function=function,
-        weights=parts,
-        inputs={"hidden": (rows, config.width), "penalty": (config.vocab_size,)},
-    )
+    inputs = {"hidden": (rows, config.width), "penalty": (config.vocab_size,)}
+    return Step(f"rows{rows}", function, parts, inputs)
 
 
 def logits_step(config: ModelConfig, rows: int, chunk: int) -> Step:
@@ -163,12 +155,8 @@ def logits_step(config: ModelConfig, rows: int, chunk: int) -> Step:
     def function(weights: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
         return {"logits": linear(inputs["hidden"], weights[name])}
 
-    return Step(
-        name=f"rows{rows}_chunk{chunk}",
-        function=function,
-        weights={name: shape},
-        inputs={"hidden": (rows, config.width)},
-    )
+    inputs = {"hidden": (rows, config.width)}
+    return Step(f"rows{rows}_chunk{chunk}", function, {name: shape}, inputs)
 
 
 def head_steps(config: ModelConfig, rows: Sequence[int]) -> list[Step]:

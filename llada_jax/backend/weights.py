@@ -68,11 +68,8 @@ def store(pieces: Iterator[Any], spec: LoweredWeight) -> Iterator[StoredPiece]:
 def _stored(piece: Any, spec: LoweredWeight) -> StoredPiece:
     groups = spec.shape[-1] // spec.group if spec.group else 1
     number = {8: np.int8, 4: ml_dtypes.int4}.get(spec.bits)
-    if not (
-        isinstance(piece, QuantArray)
-        and piece.values.dtype == number
-        and piece.scale.shape[-1] == groups
-    ):
+    has_numbers = isinstance(piece, QuantArray) and piece.values.dtype == number
+    if not (has_numbers and piece.scale.shape[-1] == groups):
         wide = dequantize(piece, np.float32) if isinstance(piece, QuantArray) else piece
         if spec.bits == 32:
             return StoredPiece(np.ascontiguousarray(wide, np.float32), None)

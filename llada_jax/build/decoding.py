@@ -150,7 +150,9 @@ def _settings(
     """Returns what decodes, as the sampler takes it; closing `threads` ends those it starts."""
     config = with_ids(config or SamplerConfig(), model.config)
     denoiser = backend_denoiser(model, backend, score_rules(config))
-    refreshing = _refreshing(config, model, denoiser, refresh_on, threads)
+    refreshing = denoiser, model.params
+    if refresh_on is not None:
+        refreshing = _refreshing(refresh_on, config, model, threads)
     worker = threads.enter_context(_worker())  # the first to end: its job may run the others
     texts = None
     if constraint is not None:
@@ -187,15 +189,9 @@ def infill(
 
 
 def _refreshing(
-    config: SamplerConfig,
-    model: Model,
-    denoiser: Denoiser,
-    refresh_on: Model | None,
-    threads: ExitStack,
+    refresh_on: Model, config: SamplerConfig, model: Model, threads: ExitStack
 ) -> tuple[Denoiser, Params]:
     """Returns the functions that a worker runs, and their parameters."""
-    if refresh_on is None:
-        return denoiser, model.params
     require(
         config.has_worker, "refresh_on is a model without a worker; allowed: with refresh='worker'"
     )

@@ -70,9 +70,8 @@ def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) ->
     """
     if isinstance(backend, str) or model.artifact:
         allowed = ("litert", "qnn") if model.artifact else (*XLA, *_BACKENDS)
-        require(
-            backend in allowed, f"backend is {backend!r}; allowed: {', '.join(map(repr, allowed))}"
-        )
+        names = ", ".join(map(repr, allowed))
+        require(backend in allowed, f"backend is {backend!r}; allowed: {names}")
     require(
         not has_tiles(model.params),
         "the model has tiles; allowed: as refresh_on, for the worker of refresh='worker'",

@@ -40,10 +40,8 @@ def latency_table(
       ValueError: one message that names the bad value and what is allowed, before any computation.
       FloatingPointError: the model's scores are NaN or infinite.
     """
-    buckets, longest = ascending_counts("rows", rows), model.config.max_length
-    require(
-        canvas <= longest, f"canvas is {canvas}; allowed: up to {longest} (the model's max_length)"
-    )
+    buckets, most = ascending_counts("rows", rows), model.config.max_length
+    require(canvas <= most, f"canvas is {canvas}; allowed: up to {most} (the model's max_length)")
     require(buckets[-1] <= canvas, f"rows is {list(buckets)}; allowed: up to canvas ({canvas})")
     require(repeats > 0, f"repeats is {repeats}; allowed: 1 or more")
     denoiser = backend_denoiser(model, backend, ScoreRules(spread=False))
@@ -66,9 +64,8 @@ def _last_rows(count: int, canvas: int, vocab_size: int) -> Rows:
     positions = jnp.arange(canvas - count, canvas, dtype=jnp.int32)[None]
     cached = jnp.arange(canvas) < canvas - count
     # Different tokens, so that routed experts share the work as they do in a text.
-    return make_rows(
-        positions % vocab_size, positions, jnp.ones(positions.shape, bool), cached[None]
-    )
+    tokens, live = positions % vocab_size, jnp.ones(positions.shape, bool)
+    return make_rows(tokens, positions, live, cached[None])
 
 
 def _milliseconds(step: Callable[[], Any]) -> float:

@@ -1,8 +1,9 @@
-"""A model from wherever it is, and what is done with it as a whole: export, tiles, logits."""
+"""A model from wherever it is, or in words; and what is done with it: export, tiles, logits."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.protocol import Inputs
+from llada_jax.checkpoint import open_checkpoint
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.content import content_hash
 from llada_jax.model import forward as model_forward
@@ -167,7 +169,7 @@ def export(
         written; an export that was interrupted goes on with the same call.
       ImportError: the extra `npu` is not installed.
     """
-    weights, tokenizer = checkpoint.open_checkpoint(source)
+    weights, tokenizer = open_checkpoint(source)
     config = weights.config
     if config.mask_id is None and tokenizer is not None:
         config = config.replace(mask_id=Tokenizer.from_folder(tokenizer).mask_id)
@@ -219,3 +221,75 @@ def tiled(model: Model) -> Model:
     require(model.artifact is None, "the model is an export; allowed: a model with parameters")
     tiles = pack_params(model.params, model.config)
     return model._replace(params=tiles, fingerprint=model.fingerprint)
+
+
+@dataclass(frozen=True)
+class Description:
+    """A checkpoint that was looked through."""
+
+    config: ModelConfig
+    parameters: int
+    bytes: int
+    """Of its tensors, as they are stored."""
+    kinds: dict[str, int]
+    """How many tensors there are of each number type."""
+    presets: tuple[str, ...]
+    """Presets of `SamplerConfig` that decode it, the published one first."""
+    missing: tuple[str, ...]
+    """What decoding or a chat needs and the folder does not have."""
+
+    def __str__(self) -> str:
+        """Says it in lines."""
+        config, moe = self.config, self.config.moe
+        experts = f", {moe.n_experts} experts, {moe.experts_per_token} a token" if moe else ""
+        ids = {name: getattr(config, f"{name}_id") for name in ("mask", "eos", "eot", "pad")}
+        ids |= {"stop": ", ".join(map(str, config.stop_ids)) or None}
+        blocks = f"causal between blocks of {config.block_length}"
+        own = "predict the next position" if config.shift_logits else "predict their own"
+        attention, outputs = {
+            "finished": ("causal before the current block, which sees itself whole",
+                         "predict the next position before the current block, there their own"),
+            "filled": ("causal, tokens before masks", own),
+        }.get(config.causal or "", (blocks if config.block_length else "full", own))  # fmt: skip
+        lines = {
+            "family": config.family,
+            "shape": f"{config.n_layers} layers, width {config.width}, {config.n_heads} heads on "
+            f"{config.n_kv_heads} of {config.head_dim}, feed-forward {config.ffn_width}, "
+            f"vocabulary {config.vocab_size:,}, up to {config.max_length:,} tokens{experts}",
+            "parameters": f"{self.parameters:,}",
+            "bytes": f"{self.bytes:,} ({', '.join(f'{n} {k}' for k, n in self.kinds.items())})",
+            "ids": ", ".join(f"{name} {id_}" for name, id_ in ids.items() if id_ is not None),
+            "attention": attention,
+            "outputs": outputs,
+            "decoded by": ", ".join(self.presets) or "no preset",
+            "missing": "; ".join(self.missing) or "nothing",
+        }
+        return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
+
+
+def describe(source: str | os.PathLike[str], *, family: Family | str | None = None) -> Description:
+    """Looks a checkpoint through without loading it: the header of each file, no weight.
+
+    Arguments and errors as `load`: what would not load is refused in the same sentence. Exports are
+    refused.
+    """
+    name = None if family is None else add_family(family)
+    opened, folder = open_checkpoint(source, name)
+    config, stored = opened.config, opened.stored.values()
+    tokenizer = folder and Tokenizer.from_folder(folder)
+    if config.mask_id is None and tokenizer is not None:
+        config = config.replace(mask_id=tokenizer.mask_id)
+    needed = {
+        "a mask id (SamplerConfig(mask_id=...))": config.mask_id,
+        "an EOS id": config.eos_id,
+        "tokenizer.json": tokenizer,
+        "a chat template": tokenizer and tokenizer.chat_template,
+    }
+    return Description(
+        config,
+        param_count(config),
+        sum(tensor.row_bytes * tensor.shape[0] for tensor in stored),
+        dict(Counter(tensor.kind for tensor in stored)),
+        tuple(families()[config.family].presets),
+        tuple(what for what, found in needed.items() if found is None),
+    )

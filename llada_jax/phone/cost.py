@@ -16,7 +16,7 @@ from typing import NamedTuple
 from llada_jax.config import require
 from llada_jax.lowered import Lowered, LoweredWeight, Operation
 from llada_jax.phone.profile import CpuKernels, NpuKernels, PhoneMemory
-from llada_jax.swap.address_budget import MIB
+from llada_jax.swap.address_space import MIB
 
 MATRIX_TILE = 32
 FAST_MATRICES = ("ffn.down", "head", "embedding")
@@ -156,10 +156,8 @@ def _dequant_rate(operation: Operation, weight: LoweredWeight, kernels: NpuKerne
 
 def rows_in_a_pass(inputs: int, kernels: NpuKernels, memory: PhoneMemory) -> int:
     """Returns what the kernels take at one time; less where the activations exceed half of VTCM."""
-    fitting = int(memory.vtcm_mib * MIB / 2 / (2 * inputs))
-    return max(
-        kernels.tile_rows, min(kernels.pass_rows, fitting // kernels.tile_rows * kernels.tile_rows)
-    )
+    tiles = int(memory.vtcm_mib * MIB / 2 / (2 * inputs)) // kernels.tile_rows
+    return max(kernels.tile_rows, min(kernels.pass_rows, tiles * kernels.tile_rows))
 
 
 def _attention_product(operation: Operation, kernels: NpuKernels) -> StepCost:

@@ -16,8 +16,7 @@ Confidence is exponential in both thresholds (Figure 5b): a higher one is reache
 tokens that just pass the visible one are stable as rarely as the stable one is far above it. Where
 an answer is shorter than the canvas, its end settles all that follows at once.
 
-It says how many forwards of which size run, never which tokens: quality is measured elsewhere, with
-real models.
+It says how many forwards of which size run, never which tokens.
 """
 
 import math
@@ -135,7 +134,6 @@ class _DecodingProcess:
 
     @property
     def current(self) -> slice:
-        """Positions of the current block."""
         return slice(self.block * BLOCK, min((self.block + 1) * BLOCK, len(self.masked)))
 
     def forwards(self) -> Iterator[Forward]:

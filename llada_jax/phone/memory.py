@@ -16,8 +16,8 @@ from llada_jax.config import ModelConfig, require
 from llada_jax.model.architecture.parameters import body_matrices, head_weights, is_routed
 from llada_jax.phone.profile import PhoneMemory, Profile
 from llada_jax.phone.system import System
-from llada_jax.swap.address_budget import MIB, kv_bytes_per_token
-from llada_jax.swap.graph import ACTIVATION_BYTES
+from llada_jax.swap.address_space import MIB
+from llada_jax.swap.graph import ACTIVATION_BYTES, kv_bytes_per_token
 
 SLOTS_MIB = 256.0
 """Two staging slots."""
@@ -71,11 +71,6 @@ def resident_mib(buffers: list[float], budget: float) -> float:
     return max(sums)
 
 
-def cache_mib(model: ModelConfig, positions: int) -> float:
-    """Returns the MiB of keys and values of so many positions."""
-    return kv_bytes_per_token(model) * positions / MIB
-
-
 def temporaries_mib(model: ModelConfig, rows: int, *, shared: bool) -> float:
     """Returns activations: one layer's where lifetimes share offsets, else all layers'."""
     outside = 4 * model.width + 2 * (model.n_heads + model.n_kv_heads) * model.head_dim
@@ -121,7 +116,8 @@ def footprint(
         "delayed": memory.buffer_mib,
     }[runtime]
     limit = memory.mapping_cap_mib if runtime == "none" else memory.address_space_mib
-    return Footprint(min(weights, most), cache_mib(model, canvas), temporaries, limit)
+    cache = kv_bytes_per_token(model) * canvas / MIB
+    return Footprint(min(weights, most), cache, temporaries, limit)
 
 
 def most_rows(
@@ -182,7 +178,8 @@ def transfers_by_rule(
     if system.body == "cpu":
         return WeightTransfers()
     runtime, memory, paths = system.runtime, profile.memory, profile.mapping
-    weights, cache = weights_mib(model, head=system.head_on_npu), cache_mib(model, canvas)
+    weights = weights_mib(model, head=system.head_on_npu)
+    cache = kv_bytes_per_token(model) * canvas / MIB
     if runtime == "none":
         found = footprint(system, model, memory, canvas=canvas, rows=LARGEST_ROWS)
         require(
@@ -200,25 +197,21 @@ def transfers_by_rule(
         copied = (weights - resident) * MIB
         seconds = copied / (paths.copy_gbps * 1e9) + paths.copy_ms / 1e3 if copied else 0.0
         shares = [seconds / model.n_layers] * model.n_layers
-        return WeightTransfers(_by_layer(shares, copied / model.n_layers, places=2), resident)
+        return WeightTransfers(_by_layer(shares, copied / model.n_layers, 2), resident)
     # In a cycle over buffers that do not all fit, each one is gone when its turn comes.
     event = paths.event_ms / 1e3
     if runtime == "delayed":
         event = weights / 1024 * paths.delayed_ms_per_gib / 1e3 / len(buffers)
     ends = [layer * len(buffers) // model.n_layers for layer in range(model.n_layers + 1)]
     shares = [(end - begin) * event for begin, end in pairwise(ends)]
-    return WeightTransfers(_by_layer(shares, 0.0, places=1), weights)
+    return WeightTransfers(_by_layer(shares, 0.0, 1), weights)
 
 
-def _by_layer(
-    seconds: Sequence[float], copied_bytes: float, *, places: int
-) -> tuple[WeightTransfer, ...]:
+def _by_layer(seconds: Sequence[float], copied: float, places: int) -> tuple[WeightTransfer, ...]:
     """Returns a transfer for each layer; it waits for the layer that used its place before."""
-    kind = "staging" if copied_bytes else "mapping"
+    kind = "staging" if copied else "mapping"
     return tuple(
-        WeightTransfer(
-            f"stage {n}", each, copied_bytes, n, n - places if n >= places else None, kind
-        )
+        WeightTransfer(f"stage {n}", each, copied, n, n - places if n >= places else None, kind)
         for n, each in enumerate(seconds)
         if each
     )

@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 from llada_jax.phone.profile import Power
 from llada_jax.phone.simulate import watts
 from llada_jax.phone.timeline import LANES, Timeline, stretches
-from llada_jax.swap.address_budget import MIB
+from llada_jax.swap.address_space import MIB
 
 Curve = Sequence[tuple[float, float]]
 """Seconds, each with the value from then on."""
+Span = tuple[float, float]
+Arrows = tuple[Sequence[int], Sequence[int]]
+"""Numbers of the arrows that leave a task, and of those that end in it."""
+_NONE: Arrows = (), ()
 _SEQUENCE = 1
 _MAPPED = "mapped and in use"
 _TITLES = {"npu": "NPU", "staging": "Staging", "cpu": "CPU (head, revision)"}
@@ -51,7 +55,8 @@ def perfetto_trace(
         if event.end > event.start:
             task, name = event.task, event.task.name
             lost = {"waited": event.waited, "slowed": event.slowed, **task.parts}
-            trace.slice(lanes[task.lane], name, event.start, event.end, lost, *arrows.get(name, ()))
+            span = event.start, event.end
+            trace.slice(lanes[task.lane], name, span, lost, arrows.get(name, _NONE))
     for name, unit, values in _counted(timeline, counters):
         trace.counter(trace.track(name, modelled, unit), values)
     if counters.of_plan:
@@ -60,14 +65,13 @@ def perfetto_trace(
     if measured:
         track, now = trace.track("forwards", trace.process("measured where it ran")), 0.0
         for step, seconds in enumerate(measured):
-            trace.slice(track, f"forward {step}", now, now + seconds, {})
+            trace.slice(track, f"forward {step}", (now, now + seconds), {}, _NONE)
             now += seconds
     return trace.builder.serialize()
 
 
-def _arrows(timeline: Timeline) -> dict[str, tuple[list[int], list[int]]]:
-    """Returns, by a task's name, the numbers of arrows that leave it, and of those that end in it:
-    one from each transfer to each task that waits for it."""
+def _arrows(timeline: Timeline) -> Mapping[str, Arrows]:
+    """Returns an arrow from each transfer to each task that waits for it, by the task's name."""
     transfers = {e.task.name for e in timeline.events if e.task.lane == "staging"}
     arrows: dict[str, tuple[list[int], list[int]]] = {}
     number = 0
@@ -128,22 +132,15 @@ class _Trace:
         return descriptor.uuid
 
     def slice(
-        self,
-        track: int,
-        name: str,
-        start: float,
-        end: float,
-        seconds: Mapping[str, float],
-        begins: Sequence[int] = (),
-        ends: Sequence[int] = (),
+        self, track: int, name: str, span: Span, lost: Mapping[str, float], arrows: Arrows
     ) -> None:
-        event = self._event(track, start, "SLICE_BEGIN")
+        event = self._event(track, span[0], "SLICE_BEGIN")
         event.name = name
-        event.flow_ids.extend(begins)
-        event.terminating_flow_ids.extend(ends)
-        for part, value in seconds.items():
+        event.flow_ids.extend(arrows[0])
+        event.terminating_flow_ids.extend(arrows[1])
+        for part, value in lost.items():
             event.debug_annotations.add(name=f"{part}, ms", double_value=value * 1e3)
-        self._event(track, end, "SLICE_END")
+        self._event(track, span[1], "SLICE_END")
 
     def counter(self, track: int, values: Curve) -> None:
         for time, value in values:

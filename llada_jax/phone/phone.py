@@ -1,12 +1,4 @@
-"""A phone as a user of the library has it: what a run would take there, and what stays mapped.
-
-    phone = lj.phone("SM8750")
-    phone.time(result.trace, shape="llada_8b")
-    phone.latency_table("llada_8b")
-    phone.plan("llada_8b")
-
-All of it is modelled, from a profile's numbers and a model's shape; weights are not needed.
-"""
+"""A phone as a user of the library has it: what a run would take there, and what stays mapped."""
 
 import math
 from collections.abc import Sequence
@@ -15,11 +7,10 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from llada_jax.config import LatencyTable, Quant, ascending_counts, require, require_choice
-from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
 from llada_jax.phone.memory import Footprint, footprint, most_rows
 from llada_jax.phone.profile import Profile, load_profile
-from llada_jax.phone.simulate import Simulated, simulate
+from llada_jax.phone.simulate import ForwardTimer, Simulated, simulate
 from llada_jax.phone.swap_plan import SwapPlan, plan_swaps
 from llada_jax.phone.system import System
 from llada_jax.phone.uncertainty import POWER_SPREAD, TWO_SIDED, with_uncertainty

@@ -11,8 +11,8 @@ from llada_jax.config import ModelConfig
 from llada_jax.lowered import Lowered, LoweredWeight, product_step
 from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.dynamics import Decoding, Dynamics, decode
-from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.profile import Profile
+from llada_jax.phone.simulate import ForwardTimer, GraphsLike
 from llada_jax.phone.workload import Forward, Workload
 
 PUBLISHED = Path(__file__).parent / "published"
@@ -72,12 +72,8 @@ class PublishedTask(NamedTuple):
 
 
 class PublishedTasks:
-    """Reads the paper's figures and the datasets that were fitted to some of them.
-
-    Args:
-      graphs: lowered steps of LLaDA-8B, which the figures are of.
-      runs: decodings that a mean latency is taken over.
-    """
+    """Reads the paper's figures, which are of LLaDA-8B, and the datasets that were fitted to some
+    of them; a mean latency is over so many runs."""
 
     def __init__(self, graphs: GraphsLike, runs: int = RUNS) -> None:
         self.graphs, self.runs = graphs, runs

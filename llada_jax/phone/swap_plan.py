@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from llada_jax.config import require
 from llada_jax.phone.cost import stored_bits
-from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.memory import WeightTransfer, WeightTransfers, temporaries_mib
 from llada_jax.phone.profile import Profile
+from llada_jax.phone.simulate import ForwardTimer, GraphsLike
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import Workload
-from llada_jax.swap.address_budget import MIB, Budget, MappingPath, PlanError, kv_bytes_per_token
-from llada_jax.swap.address_plan import Plan
-from llada_jax.swap.graph import Graph, model_graph
+from llada_jax.swap.address_space import MIB, Budget, MappingPath, Plan, PlanError
+from llada_jax.swap.graph import Graph, kv_bytes_per_token, model_graph
 from llada_jax.swap.plan_checker import problems
 from llada_jax.swap.planners import planner as planner_of
 from llada_jax.swap.stall_times import staged_bytes, stall_of

@@ -79,10 +79,8 @@ def run(tasks: Sequence[LaneTask], dram_gbps: float) -> Timeline:
             if lane not in running and waiting[lane] and done.issuperset(waiting[lane][0].needs):
                 task = waiting[lane].pop(0)
                 running[lane] = _Running(task, now, now - free_since[lane], task.seconds)
-        require(
-            bool(running),
-            f"tasks wait for each other: {[q[0].name for q in waiting.values() if q]}",
-        )
+        stuck = [queue[0].name for queue in waiting.values() if queue]
+        require(bool(running), f"tasks wait for each other: {stuck}")
         speeds = shares({lane: r.task.demand for lane, r in running.items()}, dram_gbps * 1e9)
         step = min(r.left / speeds[lane] for lane, r in running.items())
         now += step

@@ -80,12 +80,8 @@ def with_uncertainty(
     matters: Callable[[str], bool] = bool,
     spread: float = 0.0,
 ) -> UncertainLatency:
-    """Moves each number of the profile by its doubt, alone, and adds the changes in quadrature.
-
-    Args:
-      matters: whether a number, by its path, can change the latency; others are not tried.
-      spread: a doubt that no number holds, as the session's: standard deviation of a logarithm.
-    """
+    """Moves each number that matters by its doubt, alone, and adds the changes in quadrature, and
+    a spread that no number holds, as the session's: the standard deviation of a logarithm."""
     base, moved = latency(profile), moved_profiles(profile, matters)
     changes = strongest(base, ((each, latency(each.profile)) for each in moved))
     worth = ((number, base * abs(change)) for number, change in changes.items() if change)

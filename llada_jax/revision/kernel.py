@@ -33,7 +33,8 @@ _SYMBOL = "multiply"
 
 Value = Any
 """A value of a function that is being written; llvmlite has no types."""
-Body = Callable[[Value, Sequence[Value]], Sequence[Value]]
+Values = Sequence[Value]
+Body = Callable[[Value, Values], Values]
 """From a loop's index and what it carries to what it carries on."""
 _ROWS_THAT_WAIT = 3
 
@@ -49,9 +50,7 @@ def kernel_for(n_rows: int) -> Callable[..., None]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
     )
     module = llvm.parse_assembly(str(Emitter(n_rows).module))
     engine = llvm.create_mcjit_compiler(module, machine)
@@ -88,10 +87,10 @@ class Emitter:
         self._build.ret_void()
 
     def _columns(self, blocks, inputs, outputs, n_tiles, first, last) -> None:
-        def column(index: Value, _: Sequence[Value]) -> Sequence[Value]:
+        def column(index: Value, _: Values) -> Values:
             start = self._build.mul(index, n_tiles)
 
-            def tile(row: Value, sums: Sequence[Value]) -> Sequence[Value]:
+            def tile(row: Value, sums: Values) -> Values:
                 place = self._build.mul(self._build.add(start, row), _LONG(Q4_0_BYTES))
                 of_rows = self._build.mul(row, _LONG(4 * TILE * self._n_rows))
                 return self._tile(self._at(blocks, place), self._at(inputs, of_rows), sums)
@@ -105,7 +104,7 @@ class Emitter:
 
         self._loop(first, last, [], column)
 
-    def _tile(self, tile: Value, inputs: Value, sums: Sequence[Value]) -> Sequence[Value]:
+    def _tile(self, tile: Value, inputs: Value, sums: Values) -> Values:
         """Returns the sums with a tile's inputs times the tile."""
         products = self._products(tile, inputs)
         halfs = self._load(tile, _LONG(NIBBLE_BYTES), ir.VectorType(_HALF, TILE))
@@ -115,7 +114,7 @@ class Emitter:
             for product, total in zip(products, sums, strict=True)
         ]
 
-    def _products(self, tile: Value, inputs: Value) -> Sequence[Value]:
+    def _products(self, tile: Value, inputs: Value) -> Values:
         """Returns a tile's inputs times its weights, without their scales.
 
         Few rows have few sums, each of which would wait for its last addition: these get a second
@@ -124,7 +123,7 @@ class Emitter:
         n_rows = self._n_rows
         carried = [_FLOATS(None)] * (2 * n_rows if n_rows <= _ROWS_THAT_WAIT else n_rows)
 
-        def pair(index: Value, sums: Sequence[Value]) -> Sequence[Value]:
+        def pair(index: Value, sums: Values) -> Values:
             of_rows = self._at(inputs, self._build.mul(index, _LONG(2 * 4 * n_rows)))
             even, odd = self._weights(tile, index)
             first = self._add_products(sums[:n_rows], even, of_rows, 0)
@@ -136,7 +135,7 @@ class Emitter:
             return found
         return [self._build.fadd(found[r], found[n_rows + r]) for r in range(n_rows)]
 
-    def _weights(self, tile: Value, pair: Value) -> Sequence[Value]:
+    def _weights(self, tile: Value, pair: Value) -> Values:
         """Returns the weights of a pair of inputs, the even and the odd one, as floats."""
         place = self._build.mul(pair, _LONG(TILE))
         packed = self._load(tile, place, ir.VectorType(_BYTE, TILE))
@@ -144,9 +143,7 @@ class Emitter:
         nibbles = self._build.and_(packed, low), self._build.lshr(packed, shift)
         return [self._build.sitofp(self._build.sub(n, bias), _FLOATS) for n in nibbles]
 
-    def _add_products(
-        self, sums: Sequence[Value], weights: Value, inputs: Value, first: int
-    ) -> Sequence[Value]:
+    def _add_products(self, sums: Values, weights: Value, inputs: Value, first: int) -> Values:
         """Returns the sums with one input's weights, times that input of each row."""
         added = []
         for r, total in enumerate(sums):
@@ -157,9 +154,7 @@ class Emitter:
             added.append(self._build.call(self._multiply_add, [everywhere, weights, total]))
         return added
 
-    def _loop(
-        self, start: Value, stop: Value, carried: Sequence[Value], body: Body
-    ) -> Sequence[Value]:
+    def _loop(self, start: Value, stop: Value, carried: Values, body: Body) -> Values:
         """Returns what a loop over [start, stop), which is not empty, carries to its end."""
         build = self._build
         before, inside = build.block, build.append_basic_block()
@@ -169,9 +164,8 @@ class Emitter:
         phis = [build.phi(value.type) for value in carried]
         results = body(index, phis)
         after = build.add(index, _LONG(1))
-        for phi, first, again in zip(
-            [index, *phis], [start, *carried], [after, *results], strict=True
-        ):
+        entries = zip([index, *phis], [start, *carried], [after, *results], strict=True)
+        for phi, first, again in entries:
             phi.add_incoming(first, before)
             phi.add_incoming(again, build.block)
         done = build.append_basic_block()

@@ -64,8 +64,7 @@ def pack_q4_0(weight: QuantArray) -> Tiles:
         f"a weight of shape {values.shape} in tiles; allowed: [Out, In], multiples of {TILE}",
     )
     require(
-        values.dtype == ml_dtypes.int4,
-        f"a weight of {values.dtype} in Q4_0 tiles; allowed: int4",
+        values.dtype == ml_dtypes.int4, f"a weight of {values.dtype} in Q4_0 tiles; allowed: int4"
     )
     out, inputs = values.shape
     scale = np.asarray(weight.scale)

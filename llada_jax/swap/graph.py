@@ -13,6 +13,11 @@ ACTIVATION_BYTES = 2
 """float16, in which llada.cpp keeps activations, keys and values (arXiv 2606.13740, section 4)."""
 
 
+def kv_bytes_per_token(config: ModelConfig) -> int:
+    """Returns the bytes of one token's keys and values in float16: 0.5 MiB for LLaDA-8B."""
+    return 2 * config.n_layers * config.n_kv_heads * config.head_dim * ACTIVATION_BYTES
+
+
 @dataclass(frozen=True)
 class Operator:
     """One operator of a step. Times are whole nanoseconds, so that sums and optima are exact."""
@@ -80,12 +85,8 @@ def model_graph(config: ModelConfig, *, weight_bits: float, step_ns: int) -> Gra
 
     Every matrix is an operator, and so is every expert with its three: as if a step ran all of
     them. The head and the embedding stay on the CPU, as in llada.cpp.
-
-    Args:
-      weight_bits: stored bits a weight, with its share of the scales (4.5 for Q4_0).
-      step_ns: compute time of the whole body, spread over the operators by their weights.
-
-    Raises ValueError for bits or a time of 0 or less.
+    A weight's bits are with its share of the scales (4.5 for Q4_0). The body's compute time is
+    spread over the operators by their weights. Raises ValueError where one of them is 0 or less.
     """
     for name, value in (("weight_bits", weight_bits), ("step_ns", step_ns)):
         require(value > 0, f"{name} is {value}; allowed: above 0")

@@ -13,10 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from llada_jax.config import require
-from llada_jax.swap.address_budget import MIB, Budget, PlanError
-from llada_jax.swap.address_plan import (
+from llada_jax.swap.address_space import (
+    MIB,
+    Budget,
     Packer,
     Plan,
+    PlanError,
     Region,
     Transfer,
     assemble,
@@ -54,7 +56,7 @@ class Greedy:
         slots = [slot_bytes] * SLOTS if slot_bytes else []
         max_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
         region = ResidentRegion(room - sum(slots), buffers - len(slots), max_bytes)
-        rounds = alternate(graph, budget, region, slot_bytes)
+        rounds = alternate(graph, sizes, region, slot_bytes)
         order = [i for residents, hidden in rounds for i in (*residents, *hidden)]
         offsets = {i: offset for residents, _ in rounds for i, offset in residents.items()}
         chunks = [chunk for _, hidden in rounds for chunk in _chunks(hidden, sizes, slot_bytes)]
@@ -100,25 +102,28 @@ class ResidentRegion(Packer):
         return start + free - size
 
 
-def alternate(graph: Graph, budget: Budget, region: ResidentRegion, slot_bytes: int) -> list[Round]:
+def alternate(
+    graph: Graph, sizes: Sequence[int], region: ResidentRegion, slot_bytes: int
+) -> list[Round]:
     """Walks through the operators as the paper does; the rounds hold each of them once."""
     left, done, rounds = list(range(len(graph))), set[int](), []
     while left:
         region.begin()
         residents: dict[int, int] = {}
         for index in left:
-            offset = region.add(budget.aligned(graph.operators[index].weight_bytes))
+            offset = region.add(sizes[index])
             if offset is None:
                 break
             residents[index] = offset
         left = left[len(residents) :]
         done.update(residents)
         behind = sum(graph.operators[i].compute_ns for i in residents)
-        hidden = _hidden(graph, budget, left, done, behind, slot_bytes)
+        small = [i for i in left if sizes[i] <= slot_bytes]
+        hidden = _hidden(graph, small, done, behind)
         if not residents and not hidden:
             hidden = left[:1]  # larger than the region: it takes a slot, and the NPU waits
             operator = graph.operators[left[0]]
-            if budget.aligned(operator.weight_bytes) > slot_bytes:
+            if sizes[left[0]] > slot_bytes:
                 raise PlanError(
                     f"operator {operator.name!r} with {operator.weight_bytes:,} bytes fits neither "
                     "into what the buffers of the residents leave, nor into a slot of "
@@ -130,21 +135,13 @@ def alternate(graph: Graph, budget: Budget, region: ResidentRegion, slot_bytes: 
     return rounds
 
 
-def _hidden(
-    graph: Graph,
-    budget: Budget,
-    left: Sequence[int],
-    done: set[int],
-    behind_ns: int,
-    slot_bytes: int,
-) -> list[int]:
+def _hidden(graph: Graph, small: Sequence[int], done: set[int], behind_ns: int) -> list[int]:
     """Returns operators that could run now, whose transfers together take less than some time."""
     taken, spent, ran = [], 0, set(done)
-    for index in left:
+    for index in small:
         operator = graph.operators[index]
         needs = graph.transfer_ns([index]) if operator.weight_bytes else 0
-        fits = budget.aligned(operator.weight_bytes) <= slot_bytes and spent + needs < behind_ns
-        if fits and ran.issuperset(operator.depends):
+        if spent + needs < behind_ns and ran.issuperset(operator.depends):
             taken.append(index)
             ran.add(index)
             spent += needs

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from llada_jax.swap.address_budget import Budget
-from llada_jax.swap.address_plan import Plan, Region
+from llada_jax.swap.address_space import Budget, Plan, Region
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.stall_times import unfold, waits_of
 

@@ -8,13 +8,12 @@ bytes cost time, few large ones where mappings do. They are compared by what eac
 step, exactly, and with the paper's planner, which is never better.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 
 from llada_jax.config import require
-from llada_jax.swap.address_budget import Budget, PlanError
-from llada_jax.swap.address_plan import Plan, Planner, in_slots, room_for_weights
+from llada_jax.swap.address_space import Budget, Plan, PlanError, in_slots, room_for_weights
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.greedy_planner import PUBLISHED_SLOT_BYTES, Greedy
 from llada_jax.swap.stall_times import Waits, prefix_sums, stall_of, steady_stall, waits_of
@@ -24,6 +23,8 @@ LARGEST_OPERATORS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 TRANSFERS = (*range(1, 8), *range(8, 33, 2))
 """Numbers of transfers whose slots are tried."""
 
+Planner = Callable[[Graph, Budget], Plan]
+"""Returns a plan within the budget; raises `PlanError`, with the reason, for none."""
 Groups = list[list[int]]
 """Operators of each transfer, in order of use."""
 Cost = tuple[Fraction, int]

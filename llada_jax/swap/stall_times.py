@@ -1,4 +1,4 @@
-"""How long a plan takes: its first steps, and its steady state, exactly.
+"""How long a plan takes, its first steps and its steady state, exactly; and the least of any plan.
 
 The step is a system of waits: a transfer starts at the later of two ends (of the transfer before,
 of the last use of what lies there), an operator as well (of the operator before, of its transfer).
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llada_jax.config import require
-from llada_jax.swap.address_plan import Plan
+from llada_jax.swap.address_space import Budget, Plan
 from llada_jax.swap.graph import Graph
 
 
@@ -61,13 +61,9 @@ def _freed_by(plan: Plan, place: Mapping[int, int]) -> tuple[list[int], list[int
 
 
 def last_users(used: Mapping[int, tuple[int, int]], n: int) -> dict[int, int]:
-    """Returns for each place in the order that of the operator that last used some of its bytes.
-
-    Args:
-      used: start and size of the weights, by place.
-      n: operators of a step. A negative result is a place of the step before, less `n`; a result
-        of its own place less `n` says that nobody else uses any of these bytes.
-    """
+    """Returns for each place in the order that of the operator that last used some of its bytes,
+    from start and size of the weights by place. Below 0 it is a place of the step before, less `n`
+    operators of a step; its own place less `n` says that nobody else uses any of these bytes."""
     places = np.array(sorted(used), np.int64)
     starts, sizes = np.array([used[place] for place in places], np.int64).reshape(-1, 2).T
     ends = starts + sizes
@@ -157,13 +153,27 @@ def steady_stall(computed: Sequence[int], waits: Waits) -> Fraction:
     # The last transfer that delays the operator which each transfer waits for; -1 for none.
     users = [bisect_right(waits.first, after) - 1 for after in waits.after]
     carried = sorted({user for user, lag in zip(users, waits.lag, strict=True) if lag})
+    step = computed[-1]
+
+    def next_state(state: Sequence[int]) -> list[int]:
+        """Returns what a step makes of a state: when the last transfer ends, how late the step
+        ends, and how late `carried` make operators, against a step without any stall."""
+        end, delay, *late = state
+        delays, before = {-1: delay}, dict(zip(carried, late, strict=True))
+        for j, first in enumerate(waits.first):
+            free = computed[waits.after[j] + 1]
+            free += before[users[j]] - step if waits.lag[j] else delays[users[j]]
+            end = max(end, free) + waits.ns[j]
+            delay = delays[j] = max(delay, end - computed[first])
+        return [end - step, delay, *(delays[user] for user in carried)]
+
     states, seen = [[0] * (2 + len(carried))], dict[tuple[int, ...], int]()
     for number in range(len(states[0])):
         state = states[number]
         earlier = seen.setdefault(tuple(value - state[0] for value in state), number)
         if earlier < number:
             return Fraction(state[0] - states[earlier][0], number - earlier)
-        states.append(_next_state(state, computed, waits, users, carried))
+        states.append(next_state(state))
     *before, last = states
     return max(
         min(Fraction(end - state[n], len(before) - k) for k, state in enumerate(before))
@@ -171,25 +181,48 @@ def steady_stall(computed: Sequence[int], waits: Waits) -> Fraction:
     )
 
 
-def _next_state(
-    state: Sequence[int],
-    computed: Sequence[int],
-    waits: Waits,
-    users: Sequence[int],
-    carried: Sequence[int],
-) -> list[int]:
-    """Returns what a step makes of a state: all that the next step waits for.
+_PIECES = 64
+_SLACK = 1e-9  # of float64 sums, so that rounding never lifts the bound
 
-    That is when the last transfer ends, how late the step ends, and how late the transfers
-    `carried` make operators. Late is against a step without any stall.
+
+def least_step_ns(graph: Graph, budget: Budget) -> int:
+    """Returns a time below which no plan's step is, in the mean over a loop without end.
+
+    Compute alone takes its time. And what is not mapped all the time is staged in every step: with
+    W bytes of weights in a room of M bytes, while the largest staged operator runs the residents
+    lie beside it. So W - M + its size must be staged at the least, which takes the time of a
+    fractional knapsack, and the mappings of as many transfers as the place that the residents
+    leave, and the size of a buffer, make necessary.
     """
-    end, delay, *late = state
-    delays = {-1: delay}
-    before, step = dict(zip(carried, late, strict=True)), computed[-1]
-    for j, first in enumerate(waits.first):
-        free = computed[waits.after[j] + 1]
-        free += before[users[j]] - step if waits.lag[j] else delays[users[j]]
-        end = max(end, free) + waits.ns[j]
-        delay = max(delay, end - computed[first])
-        delays[j] = delay
-    return [end - step, delay, *(delays[user] for user in carried)]
+    sizes = np.array([budget.aligned(op.weight_bytes) for op in graph.operators], np.float64)
+    staging = np.array([op.transfer_ns for op in graph.operators], np.float64)
+    room = budget.session_bytes - budget.fixed_bytes
+    excess = float(sizes.sum() - room)
+    if excess <= 0:
+        return graph.compute_ns
+    used = sizes > 0
+    lane = _least_staging(sizes[used], staging[used], graph.map_ns, excess, budget.max_buffer_bytes)
+    return max(graph.compute_ns, int(lane * (1 - _SLACK)))
+
+
+def _least_staging(
+    sizes: np.ndarray, staging: np.ndarray, map_ns: int, excess: float, buffer_bytes: int
+) -> float:
+    """Returns the time of transfers, at the best choice of the largest operator that is staged."""
+    best = np.inf
+    for largest in np.unique(sizes):
+        eligible = sizes <= largest
+        order = np.argsort(staging[eligible] / sizes[eligible], kind="stable")
+        # The corners of the fractional knapsack: the cheapest bytes first.
+        bytes_, ns = (np.cumsum(np.append(0.0, each[eligible][order])) for each in (sizes, staging))
+        least, most = excess + largest, bytes_[-1]
+        if least > most:
+            continue
+        # More staged bytes take longer, but leave room for fewer, larger transfers.
+        edges = excess + np.geomspace(largest, most - excess, _PIECES + 1)
+        edges[0], edges[-1] = least, most
+        in_buffers = np.maximum(edges[1:] / (edges[1:] - excess), edges[:-1] / buffer_bytes)
+        transfers = np.ceil(in_buffers * (1 - _SLACK))
+        totals = np.interp(edges[:-1], bytes_, ns) + map_ns * np.maximum(transfers, 2)
+        best = min(best, float(totals.min()))
+    return best if np.isfinite(best) else 0.0

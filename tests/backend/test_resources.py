@@ -9,12 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from llada_jax.backend import resources
-from llada_jax.backend.resources import (
-    available_memory,
-    peak_memory,
-    require_disk,
-    require_memory,
-)
+from llada_jax.backend.resources import available_memory, peak_memory, require_disk, require_memory
 
 
 def test_the_disk_of_a_folder_that_does_not_exist_yet(

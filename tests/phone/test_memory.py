@@ -17,7 +17,7 @@ from llada_jax.phone.memory import (
     weights_mib,
 )
 from llada_jax.phone.system import System
-from llada_jax.swap.address_budget import MIB
+from llada_jax.swap.address_space import MIB
 from tests.phone.small import PHONE, SHAPE
 
 LLADA = architecture("llada_8b")

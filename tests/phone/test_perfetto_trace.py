@@ -5,13 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.perfetto_trace import Counters, perfetto_trace
-from llada_jax.phone.simulate import energy_of, simulate
+from llada_jax.phone.simulate import ForwardTimer, energy_of, simulate
 from llada_jax.phone.system import System
 from llada_jax.phone.timeline import LaneTask, run
 from llada_jax.phone.workload import Forward, Workload
-from llada_jax.swap.address_budget import MIB
+from llada_jax.swap.address_space import MIB
 from tests.phone.small import GRAPHS, PHONE
 
 pytest.importorskip("perfetto", reason="needs the extra plots")

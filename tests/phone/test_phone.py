@@ -9,11 +9,11 @@ import pytest
 import llada_jax as lj
 from llada_jax.config.timed_buckets import MODELLED, LatencyTable
 from llada_jax.phone.dynamics import Decoding
-from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.memory import most_rows
 from llada_jax.phone.profile import PROFILES
 from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phone.simulate import ForwardTimer
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import Forward, blockwise
 from tests.phone.small import GRAPHS, SHAPE

@@ -12,14 +12,13 @@ from llada_jax.model.architecture import ARCHITECTURES, architecture
 from llada_jax.model.architecture.parameters import body_matrices, named_specs
 from llada_jax.model.params import init_params
 from llada_jax.phone.cost import price_on_npu
-from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import Graphs, graphs_of
 from llada_jax.phone.memory import weights_mib
 from llada_jax.phone.routed_layers import experts_by_rows, layer_costs
-from llada_jax.phone.simulate import simulate
+from llada_jax.phone.simulate import ForwardTimer, simulate
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import Forward, Workload
-from llada_jax.swap.address_budget import MIB
+from llada_jax.swap.address_space import MIB
 from llada_jax.swap.graph import model_graph
 from tests.phone.small import GRAPHS, PHONE, SHAPE
 

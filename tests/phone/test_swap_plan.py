@@ -4,10 +4,9 @@ import math
 
 import pytest
 
-from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
-from llada_jax.phone.simulate import simulate
+from llada_jax.phone.simulate import ForwardTimer, simulate
 from llada_jax.phone.swap_plan import PATHS, mapping_path, plan_swaps
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import blockwise

@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llada_jax.model.quantize import QuantArray, dequantize
-from llada_jax.revision.tiles import (
-    NIBBLE_BYTES,
-    pack_q4_0,
-    quantize_q4_0,
-)
+from llada_jax.revision.tiles import NIBBLE_BYTES, pack_q4_0, quantize_q4_0
 from tests.revision.unpacked import unpack_q4_0
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3)).map(lambda s: (32 * s[0], 32 * s[1]))

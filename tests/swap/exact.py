@@ -13,10 +13,16 @@ from typing import Any, NamedTuple
 from ortools.sat.python import cp_model  # pyright: ignore[reportMissingImports]
 
 from llada_jax.config import require
-from llada_jax.swap.address_budget import Budget, PlanError
-from llada_jax.swap.address_plan import Plan, Transfer, assemble, room_for_weights
-from llada_jax.swap.bound import least_step_ns
+from llada_jax.swap.address_space import (
+    Budget,
+    Plan,
+    PlanError,
+    Transfer,
+    assemble,
+    room_for_weights,
+)
 from llada_jax.swap.graph import Graph
+from llada_jax.swap.stall_times import least_step_ns
 
 
 class Optimum(NamedTuple):

@@ -6,8 +6,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from llada_jax.swap.address_budget import Budget
-from llada_jax.swap.address_plan import Plan, Transfer, assemble
+from llada_jax.swap.address_space import Budget, Plan, Transfer, assemble
 from llada_jax.swap.graph import Graph, Operator
 
 

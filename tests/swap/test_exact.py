@@ -6,12 +6,11 @@ from itertools import permutations, product
 
 import pytest
 
-from llada_jax.swap.address_plan import Plan, Transfer, assemble
-from llada_jax.swap.bound import least_step_ns
+from llada_jax.swap.address_space import Plan, Transfer, assemble
 from llada_jax.swap.graph import Graph, Operator
 from llada_jax.swap.plan_checker import problems
 from llada_jax.swap.planners import planner
-from llada_jax.swap.stall_times import stall_of
+from llada_jax.swap.stall_times import least_step_ns, stall_of
 from tests.swap.small_graphs import FIGURE_10, chain, one_buffer, tight_instance
 
 pytest.importorskip("ortools", reason="needs OR-tools, of the group `test`")

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from llada_jax.config import ModelConfig, MoEConfig
-from llada_jax.swap.address_budget import MIB, MappingPath
+from llada_jax.swap.address_space import MIB, MappingPath
 from llada_jax.swap.graph import Graph, Operator, model_graph
 from tests.swap.small_graphs import chain
 

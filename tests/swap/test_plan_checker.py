@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from llada_jax.swap.address_budget import Budget
-from llada_jax.swap.address_plan import Plan, Region, in_slots
+from llada_jax.swap.address_space import Budget, Plan, Region, in_slots
 from llada_jax.swap.graph import Graph, Operator
 from llada_jax.swap.plan_checker import problems
 from tests.swap.small_graphs import in_shared_places

@@ -4,13 +4,12 @@ import pytest
 from hypothesis import given, settings
 
 from llada_jax.phone.swap_plan import mapping_path
-from llada_jax.swap.address_budget import MIB, Budget, PlanError, kv_bytes_per_token
-from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.graph import Graph, Operator, model_graph
+from llada_jax.swap.address_space import MIB, Budget, PlanError
+from llada_jax.swap.graph import Graph, Operator, kv_bytes_per_token, model_graph
 from llada_jax.swap.greedy_planner import Greedy, ResidentRegion, alternate
 from llada_jax.swap.plan_checker import problems
 from llada_jax.swap.planners import PLANNERS, planner, steady
-from llada_jax.swap.stall_times import stall_of
+from llada_jax.swap.stall_times import least_step_ns, stall_of
 from tests.phone.small import PHONE
 from tests.swap.small_graphs import FIGURE_10, budgets, chain, graphs, one_buffer
 from tests.swap.test_graph import LLADA_8B
@@ -44,7 +43,7 @@ def test_ours_runs_whatever_the_largest_operator_allows(graph: Graph, budget: Bu
 def test_figure_10_of_the_paper():
     """The printed walk; its last step names E, but D is what is left (arXiv 2606.13740)."""
     region = ResidentRegion(30, 1, 30)
-    rounds = alternate(FIGURE_10, one_buffer(90), region, slot_bytes=30)
+    rounds = alternate(FIGURE_10, one_buffer(90).sizes(FIGURE_10), region, slot_bytes=30)
     assert [tuple("".join("ABCDE"[i] for i in part) for part in each) for each in rounds] == [
         ("A", "B"),  # T(B) = 1 < C(A) = 2 < T(B) + T(C) = 3
         ("C", "E"),  # before D, since T(D) = 3 > C(C) = 2
@@ -56,7 +55,7 @@ def test_the_paper_s_walk_keeps_dependencies():
     operators = list(FIGURE_10.operators)
     operators[4] = Operator("E", 10, 1, 1, depends=(3,))
     graph = Graph(tuple(operators))
-    rounds = alternate(graph, one_buffer(90), ResidentRegion(30, 1, 30), slot_bytes=30)
+    rounds = alternate(graph, one_buffer(90).sizes(graph), ResidentRegion(30, 1, 30), slot_bytes=30)
     assert [i for residents, hidden in rounds for i in (*residents, *hidden)] == [0, 1, 2, 3, 4]
 
 

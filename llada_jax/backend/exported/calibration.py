@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llada_jax import atomic
-from llada_jax.backend.exported import golden, verify
+from llada_jax.backend.exported import verify
 from llada_jax.backend.exported.contents import Export, float32_shards, shard_layers
-from llada_jax.backend.exported.manifest import File
-from llada_jax.backend.exported.unfinished import UnfinishedExport
+from llada_jax.backend.exported.manifest import File, UnfinishedExport
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.backend.qnn.compiler import compile_context
 from llada_jax.backend.qnn.quantizer import write_quantized
@@ -41,6 +40,7 @@ STORED: Mapping[str, Literal["fp16", "int8", "int4"]] = {
 """How the weights of a phone's precision are stored."""
 _PRODUCTS: Mapping[str, Precision] = {"fp16": "fp16", "int8": "int8", "int4": "a16w4"}
 """The precision of single products, by how their weights are stored."""
+Row = dict[str, Any]
 _COLUMNS = ("name", "file", "signature", "graph", "processor", "precision", "rows", "cache",
             "layers", "weight", "thermal", "version")  # fmt: skip
 
@@ -50,14 +50,11 @@ def calibration_rows(
     shards: Sequence[int] = SHARDS,
     body: str = "int4",
     head_rows: Sequence[int] = (1, 8, 64),
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Returns what to measure on a phone, the most telling first, as fields of a measurement
     without times; `file` and `signature` say what runs.
-
-    Args:
-      caches: two lengths of the cache, ascending; shards: two numbers of layers.
-      body: how the weights of layers are stored.
-      head_rows: of `head.tflite`, which is int8.
+    There are two caches, ascending, and two numbers of layers. `body`: how the weights of layers
+    are stored; `head_rows`: of `head.tflite`, which is int8.
     """
     (short, long), (one, more), products = caches, shards, [*_PRODUCTS]
     first = [(1, short, one), (1, short, more), (64, short, one), (64, long, one)]
@@ -71,12 +68,12 @@ def calibration_rows(
     return [*{row["name"]: row for row in rows}.values()]
 
 
-def _layers(rows: int, cache: int, layers: int, precision: str) -> dict[str, Any]:
+def _layers(rows: int, cache: int, layers: int, precision: str) -> Row:
     of = {"cache": cache, "layers": layers}
     return _row("layers", f"layers{layers}", Bucket(rows, cache).name, rows, precision, **of)
 
 
-def _product_row(weight: str, rows: int, precision: str) -> dict[str, Any]:
+def _product_row(weight: str, rows: int, precision: str) -> Row:
     return _row("product", _file(weight, precision), f"rows{rows}", rows, precision, weight=weight)
 
 
@@ -84,9 +81,7 @@ def _file(matrix: str, precision: str) -> str:
     return f"{matrix.replace('.', '_')}_{precision}"
 
 
-def _row(
-    graph: str, file: str, signature: str, rows: int, precision: str, **more: Any
-) -> dict[str, Any]:
+def _row(graph: str, file: str, signature: str, rows: int, precision: str, **more: Any) -> Row:
     return {
         "name": f"{file}-{signature}", "file": file, "signature": signature, "graph": graph,
         "processor": "cpu" if graph == "head" else "npu", "rows": rows, "precision": precision,
@@ -122,7 +117,7 @@ def write_calibration(unfinished: UnfinishedExport, export: Export) -> Iterator[
                 yield unfinished.file(emulated_name(soc, index, bucket), write)
     for name, graph, quant, cases in _golden(export, steps):
         path, allowed = unfinished.folder / graph, verify.tolerance(quant)
-        write = partial(golden.write_golden, graph=path, allowed=allowed, cases=cases)
+        write = partial(verify.write_golden, graph=path, allowed=allowed, cases=cases)
         yield unfinished.file(f"golden-{name}.tar", write)
 
 
@@ -131,8 +126,10 @@ def _golden(export: Export, steps: Mapping[str, Sequence[Step]]) -> Iterator[tup
     model, settings, soc = export.model, export.settings, export.settings.phones.socs[0]
     kept = verify.StoredWeights(export.weights, settings.quant)
 
-    def bodies(layers: range, stored: verify.StoredWeights) -> dict[str, partial[golden.Golden]]:
-        return {b.name: partial(golden.of_body, model, layers, b, stored) for b in export.buckets}
+    def bodies(layers: range, stored: verify.StoredWeights) -> dict[str, partial[verify.Golden]]:
+        return {
+            b.name: partial(verify.golden_body, model, layers, b, stored) for b in export.buckets
+        }
 
     def rounded(precision: Precision) -> verify.StoredWeights:
         quant = STORED[precision]
@@ -143,7 +140,7 @@ def _golden(export: Export, steps: Mapping[str, Sequence[Step]]) -> Iterator[tup
         yield name, f"{name}.tflite", settings.quant, bodies(layers, kept)
     chunks = {f"_chunk{i}": i for i in range(len(head_chunks(model)))}
     heads = {
-        f"rows{n}{end}": partial(golden.of_head, model, n, chunk, kept)
+        f"rows{n}{end}": partial(verify.golden_head, model, n, chunk, kept)
         for n in settings.rows
         for end, chunk in {"": None, **chunks}.items()
     }
@@ -154,7 +151,7 @@ def _golden(export: Export, steps: Mapping[str, Sequence[Step]]) -> Iterator[tup
     for name, some in steps.items():
         precision = _precision(name, export)
         stored = rounded(precision)
-        cases = {step.name: partial(golden.of_step, model, step, stored) for step in some}
+        cases = {step.name: partial(verify.golden_step, model, step, stored) for step in some}
         yield name, f"calibration-{soc}-{name}.tflite", precision, cases
 
 
@@ -174,9 +171,8 @@ def _caches(model: ModelConfig) -> tuple[int, int]:
 def _steps(model: ModelConfig) -> dict[str, list[Step]]:
     """Returns what is compiled, by file: whole layers, then products of the first layer's."""
     rows = calibration_rows(_caches(model))
-    buckets = dict.fromkeys(
-        Bucket(row["rows"], row["cache"]) for row in rows if row["graph"] == "layers"
-    )
+    of_layers = [row for row in rows if row["graph"] == "layers"]
+    buckets = dict.fromkeys(Bucket(row["rows"], row["cache"]) for row in of_layers)
     found = {
         f"layers{n}": [body_step(model, range(n), bucket) for bucket in buckets]
         for n in (min(each, model.n_layers) for each in SHARDS)
@@ -210,7 +206,7 @@ def _write_compiled(
 ) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         is_product = steps[0].inputs.keys() == {"x"}  # timed alike, whatever it multiplies
-        samples = [golden.noise(steps[-1])] if is_product else export.samples
+        samples = [verify.noise(steps[-1])] if is_product else export.samples
         quantized = write_quantized(Path(scratch), steps, export.weights, precision, samples)
         made = compile_context(quantized, soc, weight_sharing=len(steps) > 1)
     atomic.write_bytes(path, made.compiled)

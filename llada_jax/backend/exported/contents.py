@@ -10,6 +10,7 @@ from llada_jax.backend.litert import tflite
 from llada_jax.backend.protocol import Bucket, Inputs, Weights
 from llada_jax.backend.weights import stored_as
 from llada_jax.config import ExportConfig, ModelConfig, require
+from llada_jax.lowered import LoweredWeight
 from llada_jax.model.params import named_specs
 
 
@@ -75,16 +76,12 @@ def float32_shards(model: ModelConfig) -> list[range]:
 
 def layer_bytes(model: ModelConfig, settings: ExportConfig) -> list[int]:
     """Returns about how many bytes each layer takes in a file."""
-    specs, signatures = named_specs(model), len(buckets(settings))
-    stored = [
-        {
-            name: stored_as(name, spec.shape, settings.quant)
-            for name, spec in specs.items()
-            if name.startswith(f"layers.{layer}.")
-        }
-        for layer in range(model.n_layers)
-    ]
-    return [tflite.file_bytes(layer, signatures) for layer in stored]
+    stored: list[dict[str, LoweredWeight]] = [{} for _ in range(model.n_layers)]
+    for name, spec in named_specs(model).items():
+        if name.startswith("layers."):
+            layer = int(name.split(".")[1])
+            stored[layer][name] = stored_as(name, spec.shape, settings.quant)
+    return [tflite.file_bytes(layer, len(buckets(settings))) for layer in stored]
 
 
 def outer_bytes(model: ModelConfig, settings: ExportConfig) -> int:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from llada_jax import atomic
 from llada_jax.backend.exported import verify
 from llada_jax.backend.exported.contents import Export, float32_shards
-from llada_jax.backend.exported.unfinished import UnfinishedExport
+from llada_jax.backend.exported.manifest import UnfinishedExport
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.qnn.compiler import Compilation, compile_context
 from llada_jax.backend.qnn.context import Tensor

@@ -1,10 +1,18 @@
-"""Runs what an export wrote, and compares it with JAX on the very numbers that the files store.
+"""Compares what an export wrote with JAX, on the very numbers that the files store.
 
-One reference serves every bucket: the smallest one's rows, against as many cached positions. In a
-larger bucket the same rows run beside padding. The reference goes layer by layer, so that it holds
-the float32 weights of one layer at a time.
+Here, one reference serves every bucket: the smallest one's rows, against as many cached positions;
+in a larger bucket they run beside padding. It goes layer by layer, and so holds the float32 weights
+of one at a time. A phone compares with golden-<graph>.tar:
+
+signatures           a line each: number, name, and the largest error that its precision explains
+<signature>/x.raw    an input in float32, as LiteRT's run_model and QNN's qnn-net-run read it
+<signature>/outputs  what JAX makes of the inputs: number of the output, of the element, value
+
+Of each output there are the elements that run_model prints: the first, middle and last `SHOWN`.
 """
 
+import io
+import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from llada_jax import atomic
 from llada_jax.backend.litert.runtime import LiteRT
-from llada_jax.backend.protocol import Bucket, Executable, Weights
-from llada_jax.backend.steps import body_step, head_chunks, head_step, padded, resized
+from llada_jax.backend.protocol import Bucket, Executable, Step, Weights
+from llada_jax.backend.qnn.context import read_tflite, signatures
+from llada_jax.backend.steps import body_step, bucket_of, head_chunks, head_step, padded, resized
 from llada_jax.backend.weights import pieces_of, restore, store, stored_as
 from llada_jax.config import ModelConfig, Quant
 from llada_jax.model.layers import rotation
@@ -26,14 +36,14 @@ _TOLERANCE = {"float32": 1e-3, "fp16": 0.03}
 """Largest root-mean-square error, relative to the reference's own; else `_QUANTIZED`."""
 _QUANTIZED = 0.15
 """Activations of 8 bits add about 1 % a layer."""
+SHOWN = 64
+"""The script's `--sample_size`."""
 
 
 def example(model: ModelConfig, layers: range, bucket: Bucket) -> dict[str, np.ndarray]:
     """Returns a body step's inputs: noise of the size that a norm leaves, everything live. Caches
     are among them where they are empty, for larger buckets."""
-    rng = np.random.default_rng(0)
-    step = body_step(model, layers, replace(bucket, cache=max(1, bucket.cache)))
-    inputs = {name: rng.standard_normal(shape, np.float32) for name, shape in step.inputs.items()}
+    inputs = noise(body_step(model, layers, replace(bucket, cache=max(1, bucket.cache))))
     caches = {
         name: array[:, : bucket.cache]
         for name, array in inputs.items()
@@ -155,3 +165,84 @@ def _checked(
         error = error_of(name, executable)
         require_close(error, stored.quant, f"{path.name}, signature {name},")
         yield {"file": path.name, "signature": name, "error": error}
+
+
+class Golden(NamedTuple):
+    """Arrays by name, float32; ids are not among the outputs."""
+
+    inputs: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray]
+
+
+def golden_body(model: ModelConfig, layers: range, bucket: Bucket, stored: StoredWeights) -> Golden:
+    """Returns noise in every row, and the layers' outputs; all canvases have the same."""
+    alone = replace(bucket, canvases=1)
+    inputs = example(model, layers, alone)
+    outputs = reference(model, layers, alone, inputs, stored)
+    tiled = {
+        name: np.concatenate([each] * bucket.canvases, axis=int(name != "hidden"))
+        for name, each in outputs.items()
+    }
+    return Golden(resized(inputs, bucket), tiled)
+
+
+def golden_head(model: ModelConfig, rows: int, chunk: int | None, stored: StoredWeights) -> Golden:
+    """Returns noise, and the logits of one chunk of the vocabulary, or the confidences of all."""
+    hidden = np.random.default_rng(0).standard_normal((rows, model.width), np.float32)
+    inputs = {"hidden": hidden, "penalty": np.zeros(model.vocab_size, np.float32)}
+    logits = head_logits(model, hidden, stored, chunk)
+    chosen = {"confidence": confidence_of(logits)} if chunk is None else {"logits": logits}
+    return Golden(inputs, chosen)
+
+
+def golden_step(model: ModelConfig, step: Step, stored: StoredWeights) -> Golden:
+    """Returns those of layers from the first on, or of a single product."""
+    if "bias" in step.inputs:
+        layers = range(sum(name.startswith("keys_") for name in step.inputs))
+        return golden_body(model, layers, bucket_of(step), stored)
+    inputs = noise(step)
+    weights = {name: stored.array(name, shape) for name, shape in step.weights.items()}
+    return Golden(inputs, jax.jit(step.function)(weights, inputs))
+
+
+def noise(step: Step) -> dict[str, np.ndarray]:
+    """Returns inputs of a step."""
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in step.inputs.items()}
+
+
+def write_golden(
+    path: Path, graph: Path, allowed: float, cases: Mapping[str, Callable[[], Golden]]
+) -> None:
+    """Writes the file of a graph, numbered as in run_model: signatures, outputs of a subgraph."""
+    model, _ = read_tflite(graph)
+    lines = []
+    with atomic.new_file(path) as part, tarfile.open(part, "w") as archive:
+        for number, (signature, subgraph) in enumerate(signatures(model)):
+            name = signature.signatureKey.decode()
+            lines.append(f"{number} {name} {allowed}\n")
+            golden = cases[name]()
+            for each, array in golden.inputs.items():
+                _add(archive, f"{name}/{each}.raw", np.asarray(array, np.float32).tobytes())
+            names = {each.tensorIndex: each.name.decode() for each in signature.outputs}
+            shown = _shown([names[index] for index in subgraph.outputs], golden.outputs)
+            _add(archive, f"{name}/outputs", "".join(shown).encode())
+        _add(archive, "signatures", "".join(lines).encode())
+
+
+def _shown(order: Sequence[str], outputs: Mapping[str, np.ndarray]) -> Iterator[str]:
+    for number, name in enumerate(order):
+        if name in outputs:
+            flat = np.asarray(outputs[name]).reshape(-1)
+            places = np.arange(flat.size)
+            if flat.size > 2 * SHOWN:
+                middle = flat.size // 2 - SHOWN // 2
+                places = np.r_[:SHOWN, middle : middle + SHOWN, flat.size - SHOWN : flat.size]
+            for place in np.unique(places):
+                yield f"{number} {place} {flat[place]:.9g}\n"
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    archive.addfile(entry, io.BytesIO(content))

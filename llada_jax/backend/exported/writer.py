@@ -30,15 +30,21 @@ from llada_jax.backend import steps
 from llada_jax.backend.exported import verify
 from llada_jax.backend.exported.calibration import write_calibration
 from llada_jax.backend.exported.contents import Export, layer_bytes, outer_bytes, shard_layers
-from llada_jax.backend.exported.manifest import MANIFEST, BodyShard, File, Manifest
+from llada_jax.backend.exported.manifest import (
+    MANIFEST,
+    BodyShard,
+    File,
+    Manifest,
+    UnfinishedExport,
+)
 from llada_jax.backend.exported.phone_contexts import check_phones, compile_for_phones
-from llada_jax.backend.exported.unfinished import UnfinishedExport, require_new
 from llada_jax.backend.litert import tflite
 from llada_jax.backend.litert.install import require_npu
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Step
 from llada_jax.backend.resources import require_disk
 from llada_jax.backend.steps import body_step, head_steps
+from llada_jax.config import require
 from llada_jax.inside import inside
 from llada_jax.locked import LOCK_FILE, locked
 from llada_jax.model.quantize import QuantArray, dequantize
@@ -57,7 +63,7 @@ def write_export(folder: Path, export: Export) -> Manifest:
     interrupted export had other settings.
     """
     require_npu()
-    require_new(folder)
+    _require_new(folder)
     _check_operations(export)
     if export.settings.phones.socs:
         check_phones(export)
@@ -67,8 +73,14 @@ def write_export(folder: Path, export: Export) -> Manifest:
     unfinished = UnfinishedExport(folder, export)
     require_disk(folder.parent, size - unfinished.bytes, f"the export of {export.source}")
     with locked(folder, folder.with_name(f".{folder.name}{LOCK_FILE}")):
+        _require_new(folder)
         unfinished.begin()
         return _written(unfinished, export, shards, size)
+
+
+def _require_new(folder: Path) -> None:
+    """Raises ValueError where the folder exists."""
+    require(not folder.exists(), f"{folder} exists already; allowed: a new folder")
 
 
 def _written(
@@ -87,6 +99,9 @@ def _written(
         embedding = unfinished.file("embedding.bin", partial(_write_embedding, export, bar))
     contexts = list(compile_for_phones(unfinished, export))
     checks = list(_check_files(unfinished.folder, export, bodies)) if export.verify else []
+    tokenizer = _copy_tokenizer(unfinished.folder, export.tokenizer)
+    names = [entry[name] for entry in contexts for name in ("file", "compiled")]
+    binaries = [File.of(inside(unfinished.folder, name)) for name in names]
     manifest = Manifest(
         model=export.model,
         settings=export.settings,
@@ -97,15 +112,7 @@ def _written(
         head_chunk=steps.HEAD_CHUNK,
         embedding=embedding,
         embedding_dtype=_embedding_dtype(export),
-        others=(
-            *_copy_tokenizer(unfinished.folder, export.tokenizer),
-            *(
-                File.of(inside(unfinished.folder, entry[name]))
-                for entry in contexts
-                for name in ("file", "compiled")
-            ),
-            *write_calibration(unfinished, export),
-        ),
+        others=(*tokenizer, *binaries, *write_calibration(unfinished, export)),
         contexts=tuple(contexts),
         checks=tuple(checks),
         versions=unfinished.versions,
@@ -121,16 +128,12 @@ def _written(
 def _check_operations(export: Export) -> None:
     """Checks the operations of one bucket, which stands for all: they differ in sizes only."""
     bucket = export.buckets[0]
-    for step in (
-        body_step(export.model, range(export.model.n_layers), bucket),
-        *head_steps(export.model, [bucket.rows])[:2],
-    ):
+    body = body_step(export.model, range(export.model.n_layers), bucket)
+    for step in (body, *head_steps(export.model, [bucket.rows])[:2]):
         check(lower(step, export.settings.quant), "litert")
 
 
-def _check_files(
-    folder: Path, export: Export, bodies: Sequence[BodyShard]
-) -> Iterator[dict[str, Any]]:
+def _check_files(folder: Path, export: Export, bodies: Sequence[BodyShard]) -> Iterator[dict]:
     model, settings = export.model, export.settings
     stored = verify.StoredWeights(export.weights, settings.quant)
     for shard in bodies:

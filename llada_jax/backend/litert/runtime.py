@@ -82,9 +82,8 @@ class _HostBuffers:
 
     def __init__(self) -> None:
         folder = Path(litert_runtime().__file__).parent
-        self._host_memory = ctypes.CDLL(
-            str(folder / "libLiteRt.so")
-        ).LiteRtGetTensorBufferHostMemory
+        library = ctypes.CDLL(str(folder / "libLiteRt.so"))
+        self._host_memory = library.LiteRtGetTensorBufferHostMemory
         self._pointer = ctypes.pythonapi.PyCapsule_GetPointer
         self._pointer.restype = ctypes.c_void_p
         self._pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -97,9 +96,8 @@ class _HostBuffers:
         status = self._host_memory(handle, ctypes.byref(address))
         if status or not address.value:
             raise RuntimeError(f"LiteRT gives no host memory for a buffer (status {status})")
-        memory = (_POINTERS[details["dtype"]] * math.prod(details["shape"])).from_address(
-            address.value
-        )
+        kind = _POINTERS[details["dtype"]] * math.prod(details["shape"])
+        memory = kind.from_address(address.value)
         memory.owner = buffer
         self._owners[address.value] = buffer
         return np.frombuffer(memory, memory._type_).reshape(details["shape"])
@@ -112,15 +110,13 @@ class _HostBuffers:
 class _Signature:
     """One step of a file: an `Executable`."""
 
-    def __init__(
-        self, model: Any, name: str, io: Mapping[str, Sequence[str]], buffers: _HostBuffers
-    ):
-        self._model, self._name, self._buffers = model, name, buffers
+    def __init__(self, model: Any, name: str, io: Mapping[str, Sequence[str]], host: _HostBuffers):
+        self._model, self._name, self._buffers = model, name, host
         self.inputs = list(io["inputs"])
         self._own: dict[str, np.ndarray] = {}
         self._outputs = {o: model.create_output_buffer_by_name(name, o) for o in io["outputs"]}
         details = model.get_output_tensor_details(name)
-        self._views = {o: buffers.array(buffer, details[o]) for o, buffer in self._outputs.items()}
+        self._views = {o: host.array(buffer, details[o]) for o, buffer in self._outputs.items()}
         self._details = model.get_input_tensor_details(name)
 
     def allocate(self, name: str) -> np.ndarray:

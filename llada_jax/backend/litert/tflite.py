@@ -103,11 +103,9 @@ def write(
                 scales.append(scale)
                 if progress is not None:
                     progress.update(numbers.nbytes)
-            written, wanted = file.tell() - offset, _stored_bytes(specs[name])
+            given, wanted = file.tell() - offset, _stored_bytes(specs[name])
             shape = list(specs[name].shape)
-            require(
-                written == wanted, f"{name} gave {written} bytes; expected: {wanted} for {shape}"
-            )
+            require(given == wanted, f"{name} gave {given} bytes; expected: {wanted} for {shape}")
             constants.set_scales(name, scales)
         file.truncate()
         file.seek(0)

@@ -10,22 +10,12 @@ import re
 import subprocess
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from llada_jax.backend.qnn.context import (
-    DISPATCH,
-    Context,
-    NpuGraph,
-    op_name,
-    read_context,
-    read_tflite,
-    require_qnn,
-    signatures,
-)
+from llada_jax.backend.qnn.context import Context, NpuGraph, left_outside, read_context, require_qnn
 from llada_jax.config import Soc, require_choice
 
 
@@ -46,7 +36,6 @@ class Compilation:
     traffic: Mapping[str, Traffic]
     """By signature."""
     seconds: float
-    """Of compiling."""
     qnn_version: str
 
     @property
@@ -57,11 +46,8 @@ class Compilation:
 
 def compile_context(tflite: Path, soc: str, *, weight_sharing: bool = False) -> Compilation:
     """Compiles every signature of a .tflite file into a graph of one QNN context.
-
-    Args:
-      tflite: float32, or from `quantize`; its constants may lie in the flatbuffer or after it.
-      soc: a name of `SOCS`.
-      weight_sharing: one copy of the weights for all signatures, as is right for a phone.
+    The file is float32 or from `quantize`. `weight_sharing`: one copy of the weights for all
+    signatures, as is right for a phone.
 
     Raises ImportError without the extra; ValueError for an unknown SoC, and where ops are left that
     the NPU does not take; RuntimeError with the end of its log where the compiler fails.
@@ -133,16 +119,7 @@ def _complaints(log: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def _check_offloaded(compiled: Path, soc: str, log: subprocess.CompletedProcess[str]) -> None:
-    model, _ = read_tflite(compiled)
-    outside = []
-    for signature, subgraph in signatures(model):
-        ops = Counter(op_name(model, operator) for operator in subgraph.operators)
-        partitions = ops.pop(DISPATCH, 0)
-        if ops or partitions != 1:
-            left = ", ".join(f"{count} {name}" for name, count in sorted(ops.items())) or "nothing"
-            name = signature.signatureKey.decode()
-            outside.append(f"  signature {name!r}: {partitions} partitions, outside: {left}")
-    if outside:
+    if outside := [*left_outside(compiled)]:
         complaints = [f"  {line}" for line in _complaints(log)[:6]]
         first = f"{soc} does not take the whole of each signature as one partition:"
         raise ValueError("\n".join([first, *outside, "the compiler says:", *complaints]))

@@ -3,6 +3,7 @@
 import importlib.util
 import mmap
 import platform
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,6 +91,18 @@ def read_context(compiled: Path) -> Context:
     soc = _stamped_soc(model)
     require_choice("soc", soc, Soc)
     return Context(soc, tuple(graphs), memoryview(raw)[offset : offset + size])
+
+
+def left_outside(compiled: Path) -> Iterator[str]:
+    """Yields signatures that are not one partition of the NPU, with what is left beside it."""
+    model, _ = read_tflite(compiled)
+    for signature, subgraph in signatures(model):
+        ops = Counter(op_name(model, operator) for operator in subgraph.operators)
+        partitions = ops.pop(DISPATCH, 0)
+        if ops or partitions != 1:
+            left = ", ".join(f"{count} {name}" for name, count in sorted(ops.items())) or "nothing"
+            name = signature.signatureKey.decode()
+            yield f"  signature {name!r}: {partitions} partitions, outside: {left}"
 
 
 def read_tflite(path: Path) -> tuple[Any, mmap.mmap]:

@@ -17,10 +17,10 @@ import numpy as np
 from scipy import optimize
 
 from llada_jax.config import Quant, require
-from llada_jax.lowered import LoweredWeight, product_step
+from llada_jax.lowered import product_step
 from llada_jax.phone.calibration.measurements import Measurement
 from llada_jax.phone.cost import price_on_cpu, price_on_npu
-from llada_jax.phone.graphs import Graphs, Shape, graphs_of
+from llada_jax.phone.graphs import Shape, graphs_of
 from llada_jax.phone.profile import Profile, Sourced, profile_of
 from llada_jax.phone.uncertainty import COUNTED, TWO_SIDED, doubt_of
 
@@ -32,7 +32,6 @@ STRONG = 3.0
 """Logarithm of the evidence that another tile or pass must have over the parent's."""
 TILES, PASSES = (32, 64), (32, 64, 128, 256, 1024)
 QUANTS: Mapping[str, Quant] = {"fp16": "float32", "int8": "int8", "int4": "int4"}
-_BITS = {"fp16": 16, "int8": 8, "int4": 4}
 _STEP = 0.02
 _FELT = 1e-4
 """A number matters where its doubt moves some row's logarithm by more."""
@@ -77,12 +76,7 @@ class Calibration:
 
 
 class Rows:
-    """Prices measured rows by a profile.
-
-    Args:
-      shape: the model whose layers, head and matrices were timed.
-      kernels, cpu: classes of the profile that stand for the phone's software.
-    """
+    """Prices measured rows of a shape by a profile's classes of kernels."""
 
     def __init__(self, shape: Shape, kernels: str, cpu: str) -> None:
         self._model = graphs_of(shape).model
@@ -101,10 +95,14 @@ class Rows:
             return call + row.layers * price(graphs.layer(row.rows, row.cache)).seconds
         if row.graph == "head":
             return call + graphs.head_chunks * price(graphs.head(row.rows)).seconds
-        outputs, inputs = _matrix(graphs, row)
-        weight = LoweredWeight((outputs, inputs), _BITS[row.precision])
-        name = f"layers.0.{row.weight}"
-        return call + price(product_step(row.rows, inputs, outputs, weight, name)).seconds
+        weights = graphs.layer(32, 0).weights.items()
+        matrices = {name.split(".", 2)[-1]: each for name, each in weights if len(each.shape) == 2}
+        known = ", ".join(matrices)
+        require(row.weight in matrices, f"weight of {row.name} is {row.weight!r}; allowed: {known}")
+        weight = matrices[row.weight]
+        outputs, inputs = weight.shape
+        step = product_step(row.rows, inputs, outputs, weight, f"layers.0.{row.weight}")
+        return call + price(step).seconds
 
     def numbers(self, parent: Profile) -> dict[str, Sourced]:
         """Returns the numbers that rows can depend on, by path."""
@@ -114,18 +112,6 @@ class Rows:
             for path, entry in parent.numbers.items()
             if path.startswith(rooms) and entry.unit not in COUNTED and entry.value
         }
-
-
-def _matrix(graphs: Graphs, row: Measurement) -> tuple[int, int]:
-    shapes = {
-        name.split(".", 2)[-1].partition("[")[0]: weight.shape
-        for name, weight in graphs.layer(32, 0).weights.items()
-        if len(weight.shape) == 2
-    }
-    known = ", ".join(shapes)
-    require(row.weight in shapes, f"weight of {row.name} is {row.weight!r}; allowed: {known}")
-    outputs, inputs = shapes[row.weight]
-    return outputs, inputs
 
 
 class _Prior:
@@ -192,16 +178,7 @@ def calibrate(
     cpu: str = "tuned",
     name: str = "mine",
 ) -> Calibration:
-    """Returns a phone's profile from rows that were measured on it.
-
-    Args:
-      parent: the profile of the nearest phone, whose doubts are the prior.
-      shape: the model whose graphs were timed.
-      kernels, cpu: classes of the profile that stand for the software that ran.
-      name: the new profile's name.
-
-    Raises ValueError where nothing was measured, and for a matrix that the model does not have.
-    """
+    """Returns a phone's profile from rows that were measured on it, as `Phone.calibrate` does."""
     fitted = [each for each in measurements if not each.held_out]
     require(bool(fitted), "no row is left to fit; allowed: at least one that is not held out")
     rows = Rows(shape, kernels, cpu)

@@ -1,4 +1,5 @@
-"""The manifest of an exported folder: it survives the disk, and names what is wrong."""
+"""The manifest of an exported folder: it survives the disk, and names what is wrong; so does the
+record of an unfinished one."""
 
 import dataclasses
 import json
@@ -7,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from llada_jax.backend.exported.manifest import CONTRACT, BodyShard, File, Manifest
+from llada_jax.backend.exported.contents import Export
+from llada_jax.backend.exported.manifest import (
+    CONTRACT,
+    BodyShard,
+    File,
+    Manifest,
+    UnfinishedExport,
+)
 from llada_jax.config import ExportConfig, MoEConfig, PhoneConfig
 from tests.backend.models import GQA
 
@@ -133,3 +141,15 @@ def test_a_file_that_is_missing_cut_short_or_changed(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"lacks weights\.bin, which its manifest\.json na"):
         file.check(tmp_path)
+
+
+def test_a_compiled_context_is_kept_with_its_binary(tmp_path):
+    export = Export(GQA, None, ExportConfig(), "a test")
+    begun = UnfinishedExport(tmp_path / "model", export)
+    begun.begin()
+    for name in ("context.bin", "context.tflite", "left.tmp"):
+        (begun.folder / name).write_bytes(b"x")
+    begun.add_context("context.bin", {"file": "context.bin", "compiled": "context.tflite"})
+    UnfinishedExport(tmp_path / "model", export).begin()
+    kept = {path.name for path in begun.folder.iterdir()}
+    assert kept == {"context.bin", "context.tflite", "progress.json"}

@@ -1,19 +1,28 @@
-"""The comparison of an export's files with JAX: small errors pass, and others do not."""
+"""The comparison of an export's files with JAX: here, and on a phone that is this CPU."""
 
+import csv
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llada_jax.backend.exported import verify
+from llada_jax.backend.exported import calibration, verify
+from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.verify import StoredWeights
 from llada_jax.backend.litert import tflite
 from llada_jax.backend.lower import lower
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.steps import body_step, head_steps
 from llada_jax.backend.weights import InMemory
-from llada_jax.config import ModelConfig, Quant
+from llada_jax.config import ExportConfig, ModelConfig, PhoneConfig, Quant
+from llada_jax.phone.calibration.measurements import read_timing
 from tests.backend.models import (
     GQA,
     VARIANTS,
@@ -101,3 +110,102 @@ def test_not_a_number_does_not_pass() -> None:
     verify.require_close(0.1, "int8", "the file")
     with pytest.raises(RuntimeError, match=r"by 0\.1 .*; allowed: 0\.001"):
         verify.require_close(0.1, "float32", "the file")
+
+
+pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
+pytest.importorskip("litert_converter", reason="needs the extra npu")
+
+MODEL = GQA.replace(n_layers=2)
+SETTINGS = ExportConfig(quant="int8", rows=(4, 8), caches=(32,), canvases=(1, 2),
+                        phones=PhoneConfig(socs=("SM8750",)))  # fmt: skip
+EXPORT = Export(MODEL, InMemory(random_params(MODEL)), SETTINGS, "random")
+HERE = Path(__file__).parent
+ADB = """#!/bin/sh
+case "$*" in
+  *run_model*) sed -n 's/.*\\(run_model.*\\)/\\1/p' <<EOF > call
+$*
+EOF
+    {how} ;;
+  pull*) mkdir -p measured/results ;;
+esac
+"""
+RUNS = f"{sys.executable} {HERE / 'run_model.py'} $(sed 's/^run_model//' call)"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Graphs of layers and head, their golden files, and the script, which has nothing to time."""
+    folder = tmp_path_factory.mktemp("exported")
+    bodies = [body_step(MODEL, range(2), bucket) for bucket in EXPORT.buckets]
+    for name, steps in (("shard-00", bodies), ("head", head_steps(MODEL, SETTINGS.rows))):
+        lowered = [lower(step, SETTINGS.quant) for step in steps]
+        tflite.write(folder / f"{name}.tflite", lowered, EXPORT.weights)
+    for name, graph, quant, cases in calibration._golden(EXPORT, {}):
+        if (folder / graph).exists():
+            path = folder / f"golden-{name}.tar"
+            verify.write_golden(path, folder / graph, verify.tolerance(quant), cases)
+    shutil.copy(Path(verify.__file__).with_name("calibration.sh"), folder)
+    calibration._write_rows([], folder / "calibration-rows.csv")
+    return folder
+
+
+def compared(folder: Path, how: str) -> tuple[list[dict[str, str]], str]:
+    """What the script says of each signature, and its complaints."""
+    adb = folder / "bin" / "adb"
+    adb.parent.mkdir(exist_ok=True)
+    adb.write_text(ADB.replace("{how}", how))
+    adb.chmod(0o755)
+    environment = os.environ | {"PATH": f"{adb.parent}:{os.environ['PATH']}"}
+    command = ["sh", "calibration.sh", "SM8750", "2.50", "libraries"]
+    run = partial(subprocess.run, capture_output=True, text=True, check=True)
+    done = run(command, cwd=folder, env=environment)
+    with (folder / "measured" / "golden.csv").open() as file:
+        return list(csv.DictReader(file)), done.stderr
+
+
+def test_every_signature_of_layers_and_head_computes_what_is_golden(exported: Path) -> None:
+    found, complaints = compared(exported, RUNS)
+    names = {(row["graph"], row["signature"]) for row in found}
+    assert names == {
+        *(("shard-00", bucket.name) for bucket in EXPORT.buckets),
+        *(("head", f"rows{n}{end}") for n in SETTINGS.rows for end in ("", "_chunk0")),
+    }
+    assert {row["close"] for row in found} == {"yes"}, found
+    assert all(1e-6 < float(row["error"]) < 0.1 for row in found)
+    assert complaints == ""
+
+
+@pytest.mark.parametrize(
+    "how", ["exit 1", "for i in 0 1; do echo \"x] Output buffer $i:\"; echo 'x]   0: nan'; done"]
+)
+def test_a_graph_that_gives_nothing_is_told(exported: Path, how: str) -> None:
+    found, complaints = compared(exported, how)
+    assert {(row["error"], row["close"]) for row in found} == {("nothing", "no")}
+    assert "head, rows4: error nothing against JAX; allowed: 0.15" in complaints
+
+
+def test_outputs_that_differ_are_told(exported: Path) -> None:
+    doubled = f"{RUNS} 2>&1 | awk '{{ if ($NF !~ /:$/) $NF *= 2 }} 1'"
+    found, complaints = compared(exported, doubled)
+    assert all(0.9 < float(row["error"]) < 1.1 and row["close"] == "no" for row in found)
+    assert len(complaints.splitlines()) == len(found)
+
+
+def test_what_the_wheel_s_tool_writes_is_read(exported: Path, tmp_path: Path) -> None:
+    tool = "ai_edge_litert.tools.benchmark_litert_model"
+    asked = [f"--model={exported / 'head.tflite'}", "--signature=rows4", "--num_runs=7"]
+    command = [sys.executable, "-m", tool, *asked, f"--result_json={tmp_path / 'head.json'}"]
+    subprocess.run(command, capture_output=True, check=True)
+    found = read_timing(tmp_path / "head.json")
+    assert found.runs == 7
+    assert 0 <= found.p5_ms <= found.median_ms <= found.p95_ms  # it rounds to 10 us
+
+
+def test_inputs_are_whole_and_outputs_are_samples(exported: Path) -> None:
+    with tarfile.open(exported / "golden-shard-00.tar") as archive:
+        sizes = {each.name: each.size for each in archive}
+        outputs = archive.extractfile("rows8_cache32/outputs").read().decode()
+    assert sizes["rows8_cache32/hidden.raw"] == 4 * 8 * MODEL.width
+    assert {*range(5)} == {int(line.split()[0]) for line in outputs.splitlines()}
+    assert len(outputs.splitlines()) <= 5 * 3 * verify.SHOWN
+    assert f"--sample_size={verify.SHOWN} " in (exported / "calibration.sh").read_text()

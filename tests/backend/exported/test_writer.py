@@ -18,13 +18,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import llada_jax as lj
-from llada_jax.backend.exported import unfinished, writer
-from llada_jax.backend.exported.contents import (
-    buckets,
-    layer_bytes,
-    outer_bytes,
-    shard_layers,
-)
+from llada_jax.backend.exported import writer
+from llada_jax.backend.exported.contents import buckets, layer_bytes, outer_bytes, shard_layers
 from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.litert.runtime import LiteRT, tflite
 from llada_jax.backend.session import FORBIDDEN_LOGIT
@@ -444,7 +439,7 @@ def test_an_export_goes_on_with_the_same_packages_only(
     source: Path, interrupted_export: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another converter may make other graphs."""
-    monkeypatch.setattr(unfinished, "version", lambda package: f"9 of {package}")
+    monkeypatch.setattr(f"{Manifest.__module__}.version", lambda package: f"9 of {package}")
     message = r"interrupted export with other versions: jax was '.*', is '9 of jax', litert-conv"
     with pytest.raises(ValueError, match=message):
         export(source, interrupted_export, SMALL)

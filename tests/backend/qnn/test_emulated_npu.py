@@ -22,7 +22,7 @@ from llada_jax.build.denoisers import score_rules
 from llada_jax.config import PhoneConfig
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.model.layers import HIDDEN_SCORE
-from llada_jax.phone.calibration.timings import read_timing
+from llada_jax.phone.calibration.measurements import read_timing
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 

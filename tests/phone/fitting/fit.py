@@ -11,12 +11,12 @@ import numpy as np
 from scipy import optimize
 
 from llada_jax.phone.cost import price_on_cpu, price_on_npu
-from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.memory import WeightTransfers, buffers_mib, resident_mib, weights_mib
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.published_tasks import ffn_down, one_pass, table2_seconds
+from llada_jax.phone.simulate import ForwardTimer, GraphsLike
 from llada_jax.phone.system import System
-from llada_jax.swap.address_budget import MIB
+from llada_jax.swap.address_space import MIB
 
 Figures = Mapping[str, Any]
 

@@ -12,17 +12,9 @@ from typing import Any, get_args
 import numpy as np
 from scipy import optimize
 
-from llada_jax.phone.dynamics import (
-    BLOCK,
-    STABLE,
-    VISIBLE,
-    Decoding,
-    Dynamics,
-    decode,
-    statistics,
-)
-from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
+from llada_jax.phone.dynamics import BLOCK, STABLE, VISIBLE, Decoding, Dynamics, decode, statistics
 from llada_jax.phone.profile import Profile
+from llada_jax.phone.simulate import ForwardTimer, GraphsLike
 from llada_jax.phone.system import Processor, System
 from llada_jax.phone.workload import Forward, vanilla
 from tests.phone.fitting.fit import Figures

@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 import pytest
 
-from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import CANVAS, PublishedTasks
+from llada_jax.phone.simulate import ForwardTimer
 from llada_jax.phone.system import System
 from tests.phone.fitting import fit_tasks
 

@@ -1,8 +1,13 @@
-"""The budget, and the costs of mapping as their sources have them."""
+"""The budget, the costs of mapping as their sources have them, and how buffers are packed."""
+
+from itertools import accumulate, pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from llada_jax.swap.address_budget import MIB, Budget, MappingPath, kv_bytes_per_token
+from llada_jax.swap.address_space import MIB, Budget, MappingPath, Packer
+from llada_jax.swap.graph import kv_bytes_per_token
 from tests.swap.small_graphs import chain
 from tests.swap.test_graph import LLADA_8B
 
@@ -42,3 +47,27 @@ def test_what_a_step_costs_once_is_spread_over_its_transfers():
 def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@given(
+    st.lists(st.integers(1, 9), max_size=8),
+    st.integers(0, 50),
+    st.integers(0, 5),
+    st.integers(1, 20),
+)
+def test_tensors_lie_apart_in_whole_buffers(sizes, room, max_buffers, max_buffer_bytes):
+    packer = Packer(room, max_buffers, max_buffer_bytes)
+    spans = [(at, at + size) for size in sizes if (at := packer.add(size)) is not None]
+    assert sum(packer.sizes) == packer.used == sum(end - at for at, end in spans) <= room
+    assert len(packer.sizes) <= max_buffers
+    assert max(packer.sizes, default=0) <= max_buffer_bytes
+    ends = [0, *accumulate(packer.sizes)]
+    for at, end in spans:
+        assert any(low <= at and end <= high for low, high in pairwise(ends))
+    assert all(end <= after for (_, end), (after, _) in pairwise(spans))
+
+
+def test_neighbours_in_order_of_use_share_a_buffer():
+    packer = Packer(12, 2, 6)
+    assert [packer.add(3) for _ in range(5)] == [0, 3, 6, 9, None]
+    assert packer.sizes == [6, 6]

@@ -1,4 +1,4 @@
-"""What a plan is, and how decisions become addresses: where everything lies, what is staged when.
+"""The NPU's address space: what may be mapped, what a mapping costs, and what lies where in a plan.
 
 A step runs the operators of a graph one after the other, and a denoising loop runs the step again
 and again. Weights of some operators are always mapped; those of the others are staged in every
@@ -8,12 +8,89 @@ keys, values and temporaries, then come the buffers of the weights, which are pa
 use, and the slots.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from llada_jax.swap.address_budget import Budget, PlanError
+from llada_jax.config import require_counts
 from llada_jax.swap.graph import Graph
+
+MIB = 1 << 20
+
+
+class PlanError(ValueError):
+    """A graph that cannot run within a budget, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What one session of the NPU may map.
+
+    Defaults: llama.cpp's limits of a session on Hexagon V75 and later (ggml-hexagon.cpp and
+    htp-ops.h: 3,200 MiB, 16 buffers of up to 1 GiB). Keys and values count at the length to which
+    they will grow: a mapping that must move while a text is generated would cost a stall.
+    """
+
+    session_bytes: int = 3200 * MIB
+    max_buffers: int = 16
+    max_buffer_bytes: int = 1024 * MIB
+    alignment: int = 4096
+    kv_bytes_per_token: int = 0
+    tokens: int = 0
+    """Prompt and generated tokens, at the end of a generation."""
+    temporary_bytes: int = 0
+    """Activations, of which all layers share the place."""
+
+    def __post_init__(self) -> None:
+        require_counts(self, "session_bytes", "max_buffers", "max_buffer_bytes", "alignment")
+        require_counts(self, "kv_bytes_per_token", "tokens", "temporary_bytes", least=0)
+
+    def aligned(self, size: int) -> int:
+        """Returns the bytes of the address space that `size` bytes take."""
+        return -(-size // self.alignment) * self.alignment
+
+    def sizes(self, graph: Graph) -> list[int]:
+        """Returns the bytes of the address space that each operator's weights take."""
+        return [self.aligned(operator.weight_bytes) for operator in graph.operators]
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of keys, values and temporaries, which are mapped all the time."""
+        return sum(map(self.aligned, self._fixed_parts))
+
+    @property
+    def fixed_buffers(self) -> int:
+        """Mappings of the fixed bytes."""
+        return sum(-(-self.aligned(part) // self.max_buffer_bytes) for part in self._fixed_parts)
+
+    @property
+    def _fixed_parts(self) -> tuple[int, int]:
+        return self.kv_bytes_per_token * self.tokens, self.temporary_bytes
+
+
+@dataclass(frozen=True)
+class MappingPath:
+    """A way to make weights visible to the NPU, with its cost and where that number is from."""
+
+    map_ns: int
+    """Time of each mapping."""
+    step_ns: int
+    """Time once in each step that stages anything, whatever its size."""
+    bytes_per_second: float
+    """Speed of the bytes; `math.inf` where they stay where they are."""
+    tag: str
+    source: str
+
+    def price(self, graph: Graph, transfers: int = 0) -> Graph:
+        """Returns the graph with this way's transfer times, `step_ns` spread over the transfers of
+        a plan; 0 before there is one, since a planner does not know how many it will make."""
+        once = self.step_ns // transfers if transfers else 0
+        operators = tuple(
+            replace(each, transfer_ns=round(each.weight_bytes / self.bytes_per_second * 1e9))
+            for each in graph.operators
+        )
+        return Graph(operators, self.map_ns + once)
 
 
 class Region(NamedTuple):
@@ -72,10 +149,6 @@ class Plan(NamedTuple):
         """Returns the bytes of the weights that are mapped all the time."""
         staged = self.staged
         return sum(op.weight_bytes for i, op in enumerate(graph.operators) if i not in staged)
-
-
-Planner = Callable[[Graph, Budget], Plan]
-"""Returns a plan within the budget; raises `PlanError`, with the reason, for none."""
 
 
 def room_for_weights(graph: Graph, budget: Budget) -> tuple[int, int]:
@@ -162,10 +235,9 @@ def assemble(
 ) -> Plan:
     """Returns the plan of all these; operators of no offset and no group have no weights.
 
-    Args:
-      offsets: places of weights in the buffers, which lie one behind the other, as the slots do.
-      groups: operators that take turns in the slots; they stay there where each has one of its own.
-      displaced: transfers of weights that share their places in the buffers.
+    Offsets are places in the buffers, which lie one behind the other, as the slots do. Groups take
+    turns in the slots; they stay there where each has one of its own. `displaced`: transfers of
+    weights that share their places in the buffers.
     """
     start, sizes = budget.fixed_bytes, budget.sizes(graph)
     placed = regions(start + sum(buffers), slots)

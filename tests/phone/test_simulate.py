@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from llada_jax.phone.cost import price_on_npu
-from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.memory import WeightTransfer, WeightTransfers
-from llada_jax.phone.simulate import energy_of, simulate
+from llada_jax.phone.simulate import ForwardTimer, energy_of, simulate
 from llada_jax.phone.system import Runtime, ScoresOn, System
 from llada_jax.phone.timeline import LaneTask, run
 from llada_jax.phone.uncertainty import with_uncertainty
