@@ -2,14 +2,13 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from functools import partial
 from typing import Any
 
 from experiments.harness.results import Kind
 from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.harness import PLACES, lengthened
-from llada_jax.evaluation.sweep import Axes
 from llada_jax.evaluation.task import TaskItems, ValidationItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.architecture import architecture
@@ -21,6 +20,26 @@ HERE = "here"
 BOUNDED = {"theta_visible": "theta_stable", "lookahead_trigger": "block_length"}
 Draw = Callable[[str, int], int]
 """Draws a place, 0 to a number less one, for a name."""
+
+
+class Axes(
+    make_dataclass(
+        "Values",
+        [
+            (name, tuple[hint, ...], field(default=()))
+            for name, hint in SamplerConfig.setting_types().items()
+            if name not in ("gen_length", "steps")  # which a task sets
+        ],
+        frozen=True,
+        kw_only=True,
+    )
+):
+    """Holds values of settings of `SamplerConfig`; empty ones stay as the sampler has them."""
+
+    @property
+    def given(self) -> dict[str, tuple[Any, ...]]:
+        """Returns the values of the settings that have some."""
+        return {name: values for name, values in vars(self).items() if values}
 
 
 @dataclass(frozen=True, kw_only=True)

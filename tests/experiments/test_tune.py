@@ -2,12 +2,14 @@
 
 import json
 import math
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 import llada_jax as lj
 from experiments.harness.run import REPOSITORY, offer_preset_file, read_config
@@ -15,10 +17,9 @@ from experiments.tune import __main__ as entry
 from experiments.tune import search as searching
 from experiments.tune.judge import Judge, Judged, Price, modelled_price
 from experiments.tune.search import Candidate, fastest_allowed, front
-from experiments.tune.settings import Family, TuneConfig, drawn, first_proposals
+from experiments.tune.settings import Axes, Family, TuneConfig, drawn, first_proposals
 from llada_jax.config import SamplerConfig
 from llada_jax.evaluation import harness
-from llada_jax.evaluation.sweep import Axes
 from llada_jax.phone.workload import Forward, Workload
 from tests.experiments.in_process import run_experiment
 
@@ -143,6 +144,27 @@ def test_a_price_is_what_the_phone_says_with_its_session(soc):
     assert price.joules == pytest.approx(whole.energy.joules / 2)
     planned = modelled_price(phone, "llada_8b", runs, "steady")
     assert planned.seconds == pytest.approx(price.seconds, rel=0.1)
+
+
+def test_every_setting_that_no_task_sets_can_be_swept():
+    names = SamplerConfig.setting_types().keys()
+    assert {each.name for each in fields(Axes)} == names - {"gen_length", "steps"}
+    axes = read_config(
+        Axes, OmegaConf.create({"refresh": ["rows", "none"], "row_budget": [None, 64]})
+    )
+    assert axes.given == {"refresh": ("rows", "none"), "row_budget": (None, 64)}
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"steps": [8]}, "steps is no setting; allowed: block_length, "),
+        ({"remasking": ["tokens"]}, r"remasking\[0\] is 'tokens'; allowed: 'low"),
+    ],
+)
+def test_bad_axes_are_named(over, message):
+    with pytest.raises(ValueError, match=message):
+        read_config(Axes, OmegaConf.create(over))
 
 
 def test_values_that_another_makes_too_large_are_as_large():
