@@ -14,9 +14,9 @@ from llada_jax.model.quantize import dequantize, is_quantized
 from llada_jax.training.copying import with_copying_heads
 from llada_jax.training.data import TrainingBatch
 from llada_jax.training.lora import init_adapters, merged, with_adapters
+from llada_jax.training.loss import RouterLosses
 from llada_jax.training.objectives import Masked, Objective, Reader
 from llada_jax.training.optimizer import make_optimizer
-from llada_jax.training.routers import RouterLosses
 
 MASKED = Masked()
 

@@ -8,7 +8,7 @@ import pytest
 from llada_jax.config import MoEConfig
 from llada_jax.model.params import Experts
 from llada_jax.training.data import batch_at
-from llada_jax.training.routers import router_loss
+from llada_jax.training.loss import router_loss
 from llada_jax.training.state import create_state, make_train_step
 from tests.training.echo import CONFIG, MODEL, example
 
