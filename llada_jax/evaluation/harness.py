@@ -24,15 +24,16 @@ from llada_jax.build.loading import Model, load
 from llada_jax.config import Loop, SamplerConfig, require, require_counts
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import (
+    ALONE,
     Generation,
     GenerationBatch,
     GenerationMemory,
     GenerationStore,
+    Worker,
 )
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation, graded
 from llada_jax.evaluation.task import Task, TaskItems
 from llada_jax.evaluation.tasks import load_task
-from llada_jax.evaluation.worker import ALONE, Worker
 from llada_jax.model.mesh import mesh_of
 from llada_jax.model.params import parameter_name
 from llada_jax.revision.tiles import Tiles
