@@ -31,13 +31,8 @@ class Automaton(NamedTuple):
     start: int
 
     @property
-    def spelled(self) -> bool:
-        """Whether there is any text."""
-        return bool(self.distance[self.start] < FAR)
-
-    @property
     def shortest(self) -> int:
-        """The fewest tokens of a text."""
+        """The fewest tokens of a text; `FAR` where there is none."""
         return int(self.distance[self.start])
 
 

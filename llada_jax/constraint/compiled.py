@@ -10,7 +10,7 @@ import numpy as np
 from llada_jax.archive import load_archive, save_archive
 from llada_jax.cache_folder import cache_folder
 from llada_jax.config import require
-from llada_jax.constraint.automaton import Automaton, text_automaton, token_automaton
+from llada_jax.constraint.automaton import FAR, Automaton, text_automaton, token_automaton
 from llada_jax.constraint.byte_automaton import of_regex
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.spelling import own_steps, spelled_tokens
@@ -99,7 +99,7 @@ def automaton_of(
     only = None if own is None else own_steps(table, accepts, tokens, own)
     automaton = token_automaton(table, found["start"], accepts, tokens, ends, vocab, only)
     require(
-        automaton.spelled,
+        automaton.shortest < FAR,
         f"{pattern!r:.80} has no text that the tokenizer spells; allowed: texts of its tokens",
     )
     return automaton

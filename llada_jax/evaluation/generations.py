@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +22,8 @@ from llada_jax.evaluation.stored import (
     parsed,
     require_object,
     stored_in_format,
-    stored_lines,
     stored_object,
+    stored_text,
 )
 from llada_jax.evaluation.task import Item
 from llada_jax.sampler.trace import Trace
@@ -266,7 +267,8 @@ def _file_of(first_item: int) -> str:
 
 
 def _read(path: Path) -> GenerationBatch:
-    first, *lines = stored_lines(path) or [""]
+    # Of the ends of `str.splitlines`, a string in JSON may hold all but the line feed (U+2028).
+    first, *lines = list(StringIO(stored_text(path))) or [""]
     told = require_object(parsed(first, path), path, {})
     header = require_object({"environment": None} | told, path, _BATCH)
     whole = len(lines) == header["count"] and _sha256(lines) == header["sha256"]
