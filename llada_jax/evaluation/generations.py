@@ -43,18 +43,12 @@ _BATCH = {
 class Generation(NamedTuple):
     """What was generated for one item."""
 
-    index: int
-    """The item's place in the sequence of its seed."""
-    item: Item
-    """As it was asked, so that it can be judged even where the generator has changed."""
-    text: str
-    """The answer, without what follows the token that ends it."""
-    tokens: list[int]
-    """Ids of the whole answer region."""
-    length: int
-    """Tokens of the answer, the one that ends it included."""
-    nfe: int
-    """Forwards until the answer was complete."""
+    index: int  # the item's place in the sequence of its seed
+    item: Item  # as it was asked, so that it can be judged even where the generator has changed
+    text: str  # the answer, without what follows the token that ends it
+    tokens: list[int]  # ids of the whole answer region
+    length: int  # tokens of the answer, the one that ends it included
+    nfe: int  # forwards until the answer was complete
 
 
 class GenerationBatch(NamedTuple):
@@ -62,8 +56,7 @@ class GenerationBatch(NamedTuple):
 
     generations: list[Generation]
     seconds: float
-    compiled: bool
-    """Whether these seconds have a compilation in them."""
+    compiled: bool  # whether these seconds have a compilation in them
     environment: Mapping[str, Any] | None = None
     """Commit, versions and machine, as plain JSON; None in files of versions that did not say."""
 
@@ -75,10 +68,8 @@ class GenerationStore:
     folder: Path
     settings: Mapping[str, Any]
     """Everything that the generations depend on, as plain JSON."""
-    goes_on: bool = False
-    """Whether items may lack, since they are then decoded."""
-    is_shared: bool = False
-    """Whether other processes fill the folder as well."""
+    goes_on: bool = False  # items may lack, since they are then decoded
+    is_shared: bool = False  # other processes fill the folder as well
 
     def __str__(self) -> str:
         return str(self.folder)

@@ -178,13 +178,9 @@ class Trial:
         done = {each.index for batch in store.batches() for each in batch.generations}
         own = [i for i in range(self.items.count) if worker.takes(i // self.batch_size)]
         missing = [index for index in own if index not in done]
-        with tqdm(
-            total=len(own),
-            initial=len(own) - len(missing),
-            desc=f"{self.items.task.name}, {self.sampler_name}",
-            mininterval=1,
-            disable=not progress,
-        ) as bar:
+        name, before = f"{self.items.task.name}, {self.sampler_name}", len(own) - len(missing)
+        shown = {"initial": before, "mininterval": 1, "disable": not progress}
+        with tqdm(desc=name, total=len(own), **shown) as bar:
             for batch, trace in self.answers(missing) if missing else ():
                 store.add(batch, trace)
                 bar.update(len(batch.generations))

@@ -81,14 +81,10 @@ def paired(first: Sequence[bool], second: Sequence[bool]) -> Paired:
 class Reliability(NamedTuple):
     """Predictions in bins of equal width by confidence; a bin without any has NaN means."""
 
-    edges: Float[np.ndarray, " N+1"]
-    """Of the bins, from 0 to 1."""
-    counts: Int[np.ndarray, " N"]
-    """Predictions in each bin."""
-    confidence: Float[np.ndarray, " N"]
-    """Their mean confidence."""
-    accuracy: Float[np.ndarray, " N"]
-    """The share of them that is right."""
+    edges: Float[np.ndarray, " N+1"]  # of the bins, from 0 to 1
+    counts: Int[np.ndarray, " N"]  # predictions in each bin
+    confidence: Float[np.ndarray, " N"]  # their mean
+    accuracy: Float[np.ndarray, " N"]  # the share of them that is right
 
     @property
     def expected_calibration_error(self) -> float:

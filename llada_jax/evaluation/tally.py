@@ -31,14 +31,10 @@ class Tally(NamedTuple):
 
     right: tuple[bool, ...]
     forwards: tuple[int, ...]
-    tokens: tuple[int, ...]
-    """Tokens of the answer, without what pads it."""
-    blocks: tuple[int, ...] = ()
-    """Blocks that hold a part of the answer."""
-    rows: tuple[int, ...] = ()
-    """Rows of all forwards; empty where no trace was kept."""
-    repeated: int = 0
-    """Further items, which ask a question again."""
+    tokens: tuple[int, ...]  # of the answer, without what pads it
+    blocks: tuple[int, ...] = ()  # that hold a part of the answer
+    rows: tuple[int, ...] = ()  # of all forwards; empty where no trace was kept
+    repeated: int = 0  # further items, which ask a question again
 
     @property
     def items(self) -> int:

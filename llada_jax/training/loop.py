@@ -31,13 +31,7 @@ from llada_jax.model.params import ModelParams, parameter_name
 from llada_jax.on_mesh import DATA
 from llada_jax.training.data import ExampleSource, TrainingBatch, batches
 from llada_jax.training.objectives import Objective
-from llada_jax.training.state import (
-    MASKED,
-    create_state,
-    learning_rate,
-    make_train_step,
-    trained,
-)
+from llada_jax.training.state import MASKED, create_state, learning_rate, make_train_step, trained
 
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINT_FOLDER = "checkpoints"

@@ -96,8 +96,7 @@ def _pick(logits: Float[Array, "B L V"], tokens: Tokens) -> Float[Array, "B L"]:
 class RouterLoss(NamedTuple):
     """Scalars of a layer, or the mean over layers."""
 
-    balance: Float[Array, ""]
-    """1 where all experts have the same load, up to their number where one has all of it."""
+    balance: Float[Array, ""]  # 1 for even loads, the number of experts where one has all of it
     z: Float[Array, ""]
 
 

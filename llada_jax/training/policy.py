@@ -31,10 +31,8 @@ class Canvases(NamedTuple):
     tokens: Int[np.ndarray, "N L"]
     live: Bool[np.ndarray, "N L"]
     target: Int[np.ndarray, "N L"]
-    weight: Float[np.ndarray, "N L"]
-    """1 where the target counts, else 0."""
-    trajectory: Int[np.ndarray, " N"]
-    """The trace's row that each canvas belongs to."""
+    weight: Float[np.ndarray, "N L"]  # 1 where the target counts, else 0
+    trajectory: Int[np.ndarray, " N"]  # the trace's row that each canvas belongs to
 
 
 def trajectory_canvases(trace: Trace, model: ModelConfig) -> Canvases:
@@ -108,11 +106,7 @@ def padded(canvases: Canvases, count: int, length: int) -> Canvases:
     more, wider = (
         -size % unit for size, unit in zip(canvases.tokens.shape, (count, length), strict=True)
     )
-
-    def wide(leaf: np.ndarray) -> np.ndarray:
-        return np.pad(leaf, [(0, more), (0, wider)][: leaf.ndim])
-
-    filled = jax.tree.map(wide, canvases)
+    filled = jax.tree.map(lambda leaf: np.pad(leaf, [(0, more), (0, wider)][: leaf.ndim]), canvases)
     filled.live[len(canvases.live) :, 0] = True
     return filled
 
@@ -122,10 +116,8 @@ class GRPO:
     """How a step is made; sizes bound memory and the number of programs."""
 
     clip: float = 0.2
-    updates: int = 1
-    """Of the same answers; the first has a ratio of 1."""
-    canvases: int = 32
-    """Canvases of a program."""
+    updates: int = 1  # of the same answers; the first has a ratio of 1
+    canvases: int = 32  # of a program
     length_multiple: int = 32
 
 
