@@ -96,10 +96,7 @@ def model_path(source: str | PathLike[str]) -> Path:
 
 def fingerprint(source: str | PathLike[str]) -> str:
     """Names a model by the content of its configuration, weights, tokenizer and chat template, 32
-    hexadecimal digits.
-
-    Large files are read once, and then known by their size and times.
-    """
+    hexadecimal digits. Large files are read once, and then known by their size and times."""
     return content_hash(model_path(source), _files(source))
 
 

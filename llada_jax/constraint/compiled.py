@@ -23,11 +23,8 @@ _FORMAT = 2
 def compiled(
     constraint: Constraint, tokenizer: Tokenizer, ends: Sequence[int], vocab_size: int
 ) -> Automaton:
-    """Returns the automaton of a constraint over a tokenizer's ids.
-
-    Args:
-      ends: ids that end a text.
-      vocab_size: of the model; ids beyond the tokenizer's are never allowed.
+    """Returns the automaton of a constraint over a tokenizer's ids, of which `ends` end a text. Of
+    a model's vocabulary, ids beyond the tokenizer's are never allowed.
 
     Raises ValueError for a pattern that is none, has too many states or has no text that the
     tokenizer spells; ImportError for a regex without the extra.

@@ -117,14 +117,9 @@ class Estimate(NamedTuple):
 def cost_at_equal_quality(found: Tally, curve: Sequence[Tally], cost: Cost) -> Estimate:
     """Returns what `found` costs, in times the cost of a threshold of equal quality.
 
-    Between two thresholds the curve is linear; one that answers no more than a cheaper one is none
-    of it. What lies beyond an end of the curve is compared with that end.
-
-    Args:
-      curve: thresholds that commit for good, from the cheapest on.
-      cost: which entry of a tally is added up.
-
-    Raises ValueError where a tally is of other questions, or has no such entry.
+    The curve has thresholds from the cheapest on, and is linear between two; one that answers no
+    more than a cheaper one is none of it. What lies beyond an end of it is compared with that end.
+    Raises ValueError where a tally is of other questions, or has no entry of the cost.
     """
     _require_same_questions([found, *curve], cost)
     right, costs = _right(found), np.asarray(getattr(found, cost), float)

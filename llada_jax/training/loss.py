@@ -65,12 +65,7 @@ def masked_diffusion_loss(
     corruption: Corruption,
 ) -> Loss:
     """Averages sum(cross-entropy of masked tokens) / (t * number of target tokens) over canvases.
-
-    Args:
-      logits: float32, position i for the token at i.
-      tokens: what was there before masking.
-      target: tokens that could have been masked; at least one in each canvas.
-    """
+    Logits, in float32, are those of the token at their own place; each canvas has a target."""
     masked = corruption.masked
     summed = jnp.where(masked, cross_entropy(logits, tokens), 0).sum(axis=-1)
     per_token = summed / (corruption.probability * target.sum(axis=-1))

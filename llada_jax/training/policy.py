@@ -166,11 +166,8 @@ def grpo_step(
     advantage: Float[np.ndarray, " B"],
     config: GRPO = GRPO(),
 ) -> tuple[ModelParams, Any]:
-    """Returns parameters and the optimizer's moments after updates by a batch of trajectories.
-
-    Args:
-      advantage: of each trajectory that canvases name.
-    """
+    """Returns parameters and the optimizer's moments after updates by a batch of trajectories that
+    canvases name; `advantage` has one for each."""
     whole = canvases._replace(weight=canvases.weight / max(canvases.weight.sum(), 1))
     kept = advantage[whole.trajectory] != 0
     whole = jax.tree.map(lambda leaf: leaf[kept], whole)
