@@ -44,8 +44,8 @@ def stored_object(path: Path, keys: Keys) -> dict[str, Any]:
 
 def stored_in_format(path: Path, version: int, keys: Keys) -> dict[str, Any]:
     """Reads a file that is one object of this format, with these keys."""
-    stored = stored_object(path, {})
-    found, allowed = stored.get("format", "absent"), f"{version}, the one of this version"
+    stored = stored_object(path, {"format": int})
+    found, allowed = stored["format"], f"{version}, the one of this version"
     require(found == version, f"{path} has format {found!r}; allowed: {allowed}")
     return require_object(stored, path, keys)
 
