@@ -28,7 +28,7 @@ from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, TrainConfig, require, require_counts, require_multiple
-from llada_jax.evaluation.reliability_diagram import Reliability, reliability
+from llada_jax.evaluation.metrics import Reliability, reliability
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.finite import require_finite_results

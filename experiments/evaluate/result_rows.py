@@ -9,10 +9,9 @@ import numpy as np
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from llada_jax.config import require
-from llada_jax.evaluation.equal_quality import Cost, brought_back, cost_at_equal_quality
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.metrics import Paired
-from llada_jax.evaluation.tally import Tally, joined
+from llada_jax.evaluation.tally import Cost, Tally, brought_back, cost_at_equal_quality, joined
 from llada_jax.evaluation.trajectory import PUBLISHED, UNITS, regime
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.profile import Profile

@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llada_jax import atomic
-from llada_jax.evaluation.reliability_diagram import Reliability
+from llada_jax.evaluation.metrics import Reliability
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -37,7 +37,7 @@ from experiments.harness.run import REPOSITORY, Run, entry_point
 from experiments.harness.workers import told
 from experiments.lm_eval.tasks import Asked, harness_tasks, own_task, task_manager
 from llada_jax.config import SamplerConfig, require, require_counts
-from llada_jax.evaluation.worker import ALONE, Worker
+from llada_jax.evaluation.generations import ALONE, Worker
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM

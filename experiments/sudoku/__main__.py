@@ -33,10 +33,8 @@ from llada_jax.checkpoint import load_params, save_huggingface
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require, require_counts
 from llada_jax.training.data import batches
 from llada_jax.training.loop import require_steps, train
-from llada_jax.training.objectives import Objective, Reader
-from llada_jax.training.objectives.objective import Found
-from llada_jax.training.quality_head import QualityHead, fit_quality_head
-from llada_jax.training.quality_remask import QualityRemask
+from llada_jax.training.objectives import Found, Objective, Reader
+from llada_jax.training.quality_remask import QualityHead, QualityRemask, fit_quality_head
 
 PUBLISHED: Mapping[str, tuple[float, str]] = {
     "random": (0.07, "arXiv 2502.06768, abstract: below 7 %, on puzzles of its own"),

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from experiments.train.curriculum import TaskShare
 from llada_jax.checkpoint import model_path
 from llada_jax.config import ModelConfig
-from llada_jax.evaluation.reliability_diagram import Reliability
+from llada_jax.evaluation.metrics import Reliability
 from llada_jax.model.params import param_count
 from llada_jax.training.loop import read_metrics
 from llada_jax.training.model_folder import CARD_FILE, LOG_FILE, thinned

@@ -33,23 +33,15 @@ def load_params(
     experts: bool = True,
     mesh: Mesh | None = None,
 ) -> tuple[ModelConfig, ModelParams, Path | None]:
-    """Loads a model from wherever it is.
+    """Loads a model from wherever it is; arguments and errors as `llada_jax.load`, of no exports.
 
-    Args:
-      source: the name of a bundled model, a folder in the Hugging Face layout, or a `.gguf` file.
-      dtype: None (as stored; float32 for bundled models), "float32", "bfloat16", "int8" or "int4".
-        With the last two, matrices are quantized while they load and the rest becomes bfloat16. A
-        router stored as float32 stays float32, which is what it is computed in.
-      family: the family of a Hugging Face folder, whatever its configuration says; None: that.
-      experts: False leaves the matrices of routed experts out, as None.
-      mesh: the devices that hold the parameters; default: one holds all.
+    With int8 and int4, matrices are quantized while they load and the rest becomes bfloat16. A
+    router stored as float32 stays float32, which is what it is computed in. Routed experts that are
+    left out are None.
 
     Returns:
       The configuration, the parameters, and the folder of the tokenizer: that of the model, or None
       where it has no `tokenizer.json`.
-
-    Raises FileNotFoundError or ValueError, before anything heavy, that name what is wrong; and
-    ValueError for a tensor with NaN or infinity, which is found as it is read.
     """
     require_choice("dtype", dtype, Dtype)
     checkpoint, tokenizer_folder = open_checkpoint(source, family)
@@ -104,10 +96,7 @@ def model_path(source: str | PathLike[str]) -> Path:
 
 def fingerprint(source: str | PathLike[str]) -> str:
     """Names a model by the content of its configuration, weights, tokenizer and chat template, 32
-    hexadecimal digits.
-
-    Large files are read once, and then known by their size and times.
-    """
+    hexadecimal digits. Large files are read once, and then known by their size and times."""
     return content_hash(model_path(source), _files(source))
 
 

@@ -42,8 +42,7 @@ class StoredTensor:
     offset: int
     shape: tuple[int, ...]
     row_bytes: int
-    kind: str
-    """The format's own name of the number type."""
+    kind: str  # the format's own name of the number type
     dtype: np.dtype | None
     """What it loads as where no dtype is asked for; None where the kind is not supported."""
     blocks: Callable[[np.ndarray], np.ndarray] | None = None
@@ -100,12 +99,10 @@ class StoredTensor:
 class ParamSource(NamedTuple):
     """Where one parameter lies: rows from `start` on of a tensor, or one tensor per expert."""
 
-    name: str
-    """As in `named_specs`."""
+    name: str  # as in `named_specs`
     spec: ParamSpec
     tensors: tuple[str, ...]
-    part: tuple[int, ...]
-    """Shape of what it takes of each tensor."""
+    part: tuple[int, ...]  # shape of what it takes of each tensor
     start: int
 
     @property
@@ -119,8 +116,7 @@ class Checkpoint(NamedTuple):
 
     location: Path
     config: ModelConfig
-    sources: Sequence[ParamSource]
-    """In the order of the tree's leaves."""
+    sources: Sequence[ParamSource]  # in the order of the tree's leaves
     stored: Mapping[str, StoredTensor]
     row_order: Callable[[ParamSource], np.ndarray | None] = lambda source: None
     """The row of the parameter that each stored row is; None where they are in order."""

@@ -24,20 +24,13 @@ class Automaton(NamedTuple):
     states that accept lead there. A state is live where its distance is below `FAR`."""
 
     class_of: Int[np.ndarray, " V"]
-    transitions: Int[np.ndarray, "S G"]
-    """The state after a token of a class."""
-    distance: Int[np.ndarray, " S"]
-    """The fewest tokens until the text may end, here or by an id of the class `END`."""
+    transitions: Int[np.ndarray, "S G"]  # the state after a token of a class
+    distance: Int[np.ndarray, " S"]  # the fewest tokens until the text may end, here or by `END`
     start: int
 
     @property
-    def spelled(self) -> bool:
-        """Whether there is any text."""
-        return bool(self.distance[self.start] < FAR)
-
-    @property
     def shortest(self) -> int:
-        """The fewest tokens of a text."""
+        """The fewest tokens of a text; `FAR` where there is none."""
         return int(self.distance[self.start])
 
 

@@ -54,11 +54,8 @@ def texts_of(
 def grammar_of(texts: Texts, ends: Sequence[int]) -> Grammar:
     """Returns the patterns of constraints over one class for each id.
 
-    Ids are of one class where they are of one in every automaton. Sizes are padded to powers of
-    two, so that patterns of similar size share programs.
-
-    Args:
-      ends: ids that end a text.
+    Ids are of one class where they are of one in every automaton; those that end a text are. Sizes
+    are padded to powers of two, so that patterns of similar size share programs.
     """
     automata = list(texts.automata.values())
     together = np.zeros(len(automata[0].class_of), np.int64)
@@ -104,10 +101,8 @@ def placed_texts(
     *,
     infill: bool,
 ) -> Placed:
-    """Returns which pattern each canvas has, and where its text lies.
-
-    Args:
-      canvases: prompts, behind which `gen_length` positions follow; or with `infill` whole ones.
+    """Returns which pattern each canvas has, and where its text lies: canvases are prompts, behind
+    which `gen_length` positions follow, or with `infill` whole ones.
 
     Raises ValueError for a canvas that no text fits, with the tokens that one needs.
     """

@@ -19,28 +19,16 @@ from llada_jax.constraint.patterns import Measure
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Grammar:
-    """The texts of some patterns.
-
-    Attributes:
-      class_of: The class of each id.
-      transitions: The state after each class.
-      distance: The fewest tokens until a text may end.
-      sources, targets: Which states follow each other by any class; `DEAD` where there are fewer.
-      start: The state at a text's begin.
-      representative: An id of each class.
-      single: Whether it is the only one, or as good as any.
-      end_class: The class of ids that end a text.
-      confidence: As a `Constraint` has it.
-    """
+    """The texts of P patterns."""
 
     class_of: Int[Array, " V"]
-    transitions: Int[Array, "P S G"]
-    distance: Int[Array, "P S"]
-    sources: Int[Array, "P E"]
-    targets: Int[Array, "P E"]
+    transitions: Int[Array, "P S G"]  # the state after each class
+    distance: Int[Array, "P S"]  # the fewest tokens until a text may end
+    sources: Int[Array, "P E"]  # these states, and
+    targets: Int[Array, "P E"]  # those that follow them by any class; `DEAD` where there are fewer
     start: Int[Array, " P"]
-    representative: Int[Array, " G"]
-    single: Bool[Array, " G"]
+    representative: Int[Array, " G"]  # an id of each class
+    single: Bool[Array, " G"]  # whether it is the only one, or as good as any
     end_class: Int[Array, ""]
     confidence: Measure = field(default="raw", metadata={"static": True})
 
@@ -94,7 +82,7 @@ def reach(
     first = jnp.minimum(jnp.where(inside & ~fixed, position, length).min(), last)
     shared = grammar.transitions.shape[0] == 1  # one pattern for all rows
     patterns = (grammar.transitions, grammar.distance, grammar.sources, grammar.targets)
-    pattern = _Pattern(*(each[0 if shared else text.pattern] for each in patterns))
+    pattern = tuple(each[0 if shared else text.pattern] for each in patterns)
     start, span = grammar.start[text.pattern], (text.begin.min(), first, last)
     classes = jnp.arange(grammar.n_classes, dtype=jnp.int32)
     own, ends = classes == grammar.class_of[tokens][..., None], classes == grammar.end_class
@@ -106,20 +94,12 @@ def reach(
     return jax.vmap(of_row, axes)(pattern, start, text.begin, text.stop, values, fixed)
 
 
-class _Pattern(NamedTuple):
-    """What a `Grammar` has of one pattern."""
-
-    transitions: Int[Array, "S G"]
-    distance: Int[Array, " S"]
-    sources: Int[Array, " E"]
-    targets: Int[Array, " E"]
-
-
 def _reach_of_row(pattern, start, begin, stop, values, fixed, span, ends) -> Reach:
     """Is `reach` of one row: positions from `span[0]` on are fixed, from `span[1]` on may be free,
     and from `span[2]` on are free and worth nothing; `ends` marks the class of ends where
     alternatives are wanted."""
-    table, (begins, first, last), length = pattern.transitions, span, len(values)
+    table, distance, sources, targets = pattern
+    (begins, first, last), length = span, len(values)
 
     # The best sum of values from each position on, from each state; -inf where no text ends.
     def back(k, carry):
@@ -129,7 +109,7 @@ def _reach_of_row(pattern, start, begin, stop, values, fixed, span, ends) -> Rea
         return before, best.at[i].set(before)
 
     left = jnp.maximum(stop - last, 0)
-    tail = jnp.where(pattern.distance <= left, 0.0, -jnp.inf).astype(values.dtype)
+    tail = jnp.where(distance <= left, 0.0, -jnp.inf).astype(values.dtype)
     best = jnp.zeros((length + 1, len(tail)), values.dtype).at[last].set(tail)
     _, best = jax.lax.fori_loop(0, last - first, back, (tail, best))
 
@@ -153,7 +133,7 @@ def _reach_of_row(pattern, start, begin, stop, values, fixed, span, ends) -> Rea
         before, allowed = carry
         here = (before[:, None] & (best[i + 1] > -jnp.inf)[table]).any(axis=0)
         by_one = nowhere.at[table[:, values[i].argmax()]].max(before)
-        by_any = nowhere.at[pattern.targets].max(before[pattern.sources])
+        by_any = nowhere.at[targets].max(before[sources])
         beyond = jnp.where(fixed[i], by_one, by_any).at[DEAD].set(False)
         return jnp.where(i >= begin, beyond, before), allowed.at[i].set(here)
 

@@ -10,7 +10,7 @@ import numpy as np
 from llada_jax.archive import load_archive, save_archive
 from llada_jax.cache_folder import cache_folder
 from llada_jax.config import require
-from llada_jax.constraint.automaton import Automaton, text_automaton, token_automaton
+from llada_jax.constraint.automaton import FAR, Automaton, text_automaton, token_automaton
 from llada_jax.constraint.byte_automaton import of_regex
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.spelling import own_steps, spelled_tokens
@@ -23,11 +23,8 @@ _FORMAT = 2
 def compiled(
     constraint: Constraint, tokenizer: Tokenizer, ends: Sequence[int], vocab_size: int
 ) -> Automaton:
-    """Returns the automaton of a constraint over a tokenizer's ids.
-
-    Args:
-      ends: ids that end a text.
-      vocab_size: of the model; ids beyond the tokenizer's are never allowed.
+    """Returns the automaton of a constraint over a tokenizer's ids, of which `ends` end a text. Of
+    a model's vocabulary, ids beyond the tokenizer's are never allowed.
 
     Raises ValueError for a pattern that is none, has too many states or has no text that the
     tokenizer spells; ImportError for a regex without the extra.
@@ -99,7 +96,7 @@ def automaton_of(
     only = None if own is None else own_steps(table, accepts, tokens, own)
     automaton = token_automaton(table, found["start"], accepts, tokens, ends, vocab, only)
     require(
-        automaton.spelled,
+        automaton.shortest < FAR,
         f"{pattern!r:.80} has no text that the tokenizer spells; allowed: texts of its tokens",
     )
     return automaton

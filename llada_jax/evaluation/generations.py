@@ -11,18 +11,19 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llada_jax import atomic
-from llada_jax.config import require
+from llada_jax.config import require, require_counts
 from llada_jax.evaluation.stored import (
     first_difference,
     parsed,
     require_object,
     stored_in_format,
-    stored_lines,
     stored_object,
+    stored_text,
 )
 from llada_jax.evaluation.task import Item
 from llada_jax.sampler.trace import Trace
@@ -42,18 +43,12 @@ _BATCH = {
 class Generation(NamedTuple):
     """What was generated for one item."""
 
-    index: int
-    """The item's place in the sequence of its seed."""
-    item: Item
-    """As it was asked, so that it can be judged even where the generator has changed."""
-    text: str
-    """The answer, without what follows the token that ends it."""
-    tokens: list[int]
-    """Ids of the whole answer region."""
-    length: int
-    """Tokens of the answer, the one that ends it included."""
-    nfe: int
-    """Forwards until the answer was complete."""
+    index: int  # the item's place in the sequence of its seed
+    item: Item  # as it was asked, so that it can be judged even where the generator has changed
+    text: str  # the answer, without what follows the token that ends it
+    tokens: list[int]  # ids of the whole answer region
+    length: int  # tokens of the answer, the one that ends it included
+    nfe: int  # forwards until the answer was complete
 
 
 class GenerationBatch(NamedTuple):
@@ -61,8 +56,7 @@ class GenerationBatch(NamedTuple):
 
     generations: list[Generation]
     seconds: float
-    compiled: bool
-    """Whether these seconds have a compilation in them."""
+    compiled: bool  # whether these seconds have a compilation in them
     environment: Mapping[str, Any] | None = None
     """Commit, versions and machine, as plain JSON; None in files of versions that did not say."""
 
@@ -74,10 +68,8 @@ class GenerationStore:
     folder: Path
     settings: Mapping[str, Any]
     """Everything that the generations depend on, as plain JSON."""
-    goes_on: bool = False
-    """Whether items may lack, since they are then decoded."""
-    is_shared: bool = False
-    """Whether other processes fill the folder as well."""
+    goes_on: bool = False  # items may lack, since they are then decoded
+    is_shared: bool = False  # other processes fill the folder as well
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -224,12 +216,50 @@ class GenerationMemory:
         return ((batch, trace) for batch, trace in self._added if trace is not None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """One of `count` processes that fill a store together: each takes every `count`-th batch from
+    its `rank` on.
+
+    Raises ValueError for a rank outside of the count.
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        require_counts(self, "count")
+        require(
+            0 <= self.rank < self.count,
+            f"worker.rank is {self.rank} of worker.count={self.count}; allowed: 0 to "
+            f"{self.count - 1}",
+        )
+
+    @property
+    def is_alone(self) -> bool:
+        """Tells whether there are no others, so that it may judge what it decoded."""
+        return self.count == 1
+
+    def takes(self, batch: int) -> bool:
+        """Tells whether a batch is its own, by its place."""
+        return batch % self.count == self.rank
+
+    def after(self, batches: int) -> "Worker":
+        """Returns the worker as it takes the batches that follow on so many others, so that the
+        first batch of each store is not always that of the first rank."""
+        return Worker(rank=(self.rank - batches) % self.count, count=self.count)
+
+
+ALONE = Worker()
+
+
 def _file_of(first_item: int) -> str:
     return f"{first_item:06d}.jsonl"
 
 
 def _read(path: Path) -> GenerationBatch:
-    first, *lines = stored_lines(path) or [""]
+    # Of the ends of `str.splitlines`, a string in JSON may hold all but the line feed (U+2028).
+    first, *lines = list(StringIO(stored_text(path))) or [""]
     told = require_object(parsed(first, path), path, {})
     header = require_object({"environment": None} | told, path, _BATCH)
     whole = len(lines) == header["count"] and _sha256(lines) == header["sha256"]

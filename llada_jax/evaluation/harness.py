@@ -24,15 +24,16 @@ from llada_jax.build.loading import Model, load
 from llada_jax.config import Loop, SamplerConfig, require, require_counts
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import (
+    ALONE,
     Generation,
     GenerationBatch,
     GenerationMemory,
     GenerationStore,
+    Worker,
 )
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation, graded
 from llada_jax.evaluation.task import Task, TaskItems
 from llada_jax.evaluation.tasks import load_task
-from llada_jax.evaluation.worker import ALONE, Worker
 from llada_jax.model.mesh import mesh_of
 from llada_jax.model.params import parameter_name
 from llada_jax.revision.tiles import Tiles
@@ -177,13 +178,9 @@ class Trial:
         done = {each.index for batch in store.batches() for each in batch.generations}
         own = [i for i in range(self.items.count) if worker.takes(i // self.batch_size)]
         missing = [index for index in own if index not in done]
-        with tqdm(
-            total=len(own),
-            initial=len(own) - len(missing),
-            desc=f"{self.items.task.name}, {self.sampler_name}",
-            mininterval=1,
-            disable=not progress,
-        ) as bar:
+        name, before = f"{self.items.task.name}, {self.sampler_name}", len(own) - len(missing)
+        shown = {"initial": before, "mininterval": 1, "disable": not progress}
+        with tqdm(desc=name, total=len(own), **shown) as bar:
             for batch, trace in self.answers(missing) if missing else ():
                 store.add(batch, trace)
                 bar.update(len(batch.generations))

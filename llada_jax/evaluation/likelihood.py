@@ -39,8 +39,7 @@ class Masked(NamedTuple):
 
     row: Int[np.ndarray, " M"]
     position: Int[np.ndarray, " M"]
-    token: Int[np.ndarray, " M"]
-    """What stands there when it is not masked."""
+    token: Int[np.ndarray, " M"]  # what stands there when it is not masked
 
 
 def log_likelihoods(

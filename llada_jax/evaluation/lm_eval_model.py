@@ -24,10 +24,15 @@ from llada_jax.build.decoding import generate_stream
 from llada_jax.build.loading import Model
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.environment import environment
-from llada_jax.evaluation.generations import Generation, GenerationBatch, GenerationStore
+from llada_jax.evaluation.generations import (
+    ALONE,
+    Generation,
+    GenerationBatch,
+    GenerationStore,
+    Worker,
+)
 from llada_jax.evaluation.likelihood import Pair, log_likelihoods
 from llada_jax.evaluation.task import Item
-from llada_jax.evaluation.worker import ALONE, Worker
 
 try:
     from lm_eval.api.instance import Instance

@@ -1,6 +1,5 @@
 """JSON that a run stored, read back: what is damaged is named by its file."""
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,6 @@ def stored_text(path: Path) -> str:
         raise ValueError(f"{path} is damaged: {error}; allowed: {_ALLOWED}") from error
 
 
-def stored_lines(path: Path) -> list[str]:
-    """Reads lines, each with the line feed that ends it, and only that does: a JSON string may hold
-    what else `str.splitlines` takes for an end, such as U+2028.
-
-    Raises ValueError for what is no UTF-8."""
-    return list(io.StringIO(stored_text(path)))
-
-
 def parsed(text: str | bytes, path: Path) -> Any:
     """Parses a text of `path` as JSON. Raises ValueError for what is none."""
     return parse_json(text, f"{path} is damaged", _ALLOWED)
@@ -39,11 +30,8 @@ def require_object(found: Any, path: Path, keys: Keys) -> dict[str, Any]:
     shown = repr(found)[:60]
     require(isinstance(found, dict), f"{path} is damaged: it has {shown}; allowed: an object")
     for key, kinds in keys.items():
-        allowed = kinds if isinstance(kinds, tuple) else (kinds,)
-        is_flag = isinstance(found.get(key), bool)  # which is an int, too
-        may_be = bool in allowed or object in allowed or not is_flag
         require(
-            key in found and isinstance(found[key], allowed) and may_be,
+            type(found.get(key, ...)) in (kinds if isinstance(kinds, tuple) else (kinds,)),
             f"{path} is damaged: {key} is {found.get(key, 'absent')!r}; allowed: {_ALLOWED}",
         )
     return found
@@ -56,12 +44,9 @@ def stored_object(path: Path, keys: Keys) -> dict[str, Any]:
 
 def stored_in_format(path: Path, version: int, keys: Keys) -> dict[str, Any]:
     """Reads a file that is one object of this format, with these keys."""
-    stored = stored_object(path, {"format": object})
-    found = stored["format"]
-    require(
-        found == version,
-        f"{path} has format {found!r}; allowed: {version}, the one of this version",
-    )
+    stored = stored_object(path, {"format": int})
+    found, allowed = stored["format"], f"{version}, the one of this version"
+    require(found == version, f"{path} has format {found!r}; allowed: {allowed}")
     return require_object(stored, path, keys)
 
 

@@ -9,7 +9,7 @@ needs tokens that were committed unsure.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -161,34 +161,26 @@ def mean_by_place(
 
 
 class Regime(NamedTuple):
-    """Means over the forwards of answers; a name of a field is that of its result row."""
+    """Means over the forwards of answers, with their units; a name is that of its result row."""
 
-    forwards_per_block: float
-    late_share: float
+    forwards_per_block: Annotated[float, "forwards/block"]
+    late_share: Annotated[float, "of forwards"]
     """Of forwards, those that begin with at most a quarter of a block masked."""
-    tokens_early: float
+    tokens_early: Annotated[float, "tokens/forward"]
     """Tokens that a forward commits where more than three quarters of its block are masked."""
-    tokens_midway: float
-    tokens_late: float
+    tokens_midway: Annotated[float, "tokens/forward"]
+    tokens_late: Annotated[float, "tokens/forward"]
     """The same where at most a quarter is; `tokens_midway` is what lies between."""
-    frontier_slope: float
+    frontier_slope: Annotated[float, "forwards/position"]
     """Forwards later that a token is committed, a position further right in its block."""
-    rows_per_forward: float
-    unsure_left: float
+    rows_per_forward: Annotated[float, "rows"]
+    unsure_left: Annotated[float, "tokens of 32"]
     """Tokens of a block of 32, when it is finished, whose confidence was below `theta_stable`, or
     of tokens that are not staged below 0.9 (Figures 13b and 5b)."""
 
 
-UNITS = {
-    "forwards_per_block": "forwards/block",
-    "late_share": "of forwards",
-    "tokens_early": "tokens/forward",
-    "tokens_midway": "tokens/forward",
-    "tokens_late": "tokens/forward",
-    "frontier_slope": "forwards/position",
-    "rows_per_forward": "rows",
-    "unsure_left": "tokens of 32",
-}
+_HINTS = get_type_hints(Regime, include_extras=True)
+UNITS: dict[str, str] = {name: hint.__metadata__[0] for name, hint in _HINTS.items()}
 PUBLISHED = {
     "forwards_per_block": (7.0, "arXiv 2606.13740, derived from Table 6 and Figure 8"),
     "late_share": (0.371, "arXiv 2606.13740, Figure 5a"),

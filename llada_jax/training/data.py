@@ -54,11 +54,6 @@ def batches(
         group, place = group + 1, 0
 
 
-def batch_at(source: ExampleSource, config: TrainConfig, eos_id: int, step: int) -> TrainingBatch:
-    """Returns the batch of one step."""
-    return next(batches(source, config, eos_id, step))
-
-
 def _group(
     source: ExampleSource, config: TrainConfig, eos_id: int, group: int
 ) -> list[TrainingBatch]:

@@ -1,8 +1,9 @@
-"""The masked-diffusion loss of LLaDA (arXiv 2502.09992, equations 3 and 5).
+"""The masked-diffusion loss of LLaDA (arXiv 2502.09992, equations 3 and 5), and routers' losses.
 
 A canvas draws a masking probability t, each of its target tokens is masked with probability t, and
 the model predicts the masked ones. Cross-entropy weighted with 1/t bounds the negative
 log-likelihood of the target from above, per token once it is divided by the target's length.
+A mixture of experts stays usable by even loads, and by small logits of its routers.
 """
 
 from typing import NamedTuple
@@ -12,6 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from llada_jax.config import ModelConfig, MoEConfig
+from llada_jax.model.forward import plain_feed_forward
+from llada_jax.model.moe import route, router_logits, router_scores
+from llada_jax.model.params import Experts, Layer
 from llada_jax.training.data import TrainingBatch
 
 Tokens = Int[Array | np.ndarray, "B L"]
@@ -60,12 +65,7 @@ def masked_diffusion_loss(
     corruption: Corruption,
 ) -> Loss:
     """Averages sum(cross-entropy of masked tokens) / (t * number of target tokens) over canvases.
-
-    Args:
-      logits: float32, position i for the token at i.
-      tokens: what was there before masking.
-      target: tokens that could have been masked; at least one in each canvas.
-    """
+    Logits, in float32, are those of the token at their own place; each canvas has a target."""
     masked = corruption.masked
     summed = jnp.where(masked, cross_entropy(logits, tokens), 0).sum(axis=-1)
     per_token = summed / (corruption.probability * target.sum(axis=-1))
@@ -86,3 +86,51 @@ def ranked_first(logits: Float[Array, "B L V"], tokens: Tokens) -> Bool[Array, "
 
 def _pick(logits: Float[Array, "B L V"], tokens: Tokens) -> Float[Array, "B L"]:
     return jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+
+
+class RouterLoss(NamedTuple):
+    """Scalars of a layer, or the mean over layers."""
+
+    balance: Float[Array, ""]  # 1 for even loads, the number of experts where one has all of it
+    z: Float[Array, ""]
+
+
+class RouterLosses:
+    """The feed-forward half of every layer, which notes each router's losses as it passes."""
+
+    def __init__(self, live: Bool[Array, "B L"]) -> None:
+        self._live = live.reshape(-1)
+        self._of_layers: list[RouterLoss] = []
+
+    def __call__(
+        self, x: Float[Array, "B L D"], layer: Layer, config: ModelConfig, index: int
+    ) -> Float[Array, "B L D"]:
+        if isinstance(layer.ffn, Experts):
+            assert config.moe is not None
+            flat = x.reshape(-1, x.shape[-1])
+            self._of_layers.append(router_loss(flat, layer.ffn, config.moe, self._live))
+        return plain_feed_forward(x, layer, config, index)
+
+    def mean(self) -> RouterLoss:
+        return jax.tree.map(lambda *each: jnp.stack(each).mean(), *self._of_layers)
+
+
+def router_loss(
+    x: Float[Array, "T D"], experts: Experts, config: MoEConfig, live: Bool[Array, " T"]
+) -> RouterLoss:
+    """Averages two losses over the live rows.
+
+    They are E sum_e (share of choices) (share of scores) of Switch Transformers (arXiv 2101.03961,
+    equation 4), and the squared log of the logits' partition sum of ST-MoE (arXiv 2202.08906,
+    equation 5).
+    """
+    chosen = jax.nn.one_hot(route(x, experts, config).experts, config.n_experts).mean(axis=1)
+    scores = router_scores(x, experts, config)
+    scores = scores / scores.sum(axis=-1, keepdims=True)
+    squared = jnp.square(jax.nn.logsumexp(router_logits(x, experts), axis=-1))
+    balance = config.n_experts * _mean(chosen, live) @ _mean(scores, live)
+    return RouterLoss(balance, _mean(squared, live))
+
+
+def _mean(values: Float[Array, "T ..."], live: Bool[Array, " T"]) -> Float[Array, "..."]:
+    return live.astype(values.dtype) @ values / live.sum()

@@ -30,10 +30,8 @@ ROLES = ("system", "user", "assistant")
 def read_examples(
     path: str | Path, tokenizer: Tokenizer, model: ModelConfig, longest: int
 ) -> list[Example]:
-    """Reads all examples of a file, in its order.
-
-    Args:
-      longest: tokens that an answer may have, the one that ends it included.
+    """Reads all examples of a file, in its order; `longest` counts the tokens that an answer may
+    have, the one that ends it included.
 
     Raises FileNotFoundError, and ValueError that names the line: what is no such object, a chat
     that does not end with the assistant, an answer that is empty or too long, and a canvas longer

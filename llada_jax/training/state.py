@@ -1,4 +1,4 @@
-"""Training state and the step that advances it."""
+"""Training state, its optimizer, and the step that advances it."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax.training.train_state import TrainState
+from optax import contrib
 
 from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.model.forward import LayerHooks, LayerOut, forward, run_layer
@@ -14,9 +15,8 @@ from llada_jax.model.quantize import dequantize, is_quantized
 from llada_jax.training.copying import with_copying_heads
 from llada_jax.training.data import TrainingBatch
 from llada_jax.training.lora import init_adapters, merged, with_adapters
+from llada_jax.training.loss import RouterLosses
 from llada_jax.training.objectives import Masked, Objective, Reader
-from llada_jax.training.optimizer import make_optimizer
-from llada_jax.training.routers import RouterLosses
 
 MASKED = Masked()
 
@@ -138,3 +138,56 @@ def _run_twice(layer: Layer, config: ModelConfig, hidden: jax.Array, *others: An
         return run_layer(layer, config, hidden, *others)
 
     return jax.checkpoint(body)(layer, hidden)
+
+
+def learning_rate(config: TrainConfig) -> optax.Schedule:
+    """Makes a rate that rises linearly, stays, and falls to zero whenever time is up."""
+    return optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, config.peak_lr, config.warmup_steps),
+            optax.constant_schedule(config.peak_lr),
+            optax.linear_schedule(config.peak_lr, 0.0, config.decay_steps),
+        ],
+        [config.warmup_steps, config.steps - config.decay_steps],
+    )
+
+
+def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
+    """Makes AdamW or Muon behind a clip of the global gradient norm; matrices alone decay. With
+    `accumulate`, a mean gradient of so many steps makes the update of the last of them.
+
+    Muon (Jordan 2024) takes the matrices of the layers, scaled so that its updates are as large as
+    Adam's (Liu et al., arXiv 2502.16982); Adam takes embedding, head and norms.
+    """
+    rate = learning_rate(config)
+
+    def schedule(updates: Any) -> Any:
+        return rate(updates * config.accumulate)
+
+    if config.optimizer == "muon":
+        step = contrib.muon(
+            schedule,
+            weight_decay=config.weight_decay,
+            consistent_rms=0.2,
+            muon_weight_dimension_numbers=_layer_matrices,
+        )
+    else:
+        step = optax.adamw(schedule, b2=0.98, weight_decay=config.weight_decay, mask=_matrices)
+    clipped = optax.chain(optax.clip_by_global_norm(config.clip_norm), step)
+    if config.accumulate == 1:
+        return clipped
+    return optax.MultiSteps(clipped, config.accumulate).gradient_transformation()
+
+
+def _matrices(params: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def _layer_matrices(params: Any) -> Any:
+    """Tells which dimensions Muon multiplies over; None where Adam takes the parameter."""
+
+    def dimensions(path: tuple[Any, ...], leaf: jax.Array) -> contrib.MuonDimensionNumbers | None:
+        in_layer = path[0].name == "layers" and leaf.ndim > 1
+        return contrib.MuonDimensionNumbers(leaf.ndim - 1, leaf.ndim - 2) if in_layer else None
+
+    return jax.tree.map_with_path(dimensions, params)

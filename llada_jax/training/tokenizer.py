@@ -16,18 +16,15 @@ from llada_jax.checkpoint import model_path
 CONFIG_FILE = "tokenizer_config.json"
 CHAT_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 ROLES = ("user", "assistant")
-NEWLINE_AND_SPACE = ("\u010a", "\u0120")  # as byte-level BPE spells them
-ALPHABET = (*NEWLINE_AND_SPACE, *map(chr, range(ord("!"), ord("~") + 1)))
+ALPHABET = ("\u010a", "\u0120", *map(chr, range(ord("!"), ord("~") + 1)))
+"""As byte-level BPE spells it: the first two are the newline and the space."""
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Tokenizer:
-    """Learns the merges from texts; the same texts give the same tokenizer.
+    """Learns the merges from texts; the same texts give the same tokenizer. Few or short ones have
+    fewer than `vocab_size` entries.
 
-    Args:
-      vocab_size: the most entries there may be; few or short texts give fewer.
-
-    Raises:
-      ValueError: `vocab_size` has no room for the special tokens and the alphabet.
+    Raises ValueError where that has no room for the special tokens and the alphabet.
     """
     roles = json.loads((model_path("tiny") / CONFIG_FILE).read_text(encoding="utf-8"))
     named = [roles[f"{role}_token"] for role in ("pad", "eos", "bos", "unk", "mask")]
@@ -36,12 +33,9 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Tokenizer:
     if vocab_size < smallest:
         raise ValueError(f"vocab_size must be {smallest} or more, got {vocab_size}")
     tokenizer = Tokenizer(models.BPE(unk_token=roles["unk_token"]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, in_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

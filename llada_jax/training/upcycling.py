@@ -5,8 +5,6 @@ experts again and again, each time in another order, so that experts differ from
 (sparse upcycling, Komatsuzaki et al., arXiv 2212.05055, with experts narrower than the parent).
 """
 
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,7 +17,7 @@ ROUTER_STD = 0.5
 
 def dense_shape(config: ModelConfig) -> ModelConfig:
     """Returns the dense shape that a mixture's parent has."""
-    return dataclasses.replace(config, family="llada", moe=None)
+    return config.replace(family="llada", moe=None)
 
 
 def upcycled(parent: ModelParams, config: ModelConfig, seed: int) -> ModelParams:

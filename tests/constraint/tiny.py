@@ -21,7 +21,7 @@ def drawn(rng: np.random.Generator, n_tokens: int = 4) -> Automaton:
         tokens = dict(enumerate(words[i] for i in rng.permutation(4)[:n_tokens]))
         ends = (n_tokens, n_tokens + 1)
         found = token_automaton(table, 0, accepts, tokens, ends, n_tokens + 3)
-        if found.spelled and found.shortest <= LENGTH:
+        if found.shortest <= LENGTH:
             return found
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from llada_jax.evaluation.equal_quality import brought_back, cost_at_equal_quality
-from llada_jax.evaluation.tally import Tally
+from llada_jax.evaluation.tally import Tally, brought_back, cost_at_equal_quality
 
 N = 400
 

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")
 
+from llada_jax.evaluation.generations import ALONE, Worker
 from llada_jax.evaluation.lm_eval_model import StoredAnswers
-from llada_jax.evaluation.worker import ALONE, Worker
 
 TEXTS = [
     SimpleNamespace(args=("x" * length, {"until": ["."]}), task_name="task", doc_id=doc)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llada_jax.evaluation.reliability_diagram import reliability
+from llada_jax.evaluation.metrics import reliability
 
 PREDICTIONS = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=80)
 

@@ -26,3 +26,10 @@ def test_tasks_are_joined_question_by_question():
     both = joined([one, other])
     assert both == Tally((True, False, False), (2, 4, 6), (9, 8, 7), (1, 1, 2), (32, 64, 96), 3)
     assert both.items == 6
+
+
+def test_a_score_is_a_mean_over_items():
+    mixed = Tally((True, False, True, True), (1, 2, 3, 4), (10, 10, 20, 20))
+    assert (mixed.exact_match, mixed.nfe, mixed.tpf) == (0.75, 2.5, 6)
+    low, high = mixed.interval
+    assert 0 < low < 0.75 < high < 1

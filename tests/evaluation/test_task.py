@@ -4,7 +4,14 @@ from itertools import islice
 
 import pytest
 
-from llada_jax.evaluation.task import Item, Task, ends_in_target, final_answer, split_of
+from llada_jax.evaluation.task import (
+    Item,
+    Task,
+    ValidationItems,
+    ends_in_target,
+    final_answer,
+    split_of,
+)
 from llada_jax.evaluation.tasks import load_task, task_names
 
 COUNT = 300
@@ -99,3 +106,43 @@ def test_a_target_is_met_whatever_its_case_and_full_stop():
     item = Item("", "", "yes")
     assert all(ends_in_target(item, f"#### {text}") for text in ("yes", "Yes.", " yes "))
     assert not any(ends_in_target(item, text) for text in ("#### no", "yes", "#### yes and no"))
+
+
+def validation(**changes) -> ValidationItems:
+    values = {
+        "task": load_task("yes_no"), "seed": 7, "count": 5, "scored_seed": 3, "scored_items": 20,
+    }  # fmt: skip
+    return ValidationItems(**{**values, **changes})
+
+
+def one_of_fifty(rng, difficulty, owns):
+    return Item(question=str(rng.randrange(50)), answer="", target="")
+
+
+def test_validation_items_are_test_items_that_are_not_scored():
+    task = Task(
+        name="few", about="", draw=one_of_fifty, difficulties={0: ""}, default_difficulty=0,
+        gen_length=64,
+    )  # fmt: skip
+    scored = {task.item(3, place, "test").question for place in range(20)}
+    drawn = [task.item(7, place, "test") for place in range(200)]
+    left = [item for item in drawn if item.question not in scored]
+    assert len(left) < len(drawn)
+    items = validation(task=task)
+    assert items.item(20) == left[20], "in any order"
+    assert [items.item(place) for place in range(len(left))] == left
+    assert items.settings["without"] == {"seed": 3, "items": 20}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scored_seed": 7}, "seed is 7; allowed: another one than scored_seed"),
+        ({"scored_items": 0}, "scored_items is 0; allowed: 1 or more"),
+        ({"count": 0}, "items is 0; allowed: 1 or more"),
+        ({"difficulty": 9}, "difficulty of yes_no is 9"),
+    ],
+)
+def test_bad_items_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        validation(**changes)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llada_jax.evaluation.worker import ALONE, Worker
+from llada_jax.evaluation.generations import ALONE, Worker
 
 
 @given(st.integers(1, 9), st.integers(0, 20))

@@ -146,6 +146,27 @@ def test_a_price_is_what_the_phone_says_with_its_session(soc):
     assert planned.seconds == pytest.approx(price.seconds, rel=0.1)
 
 
+def test_every_setting_that_no_task_sets_can_be_swept():
+    names = SamplerConfig.setting_types().keys()
+    assert {each.name for each in fields(Axes)} == names - {"gen_length", "steps"}
+    axes = read_config(
+        Axes, OmegaConf.create({"refresh": ["rows", "none"], "row_budget": [None, 64]})
+    )
+    assert axes.given == {"refresh": ("rows", "none"), "row_budget": (None, 64)}
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"steps": [8]}, "steps is no setting; allowed: block_length, "),
+        ({"remasking": ["tokens"]}, r"remasking\[0\] is 'tokens'; allowed: 'low"),
+    ],
+)
+def test_bad_axes_are_named(over, message):
+    with pytest.raises(ValueError, match=message):
+        read_config(Axes, OmegaConf.create(over))
+
+
 def test_values_that_another_makes_too_large_are_as_large():
     staged = SamplerConfig(cache="blockwise", accept="staged")
     family = Family(name="staged", sampler=staged, over=Axes(theta_visible=(0.95,)))
@@ -224,23 +245,3 @@ def test_the_front_is_what_no_other_beats(costs, measured):
     best = fastest_allowed(candidates, 1)
     allowed = [cost[0] for cost in costs if cost[1] <= 1]
     assert (best.price.seconds if best else None) == min(allowed, default=None)
-
-
-def test_every_setting_that_no_task_sets_can_be_searched():
-    names = SamplerConfig.setting_types().keys()
-    assert {each.name for each in fields(Axes)} == names - {"gen_length", "steps"}
-    given = {"refresh": ["rows", "none"], "row_budget": [None, 64]}
-    axes = read_config(Axes, OmegaConf.create(given))
-    assert axes.given == {"refresh": ("rows", "none"), "row_budget": (None, 64)}
-
-
-@pytest.mark.parametrize(
-    ("over", "message"),
-    [
-        ({"steps": [8]}, "steps is no setting; allowed: block_length, "),
-        ({"remasking": ["tokens"]}, r"remasking\[0\] is 'tokens'; allowed: 'low"),
-    ],
-)
-def test_bad_axes_are_named(over, message):
-    with pytest.raises(ValueError, match=message):
-        read_config(Axes, OmegaConf.create(over))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from llada_jax.config import ModelConfig, TrainConfig
-from llada_jax.training.data import Example
+from llada_jax.training.data import Example, ExampleSource, TrainingBatch, batches
 
 MODEL = ModelConfig(
     family="llada",
@@ -36,3 +36,7 @@ def example(index: int) -> Example:
     """The answer repeats the prompt."""
     digits = np.random.default_rng(index).integers(3, 16, 3).tolist()
     return Example([2, *digits], digits)
+
+
+def batch_at(source: ExampleSource, config: TrainConfig, eos_id: int, step: int) -> TrainingBatch:
+    return next(batches(source, config, eos_id, step))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from llada_jax.config import TrainConfig
-from llada_jax.training.data import Example, TrainingBatch, batch_at, batches
+from llada_jax.training.data import Example, TrainingBatch, batches
+from tests.training.echo import batch_at
 
 EOS = 1
 BLOCK = 8

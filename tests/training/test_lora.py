@@ -12,7 +12,6 @@ from llada_jax.config import LoraConfig
 from llada_jax.model.forward import forward
 from llada_jax.model.params import init_params
 from llada_jax.model.quantize import AdaptedWeight, dequantize, is_quantized, linear, quantize
-from llada_jax.training.data import batch_at
 from llada_jax.training.loop import train
 from llada_jax.training.lora import Adapter, init_adapters, merged, with_adapters
 from llada_jax.training.state import create_state, make_train_step, trained
@@ -95,7 +94,7 @@ def test_the_loss_falls_and_the_base_stays(dtype, changes):
     state, step = create_state(MODEL, config, parent), make_train_step(MODEL, config, parent=parent)
     losses = []
     for number in range(config.steps):
-        state, metrics = step(state, batch_at(echo.example, config, 1, number))
+        state, metrics = step(state, echo.batch_at(echo.example, config, 1, number))
         losses.append(float(metrics["loss"]))
     assert np.mean(losses[-8:]) < 0.85 * np.mean(losses[:4])
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(parent), before)

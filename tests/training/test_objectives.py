@@ -9,13 +9,20 @@ import pytest
 
 from llada_jax.config import TrainConfig
 from llada_jax.model.forward import forward
-from llada_jax.training.data import TrainingBatch, batch_at
+from llada_jax.training.data import TrainingBatch
 from llada_jax.training.loss import corrupt
-from llada_jax.training.objectives import OBJECTIVES, Masked, Objective, Reader, SelfFill
-from llada_jax.training.objectives.revision import revision_loss
-from llada_jax.training.objectives.self_fill import guesses, swapped
+from llada_jax.training.objectives import (
+    OBJECTIVES,
+    Masked,
+    Objective,
+    Reader,
+    SelfFill,
+    guesses,
+    revision_loss,
+    swapped,
+)
 from llada_jax.training.state import create_state, make_train_step
-from tests.training.echo import CONFIG, MODEL, example
+from tests.training.echo import CONFIG, MODEL, batch_at, example
 
 SMALLEST = 1e-3
 MASK = MODEL.mask_id

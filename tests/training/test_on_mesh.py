@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llada_jax.model.mesh import mesh
-from llada_jax.training.on_mesh import on_mesh
+from llada_jax.training.loop import on_mesh
 from llada_jax.training.state import create_state
 from tests.training.devices import CONFIG, MODEL
 

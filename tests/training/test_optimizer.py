@@ -9,7 +9,7 @@ import pytest
 
 from llada_jax.config import TrainConfig
 from llada_jax.model.params import init_params
-from llada_jax.training.optimizer import learning_rate, make_optimizer
+from llada_jax.training.state import learning_rate, make_optimizer
 from tests.training import echo
 
 MODEL = echo.MODEL.replace(

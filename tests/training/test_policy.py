@@ -20,11 +20,11 @@ from llada_jax.training.policy import (
     grpo_step,
     log_probabilities,
     masked_answers,
+    padded,
+    surrogate,
     token_batch,
     trajectory_canvases,
 )
-from llada_jax.training.policy.canvases import padded
-from llada_jax.training.policy.grpo import surrogate
 from tests.drawn_params import drawn_params
 from tests.training.echo import MODEL
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from llada_jax.config import MoEConfig
-from llada_jax.training.data import batch_at
 from llada_jax.training.state import create_state, make_train_step
-from tests.training.echo import CONFIG, MODEL, example
+from tests.training.echo import CONFIG, MODEL, batch_at, example
 
 ADAM = CONFIG.replace(optimizer="adamw", matmul_dtype="float32")
 MUON = CONFIG.replace(optimizer="muon", matmul_dtype="bfloat16")

@@ -24,8 +24,8 @@ from experiments.sudoku.puzzles import (
     seen_otherwise,
 )
 from llada_jax.evaluation.tasks.sudoku import UNITS, count_solutions
-from llada_jax.training.data import batch_at
 from tests.experiments.in_process import run_experiment
+from tests.training.echo import batch_at
 
 SMALL = [
     "train.steps=2", "train.warmup_steps=0", "train.decay_steps=1", "train.batch_size=4",

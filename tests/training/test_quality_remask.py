@@ -7,17 +7,16 @@ import pytest
 
 from llada_jax.config import SamplerConfig
 from llada_jax.testing import MASK, PROMPTS, TOY, toy_decode
-from llada_jax.training.data import batch_at
-from llada_jax.training.quality_head import (
+from llada_jax.training.quality_remask import (
     QualityHead,
+    QualityRemask,
     Revealed,
     fit_quality_head,
     quality_loss,
     reveal,
 )
-from llada_jax.training.quality_remask import QualityRemask
 from llada_jax.training.state import create_state
-from tests.training.echo import CONFIG, MODEL, example
+from tests.training.echo import CONFIG, MODEL, batch_at, example
 
 
 def test_the_loss_is_the_mean_binary_cross_entropy_of_what_was_revealed():

@@ -1,0 +1,191 @@
+"""Policy gradients for decoders: the canvases that a run chose tokens on, and GRPO's step on them.
+
+A trajectory's score is the sum over its forwards of the log-probabilities of what each committed.
+Replaying every forward gives it exactly. d1 (arXiv 2504.12216) reads a single canvas instead. GRPO
+(arXiv 2402.03300) has advantages within groups, and a clipped ratio; here no term holds the policy
+near its beginning.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from llada_jax.config import ModelConfig, SamplerConfig, require
+from llada_jax.model.forward import forward
+from llada_jax.model.params import ModelParams
+from llada_jax.sampler.canvas import bounds_of
+from llada_jax.sampler.event import Event
+from llada_jax.sampler.trace import Trace
+from llada_jax.training.loss import cross_entropy
+
+
+class Canvases(NamedTuple):
+    """N canvases of L positions, and the tokens that are scored on each."""
+
+    tokens: Int[np.ndarray, "N L"]
+    live: Bool[np.ndarray, "N L"]
+    target: Int[np.ndarray, "N L"]
+    weight: Float[np.ndarray, "N L"]  # 1 where the target counts, else 0
+    trajectory: Int[np.ndarray, " N"]  # the trace's row that each canvas belongs to
+
+
+def trajectory_canvases(trace: Trace, model: ModelConfig) -> Canvases:
+    """Returns the canvas of every forward that committed something, with what it committed.
+
+    Raises ValueError for a run whose forwards read more than a canvas, or that took tokens back.
+    """
+    settings = trace.settings
+    sampler = SamplerConfig.from_dict(settings["sampler"])
+    undone = (Event.AHEAD, Event.REPLACE, Event.REMASK)
+    require(
+        sampler.cache == "none" and not sampler.cfg_scale and not settings["infill"],
+        f"cache is {sampler.cache!r}, cfg_scale {sampler.cfg_scale} and infill "
+        f"{settings['infill']}; allowed for exact scores: 'none', 0 and False",
+    )
+    require(
+        not np.isin(trace.event_kind, undone).any(),
+        "the run revised tokens or drafted; allowed for exact scores: one that only commits",
+    )
+    require(not model.shift_logits, "shift_logits is True; allowed: False")
+    require(model.causal is None, f"causal is {model.causal!r}; allowed: None")
+    commit_step = trace.commit_steps()
+    commits = trace.event_kind == Event.COMMIT
+    steps_and_rows = np.stack([trace.event_step[commits], trace.event_row[commits]])
+    step, row = np.unique(steps_and_rows, axis=1)
+    live, generated = _regions(trace, model)
+    later = generated[row] & ((commit_step[row] >= step[:, None]) | (commit_step[row] < 0))
+    return Canvases(
+        np.where(later, model.mask_id, trace.tokens[row]).astype(np.int32),
+        live[row],
+        trace.tokens[row],
+        (generated[row] & (commit_step[row] == step[:, None])).astype(np.float32),
+        row,
+    )
+
+
+def masked_answers(
+    trace: Trace, model: ModelConfig, rng: np.random.Generator, prompt_share: float = 0.15
+) -> Canvases:
+    """Returns one canvas for each row, as d1 scores an answer: all of it masked, and each token of
+    the prompt with a probability. Tokens that no forward committed do not count."""
+    require(0 <= prompt_share < 1, f"prompt_share is {prompt_share}; allowed: 0 to below 1")
+    live, generated = _regions(trace, model)
+    masked = live & (generated | (rng.random(live.shape) < prompt_share))
+    tokens = np.where(masked, model.mask_id, trace.tokens).astype(np.int32)
+    counts = (trace.commit_steps() >= 0) & generated
+    return Canvases(tokens, live, trace.tokens, counts.astype(np.float32), np.arange(len(tokens)))
+
+
+def _regions(trace: Trace, model: ModelConfig) -> tuple[Bool[np.ndarray, "B L"], ...]:
+    """Returns where each row's canvas is, and where what was generated."""
+    place = np.arange(trace.tokens.shape[1])
+    sampler = SamplerConfig.from_dict(trace.settings["sampler"])
+    _, ends = bounds_of(trace.prompt_lengths, sampler, model, infill=False)
+    return place < ends[:, None], place >= trace.prompt_lengths[:, None]
+
+
+def token_batch(canvases: Canvases) -> dict[str, Any]:
+    """Returns the names of Tunix's `DiffusionTokenBatch`: inputs, targets at their own positions,
+    and what each weighs."""
+    return {
+        "inputs": {"tokens": canvases.tokens, "live": canvases.live},
+        "target_ids": canvases.target,
+        "loss_weights": canvases.weight,
+    }
+
+
+def padded(canvases: Canvases, count: int, length: int) -> Canvases:
+    """Returns canvases filled up to a multiple of a count, and to a multiple of a length, with what
+    weighs nothing: so that few programs are compiled."""
+    more, wider = (
+        -size % unit for size, unit in zip(canvases.tokens.shape, (count, length), strict=True)
+    )
+    filled = jax.tree.map(lambda leaf: np.pad(leaf, [(0, more), (0, wider)][: leaf.ndim]), canvases)
+    filled.live[len(canvases.live) :, 0] = True
+    return filled
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPO:
+    """How a step is made; sizes bound memory and the number of programs."""
+
+    clip: float = 0.2
+    updates: int = 1  # of the same answers; the first has a ratio of 1
+    canvases: int = 32  # of a program
+    length_multiple: int = 32
+
+
+def log_probabilities(
+    params: ModelParams, model: ModelConfig, canvases: Canvases
+) -> Float[Array, "N L"]:
+    """Returns the log-probabilities (nats) of the targets that count, else 0. [MASK] is no token
+    that a decoder may choose."""
+    logits = forward(params, model, jnp.asarray(canvases.tokens), jnp.asarray(canvases.live))
+    is_mask = jnp.arange(model.vocab_size) == model.mask_id
+    allowed = jnp.where(is_mask, jnp.finfo(logits.dtype).min, logits)
+    return jnp.where(canvases.weight > 0, -cross_entropy(allowed, canvases.target), 0)
+
+
+def advantages(rewards: Float[np.ndarray, "P G"]) -> Float[np.ndarray, "P G"]:
+    """Returns by how many standard deviations each reward is above the mean of its group; 0 in a
+    group whose rewards are equal."""
+    centred = rewards - rewards.mean(axis=1, keepdims=True)
+    spread = rewards.std(axis=1, keepdims=True)
+    return np.where(spread > 0, centred / np.where(spread > 0, spread, 1), 0).astype(np.float32)
+
+
+def surrogate(
+    params: ModelParams,
+    model: ModelConfig,
+    canvases: Canvases,
+    advantage: Float[Array, " N"],
+    before: Float[Array, "N L"] | None,
+    clip: float,
+) -> Float[Array, ""]:
+    """Returns the negative sum of clipped, weighted advantages over the tokens of canvases. Without
+    the scores before, it is for the parameters that chose the tokens."""
+    scores = log_probabilities(params, model, canvases)
+    ratio = jnp.exp(scores - (jax.lax.stop_gradient(scores) if before is None else before))
+    of_canvas = advantage[:, None]
+    bounded = jnp.clip(ratio, 1 - clip, 1 + clip) * of_canvas
+    return -(canvases.weight * jnp.minimum(ratio * of_canvas, bounded)).sum()
+
+
+def grpo_step(
+    params: ModelParams,
+    moments: Any,
+    model: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    canvases: Canvases,
+    advantage: Float[np.ndarray, " B"],
+    config: GRPO = GRPO(),
+) -> tuple[ModelParams, Any]:
+    """Returns parameters and the optimizer's moments after updates by a batch of trajectories that
+    canvases name; `advantage` has one for each."""
+    whole = canvases._replace(weight=canvases.weight / max(canvases.weight.sum(), 1))
+    kept = advantage[whole.trajectory] != 0
+    whole = jax.tree.map(lambda leaf: leaf[kept], whole)
+    if not kept.any():
+        return params, moments
+    filled = padded(whole, config.canvases, config.length_multiple)
+    starts = range(0, len(filled.tokens), config.canvases)
+    parts = [jax.tree.map(lambda leaf, i=i: leaf[i : i + config.canvases], filled) for i in starts]
+    before = [_score(params, model, part) if config.updates > 1 else None for part in parts]
+    for _ in range(config.updates):
+        total: Any = None
+        for part, own in zip(parts, before, strict=True):
+            gradient = _gradient(params, model, part, advantage[part.trajectory], own, config.clip)
+            total = gradient if total is None else jax.tree.map(jnp.add, total, gradient)
+        changes, moments = optimizer.update(total, moments, params)
+        params = jax.tree.map(jnp.add, params, changes)
+    return params, moments
+
+
+_score = jax.jit(log_probabilities, static_argnums=1)
+_gradient = partial(jax.jit, static_argnums=1)(jax.grad(surrogate))
