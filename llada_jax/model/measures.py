@@ -13,6 +13,8 @@ from jaxtyping import Array, Float, Int, Key
 
 from llada_jax.model.head import (
     RunningScores,
+    ScoreRules,
+    VocabId,
     absorb_chunk,
     finish_scores,
     head_weight,
@@ -22,7 +24,6 @@ from llada_jax.model.head import (
     without,
 )
 from llada_jax.model.params import ModelParams
-from llada_jax.model.score_rules import ScoreRules, VocabId
 from llada_jax.types import Asked, HeadOut, Measured
 
 

@@ -24,7 +24,7 @@ from llada_jax.config import MeshConfig, ModelConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.architecture.parameters import Axis, ParamSpec, named_specs
 from llada_jax.model.forward import LayerHooks
-from llada_jax.model.head import RunningScores, head_weight, over_ids
+from llada_jax.model.head import RunningScores, ScoreRules, head_weight, over_ids
 from llada_jax.model.layers import attend_alike_to_cache, attend_to_cache
 from llada_jax.model.measures import (
     Classes,
@@ -37,7 +37,6 @@ from llada_jax.model.measures import (
 )
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import INT4_GROUP, QuantArray, Shard, is_quantized
-from llada_jax.model.score_rules import ScoreRules
 from llada_jax.on_mesh import DATA, EXPERT, MODEL, batch_axis, on_all, places
 from llada_jax.types import Asked, Denoiser, HeadOut, KVCache, OnMesh, Params, RowsOut
 
