@@ -24,7 +24,7 @@ from llada_jax.sampler.advance import Fault, faults_of, require_scores
 from llada_jax.sampler.canvas import Canvas, choose
 from llada_jax.sampler.generate import Ended, Result, result_of
 from llada_jax.sampler.loops import Steps
-from llada_jax.sampler.own_decision import require_numbers
+from llada_jax.sampler.own_rule import require_numbers
 from llada_jax.sampler.run import Run
 
 

@@ -10,8 +10,7 @@ from llada_jax.sampler.advance import advance, ends_of, stop_faulty, stop_rows
 from llada_jax.sampler.candidates import Candidates, noise_quota, quota
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, take
 from llada_jax.sampler.constrained import constrained, forced, held
-from llada_jax.sampler.own_decision import decide_by_own_rule
-from llada_jax.sampler.own_needs import next_for_own_rule
+from llada_jax.sampler.own_rule import decide_by_own_rule, next_for_own_rule
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_of
 from llada_jax.sampler.rules.rule import Rescored, accepted
 from llada_jax.sampler.setup import Setup

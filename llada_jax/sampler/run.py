@@ -20,7 +20,7 @@ from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
 from llada_jax.sampler.constrained import begun
 from llada_jax.sampler.loops import Decoding, Refresher, Steps, compiled_loop, host_loop, program_of
-from llada_jax.sampler.own_needs import new_state
+from llada_jax.sampler.own_rule import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, end_ids, with_ids
 from llada_jax.sampler.record import OnStep
 from llada_jax.sampler.setup import KeptScores, Setup

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from llada_jax.rows import write_rows
 from llada_jax.sampler.canvas import Canvas, put, take
 from llada_jax.sampler.constrained import class_scores, with_classes
-from llada_jax.sampler.own_needs import asked_of, to_block
+from llada_jax.sampler.own_rule import asked_of, to_block
 from llada_jax.sampler.record import StepCounts, StepScores, spread, standing_probability
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import PROBE, SHADOW, StepPlan
