@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 
 from llada_jax.archive import load_archive, save_archive
 from llada_jax.config import require
-from llada_jax.sampler.event import Event
 from llada_jax.sampler.loops import Steps
+from llada_jax.sampler.record import Event
 from llada_jax.sampler.replay import replay
 from llada_jax.view.page import Page, page_of, phone_timeline
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import llada_jax as lj
 from llada_jax.model.forward import forward
 from llada_jax.sampler.canvas import STABLE
-from llada_jax.sampler.event import KEPT, event_states
+from llada_jax.sampler.replay import KEPT, event_states
 from tests.checkpoint.folders import GOLDENS, TOLERANCE
 
 GEN, EOS = 16, 95

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.sampler.canvas import bounds_of
-from llada_jax.sampler.event import Event
+from llada_jax.sampler.record import Event
 from llada_jax.sampler.trace import Trace
 
 
