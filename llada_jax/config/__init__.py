@@ -6,6 +6,8 @@ value and what is allowed. All of them are hashable, so they pass to `jax.jit` a
 
 from llada_jax.config.checks import (
     ascending_counts,
+    parse_json,
+    read_object,
     require,
     require_choice,
     require_choices,

@@ -31,14 +31,17 @@ def register(kind: str, policies: Iterable[type]) -> None:
     registered[kind] = (*registered[kind], *policies)
 
 
-def policy_settings() -> dict[str, Any]:
-    """Returns every flat name that chooses a policy or belongs to one, with its default."""
+def policy_settings(*in_use: Any) -> dict[str, Any]:
+    """Returns every flat name that chooses a policy or belongs to one, with its value in those in
+    use, or else its default."""
     defaults: dict[str, Any] = {}
     for kind, choices in CHOICES.items():
         defaults |= choices
         for policy in registered[kind]:
             own = ((each.name, each.default) for each in fields(policy))
             defaults |= {name: None if value is MISSING else value for name, value in own}
+    for policy in in_use:
+        defaults |= flat(policy)
     return defaults
 
 

@@ -29,7 +29,7 @@ def decide(
         canvas = canvas._replace(latest=jax.tree.map(found, scores.here, canvas.latest))
     candidates = _block_candidates(setup, canvas, scores.here, ~canvas.done)
     if setup.own_rule is not None:
-        revised = decide_by_own_rule(setup, setup.own_rule, canvas, plan, candidates, scores)
+        revised = decide_by_own_rule(setup, canvas, plan, candidates, scores)
     else:
         revised = _commit_and_revise(setup, canvas, candidates, plan, scores)
     if grammar is not None and setup.may_differ:

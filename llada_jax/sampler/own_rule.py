@@ -5,7 +5,7 @@ again more often than the rule allows, and a wrong result is one error that name
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -193,15 +193,10 @@ def _drafts(setup: Setup, canvas: Canvas) -> Drafts:
 
 
 def decide_by_own_rule(
-    setup: Setup,
-    rule: OwnRule,
-    canvas: Canvas,
-    plan: StepPlan,
-    candidates: Candidates,
-    scores: StepScores,
+    setup: Setup, canvas: Canvas, plan: StepPlan, candidates: Candidates, scores: StepScores
 ) -> Canvas:
     """Returns the canvas after what the rule decides of the current block, and of drafts."""
-    memory: RuleState = canvas.rule_state
+    rule, memory = cast(OwnRule, setup.rule), cast(RuleState, canvas.rule_state)
     seen = seen_of(setup, canvas, plan, candidates, scores)
     positions = seen.position
     decision, state = rule.decide(seen, memory.state)
