@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.config import require, require_choice
+from llada_jax.config import require, require_choices
 from llada_jax.experts.cache import (
     MRS_ALPHA,
     CacheName,
@@ -53,8 +53,7 @@ class ExpertPolicy:
     those of lowest index."""
 
     def __post_init__(self) -> None:
-        require_choice("scheduler", self.scheduler, SchedulerName)
-        require_choice("cache", self.cache, CacheName)
+        require_choices(self)
 
 
 POLICIES = {

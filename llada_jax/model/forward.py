@@ -48,8 +48,7 @@ def plain_feed_forward(
 class LayerHooks(NamedTuple):
     """How the parts of a layer are run that may run elsewhere; by default as parts of the graph."""
 
-    multiply: Multiply = linear
-    """Products with the matrices of attention."""
+    multiply: Multiply = linear  # products with the matrices of attention
     feed_forward_of: FeedForwardOf = plain_feed_forward
     attend_with: Attend = attend_to_cache
 

@@ -29,16 +29,13 @@ GROUP = 64
 class ScoreRules:
     """How logits become predictions and confidences."""
 
-    forbidden: tuple[int, ...] = ()
-    """Ids that are never predicted and have no probability."""
-    discounted: tuple[int, ...] = ()
-    """Ids that may be predicted, but whose probability then counts as 0."""
+    forbidden: tuple[int, ...] = ()  # ids that are never predicted and have no probability
+    discounted: tuple[int, ...] = ()  # ids that may be predicted; their probability counts as 0
     temperature: float = 0.0
     confidence_dtype: FloatDtype = "float32"
     noise_dtype: FloatDtype = "float32"
     chunk: int = 4096
-    spread: bool = True
-    """Whether entropy and margin are wanted; where not, a backend may leave them NaN."""
+    spread: bool = True  # entropy and margin are wanted; else a backend may leave them NaN
     anywhere: int | None = None
     """The vocabulary's size, where chunks begin anywhere, on a mesh; None: at multiples of
     `chunk`. Noise is keyed by these multiples, wherever a chunk begins."""

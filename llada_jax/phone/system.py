@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from llada_jax.config import require, require_choice
+from llada_jax.config import require, require_choices
 from llada_jax.phone.profile import CpuClass
 
 Processor = Literal["npu", "cpu"]
@@ -38,15 +38,11 @@ class System:
     """Weights that the runtime `swap` keeps mapped at the most."""
 
     def __post_init__(self) -> None:
-        require_choice("body", self.body, Processor)
-        require_choice("cpu", self.cpu, CpuClass)
-        require_choice("head", self.head, CpuClass)
-        require_choice("scores_on", self.scores_on, ScoresOn)
+        require_choices(self)
         require(
             self.body == "npu" or self.scores_on == "cpu",
             f"scores_on is {self.scores_on!r}; allowed: 'cpu', where the body is on the CPU",
         )
-        require_choice("runtime", self.runtime, Runtime)
         value = self.resident_mib
         require(value >= 0, f"resident_mib is {value}; allowed: 0 or more")
 

@@ -36,16 +36,13 @@ class Run:
     denoiser: Denoiser
     params: Params
     prompts: list[np.ndarray]
-    seeds: list[tuple[int, int]]
-    """Of each prompt, and the index that is folded into it."""
+    seeds: list[tuple[int, int]]  # of each prompt, and the index that is folded into it
     loop: Loop
     infill: bool = False
     on_step: OnStep | None = None
     refresher: Refresher | None = None
-    placed: Placed | None = None
-    """Where each prompt's text lies, under a constraint."""
-    constraints: tuple[Constraint, ...] = ()
-    """One of all prompts, or one of each."""
+    placed: Placed | None = None  # where each prompt's text lies, under a constraint
+    constraints: tuple[Constraint, ...] = ()  # one of all prompts, or one of each
 
     @property
     def config(self) -> SamplerConfig:
