@@ -1,8 +1,7 @@
 """A file's content as one SHA-256. A large file is read once: then its size and times answer.
 
-What is remembered lies in `hashes.json` of `cache_folder()`, by path. A file that was written,
-replaced or touched has another time of change, which no program can set, and is read again. Where
-the folder cannot be written, the process alone remembers.
+What is remembered lies in `hashes.json` of `cache_folder()`, or else in the process. A file that
+was written, replaced or touched has another time of change, which no program can set.
 """
 
 import hashlib

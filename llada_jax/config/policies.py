@@ -1,9 +1,8 @@
 """Policies by their flat names: how `threshold=0.9` or `cache="dual"` finds the value that has it.
 
-A policy is a frozen dataclass of one kind (`rule` or `window`) that carries its numbers and its
-functions; `llada_jax.sampler` has them, and registers them here, because what a user sets is known
-without JAX. Flat names are the fields of the policies. A few flat names choose the policy itself
-(`accept`, or `cache` and `window`): each class has its values of them in `chosen_by`.
+`llada_jax.sampler` registers its policies (`rule` or `window`) here, because what a user sets is
+known without JAX. Flat names are their fields, and a few that choose the policy itself (`accept`,
+or `cache` and `window`): each class has its values of them in `chosen_by`.
 """
 
 import difflib

@@ -244,6 +244,20 @@ def without(
     return logits
 
 
+def merged_scores(one: RunningScores, other: RunningScores) -> RunningScores:
+    """Returns statistics of two parts of the vocabulary, of which `one` has the lower ids."""
+    better = other.best > one.best
+    first = jnp.maximum(one.first, other.first)
+    second = jnp.maximum(jnp.minimum(one.first, other.first), jnp.maximum(one.second, other.second))
+    total = weighted = jnp.zeros_like(first)
+    for each in (one, other):
+        rescale = jnp.exp(each.first - first)
+        moved = each.weighted + each.total * jnp.where(rescale > 0, each.first - first, 0)
+        total, weighted = total + each.total * rescale, weighted + moved * rescale
+    chosen = jax.tree.map(partial(jnp.where, better), other[:3], one[:3])  # with their logits
+    return RunningScores(chosen[0], chosen[1], chosen[2], first, second, total, weighted)
+
+
 def finish_scores(seen: RunningScores) -> Scores:
     """Returns the scores, once every chunk was absorbed."""
     confidence = jnp.exp(seen.token_logit - seen.first) / seen.total

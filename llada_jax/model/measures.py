@@ -11,18 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from llada_jax.model.head import (
-    RunningScores,
-    ScoreRules,
-    VocabId,
-    absorb_chunk,
-    finish_scores,
-    head_weight,
-    ids_in,
-    over_ids,
-    start_scores,
-    without,
-)
+from llada_jax.model import head
+from llada_jax.model.head import RunningScores, ScoreRules, VocabId
 from llada_jax.model.params import ModelParams
 from llada_jax.types import Asked, HeadOut, Measured
 
@@ -77,7 +67,7 @@ def measure_rows(
 
     absorb = partial(absorb_head, noise_keys=noise_keys, asked=asked, rules=rules)
     rows, running = start_head(hidden, asked, rules)
-    return finish_head(over_ids(head_weight(params), rows, rules, absorb, running))
+    return finish_head(head.over_ids(head.head_weight(params), rows, rules, absorb, running))
 
 
 def start_head(
@@ -86,7 +76,7 @@ def start_head(
     """Returns the states whose logits are absorbed, those of the step before behind the others, and
     statistics of no vocabulary at all."""
     shape, dtype = hidden.shape[:2], jnp.dtype(rules.confidence_dtype)
-    scores = start_scores(shape, dtype)
+    scores = head.start_scores(shape, dtype)
 
     def lowest(*sizes: int) -> Float[Array, "..."]:
         return jnp.full(sizes, -jnp.inf, dtype)
@@ -118,13 +108,13 @@ def absorb_head(
 ) -> RunningHead:
     """Returns the statistics with one more chunk of the vocabulary, whose first id is `start`."""
     never, count = (*rules.forbidden, *rules.discounted), seen.scores.token.shape[1]
-    previous = without(logits[:, count:], never, start)
+    previous = head.without(logits[:, count:], never, start)
     logits = _with_added(logits[:, :count], asked, start)
-    scores = absorb_chunk(seen.scores, logits, start, noise_keys, rules)
-    logits = without(logits, never, start)
+    scores = head.absorb_chunk(seen.scores, logits, start, noise_keys, rules)
+    logits = head.without(logits, never, start)
     top, listed, classes, divergence = seen[1:]
     if top is not None:
-        ids = jnp.broadcast_to(ids_in(logits) + start, logits.shape)
+        ids = jnp.broadcast_to(head.ids_in(logits) + start, logits.shape)
         top = best_of(top, Best(ids, logits))
     if listed is not None and asked.listed is not None:
         at = _inside(asked.listed, start, logits.shape[-1])
@@ -179,7 +169,7 @@ def _best_of_classes(
     shape = (seen.ids.shape[-1], *by_id.shape[1:])
     best = jnp.full(shape, -jnp.inf, logits.dtype).at[of_chunk].max(by_id)
     wins = (by_id == best[of_chunk]) & (by_id > -jnp.inf)
-    places = jnp.where(wins, ids_in(logits)[:, None, None], size)
+    places = jnp.where(wins, head.ids_in(logits)[:, None, None], size)
     at = jnp.full(shape, size, jnp.int32).at[of_chunk].min(places)
     best, at = jnp.moveaxis(best, 0, -1), jnp.moveaxis(at, 0, -1)
     better = best > (seen.logits if seen.noisy is None else seen.noisy)
@@ -216,6 +206,35 @@ def _diverged(
     )
 
 
+def merged(one: RunningHead, other: RunningHead) -> RunningHead:
+    """Returns statistics of two parts of the vocabulary, of which `one` has the lower ids."""
+    scores, both = head.merged_scores(one.scores, other.scores), (one, other)
+    lowered = [jnp.exp(each.scores.first - scores.first) for each in both]
+    top, listed, classes, divergence = one[1:]
+    if top is not None and other.top is not None:
+        top = best_of(top, other.top)
+    if listed is not None and other.listed is not None:
+        listed = jnp.maximum(listed, other.listed)  # -inf where an id is of another part
+    new = other.classes
+    if classes is not None and new is not None:
+        better = new.logits > classes.logits
+        if classes.noisy is not None and new.noisy is not None:
+            better = new.noisy > classes.noisy
+        chosen = jax.tree.map(partial(jnp.where, better), new[:3], classes[:3])
+        total = classes.total
+        if total is not None and new.total is not None:
+            total = total * lowered[0][..., None] + new.total * lowered[1][..., None]
+        classes = Classes(chosen[0], chosen[1], chosen[2], total)
+    new = other.divergence
+    if divergence is not None and new is not None:
+        highest = jnp.maximum(divergence.highest, new.highest)
+        total = divergence.total * jnp.exp(divergence.highest - highest)
+        total += new.total * jnp.exp(new.highest - highest)
+        moved = divergence.moved * lowered[0] + new.moved * lowered[1]
+        divergence = Divergence(highest, total, moved)
+    return RunningHead(scores, top, listed, classes, divergence)
+
+
 def finish_head(seen: RunningHead) -> HeadOut:
     """Returns the scores and measures, once every chunk was absorbed."""
     scores, divergence = seen.scores, None
@@ -230,7 +249,7 @@ def finish_head(seen: RunningHead) -> HeadOut:
         mass = jnp.maximum(jnp.log(total) + scores.first[..., None], logits)
     top_ids, top_logits = seen.top or (None, None)
     return HeadOut(
-        finish_scores(scores),
+        head.finish_scores(scores),
         Measured(
             log_sum_exp, top_ids, top_logits, seen.listed, ids, logits, divergence, noisy, mass
         ),

@@ -24,17 +24,9 @@ from llada_jax.config import MeshConfig, ModelConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.architecture.parameters import Axis, ParamSpec, named_specs
 from llada_jax.model.forward import LayerHooks
-from llada_jax.model.head import RunningScores, ScoreRules, head_weight, over_ids
+from llada_jax.model.head import ScoreRules, head_weight, over_ids
 from llada_jax.model.layers import attend_alike_to_cache, attend_to_cache
-from llada_jax.model.measures import (
-    Classes,
-    Divergence,
-    RunningHead,
-    absorb_head,
-    best_of,
-    finish_head,
-    start_head,
-)
+from llada_jax.model.measures import RunningHead, absorb_head, finish_head, merged, start_head
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import INT4_GROUP, QuantArray, Shard, is_quantized
 from llada_jax.on_mesh import DATA, EXPERT, MODEL, batch_axis, on_all, places
@@ -242,45 +234,3 @@ def measure_own_ids(
     found = jax.lax.map(of_part, jnp.arange(own, dtype=jnp.int32))
     leaves, tree = jax.tree.flatten(jax.lax.all_gather(found, MODEL, tiled=True))
     return finish_head(reduce(merged, map(tree.unflatten, zip(*leaves, strict=True))))
-
-
-def merged(one: RunningHead, other: RunningHead) -> RunningHead:
-    """Returns statistics of two parts of the vocabulary, of which `one` has the lower ids."""
-    scores, both = _merged_scores(one.scores, other.scores), (one, other)
-    lowered = [jnp.exp(each.scores.first - scores.first) for each in both]
-    top, listed, classes, divergence = one[1:]
-    if top is not None and other.top is not None:
-        top = best_of(top, other.top)
-    if listed is not None and other.listed is not None:
-        listed = jnp.maximum(listed, other.listed)  # -inf where an id is of another part
-    new = other.classes
-    if classes is not None and new is not None:
-        better = new.logits > classes.logits
-        if classes.noisy is not None and new.noisy is not None:
-            better = new.noisy > classes.noisy
-        chosen = jax.tree.map(partial(jnp.where, better), new[:3], classes[:3])
-        total = classes.total
-        if total is not None and new.total is not None:
-            total = total * lowered[0][..., None] + new.total * lowered[1][..., None]
-        classes = Classes(chosen[0], chosen[1], chosen[2], total)
-    new = other.divergence
-    if divergence is not None and new is not None:
-        highest = jnp.maximum(divergence.highest, new.highest)
-        total = divergence.total * jnp.exp(divergence.highest - highest)
-        total += new.total * jnp.exp(new.highest - highest)
-        moved = divergence.moved * lowered[0] + new.moved * lowered[1]
-        divergence = Divergence(highest, total, moved)
-    return RunningHead(scores, top, listed, classes, divergence)
-
-
-def _merged_scores(one: RunningScores, other: RunningScores) -> RunningScores:
-    better = other.best > one.best
-    first = jnp.maximum(one.first, other.first)
-    second = jnp.maximum(jnp.minimum(one.first, other.first), jnp.maximum(one.second, other.second))
-    total = weighted = jnp.zeros_like(first)
-    for each in (one, other):
-        rescale = jnp.exp(each.first - first)
-        moved = each.weighted + each.total * jnp.where(rescale > 0, each.first - first, 0)
-        total, weighted = total + each.total * rescale, weighted + moved * rescale
-    chosen = jax.tree.map(partial(jnp.where, better), other[:3], one[:3])  # with their logits
-    return RunningScores(chosen[0], chosen[1], chosen[2], first, second, total, weighted)

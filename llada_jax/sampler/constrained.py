@@ -121,21 +121,15 @@ def begun(setup: Setup, canvas: Canvas) -> Canvas:
     return stop_rows(setup, advance(setup, canvas, nothing, ~canvas.done, counts=False))
 
 
-def held(
-    grammar: Grammar,
-    before: Canvas,
-    after: Canvas,
-    classes: ClassScores,
-    scored: Bool[Array, "B L"],
-) -> Canvas:
+def held(grammar: Grammar, before: Canvas, after: Canvas, said: StepScores) -> Canvas:
     """Returns the canvas after a decision, of which all agrees with one text.
 
     That text has as many of the decision's tokens as one can. Where it has another one, a token
     that stood before stands again, and a mask gets the text's token; or it stays one, where this
     forward did not score it. What became a mask is one.
     """
-    was_free, text = _free(before), before.text
-    assert text is not None
+    was_free, text, classes, scored = _free(before), before.text, said.classes, said.here.token >= 0
+    assert text is not None and classes is not None
     changed = ~_free(after) & (was_free | (before.tokens != after.tokens))
     kinds = jnp.arange(grammar.n_classes, dtype=jnp.int32)
     wanted = (kinds == grammar.class_of[after.tokens][..., None]) & changed[..., None]

@@ -33,8 +33,7 @@ def decide(
     else:
         revised = _commit_and_revise(setup, canvas, candidates, plan, scores)
     if grammar is not None and setup.may_differ:
-        assert said.classes is not None
-        revised = held(grammar, before, revised, said.classes, said.here.token >= 0)
+        revised = held(grammar, before, revised, said)
     else:
         revised = forced(setup, revised)
     edited = ((revised.tokens != before.tokens) & rescored).any(axis=1)

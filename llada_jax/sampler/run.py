@@ -151,15 +151,11 @@ def checked_run(
 
     Args:
       denoiser: the model's functions, with the rules of `config` in its scores.
-      prompts: [B, P] ids, or lists of different lengths.
       seed: one for the batch, or one for each row: a row with its own seed decodes as it would
         alone, at any temperature.
-      loop: `compiled` or `host`; `on_step` needs `host`.
       infill: the masks in the prompts are the holes; nothing is appended.
       refresher: for the `host` loop, where the settings ask for a worker. What it gives may differ
         from the denoiser's in rounding, of which the tokens then depend.
-      texts: what each row may be; None: anything.
-      keeps_scores: whether steps record their predictions, or margins as well.
 
     Raises ValueError for a prompt that is empty, too long, has ids outside the vocabulary or,
     unless `infill`, contains [MASK]; for ids that neither the model nor `config` names.
