@@ -119,16 +119,14 @@ class Denoiser(NamedTuple):
 
     forward_rows: Callable[[Params, Rows, KVCache], RowsOut]
     score_rows: Callable[[Params, Hidden, NoiseKeys], Scores]
-    empty_cache: Callable[[Params, int, int], KVCache]
-    """Of the parameters, the batch, and the length of its canvases."""
+    empty_cache: Callable[[Params, int, int], KVCache]  # of a batch, of canvases of a length
     traceable: bool = True
     keeps_cache: bool = False
     measure_rows: Callable[[Params, Hidden, NoiseKeys, Asked], HeadOut] | None = None
     """As `score_rows`, with what a rule asks beside the scores; None where a backend cannot."""
     for_loops: Callable[[Params], Params] = lambda params: params
     """Gives parameters the form in which a compiled loop reads them best."""
-    on_mesh: "OnMesh | None" = None
-    """How a loop runs where the parameters are on a mesh; None where they are not."""
+    on_mesh: "OnMesh | None" = None  # how a loop runs where the parameters are on a mesh
 
 
 class OnMesh(NamedTuple):
@@ -136,5 +134,4 @@ class OnMesh(NamedTuple):
 
     mesh: jax.sharding.Mesh
     part: Denoiser
-    params: Params
-    """The `PartitionSpec` of every parameter."""
+    params: Params  # the `PartitionSpec` of each

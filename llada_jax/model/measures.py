@@ -247,10 +247,6 @@ def finish_head(seen: RunningHead) -> HeadOut:
     mass = None
     if total is not None and logits is not None:  # at the least that of the best id, however small
         mass = jnp.maximum(jnp.log(total) + scores.first[..., None], logits)
-    top_ids, top_logits = seen.top or (None, None)
-    return HeadOut(
-        head.finish_scores(scores),
-        Measured(
-            log_sum_exp, top_ids, top_logits, seen.listed, ids, logits, divergence, noisy, mass
-        ),
-    )
+    top = seen.top or (None, None)
+    measured = Measured(log_sum_exp, *top, seen.listed, ids, logits, divergence, noisy, mass)
+    return HeadOut(head.finish_scores(scores), measured)

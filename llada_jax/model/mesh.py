@@ -176,16 +176,12 @@ def mesh_denoiser(
         return measure(params, hidden, noise_keys, Asked()).scores
 
     on_every = partial(on_all, mesh, specs)
-    return Denoiser(
-        on_every(forward_rows, RowsOut),
-        on_every(score),
-        empty_cache,
+    part = Denoiser(forward_rows, score, empty_cache, measure_rows=measure)  # pyright: ignore
+    return part._replace(
+        forward_rows=on_every(forward_rows, RowsOut),
+        score_rows=on_every(score),
         measure_rows=on_every(measure),
-        on_mesh=OnMesh(
-            mesh,
-            Denoiser(forward_rows, score, empty_cache, measure_rows=measure),  # pyright: ignore
-            specs,
-        ),
+        on_mesh=OnMesh(mesh, part, specs),
     )
 
 

@@ -61,17 +61,9 @@ def constrained(setup: Setup, canvas: Canvas, step: StepScores) -> StepScores:
     assert classes is not None
     free, scored, text = _free(canvas), scores.token >= 0, canvas.text
     assert text is not None
-    values = _values(classes, scored)
-    found = reach(
-        grammar,
-        text,
-        canvas.tokens,
-        fixed=~free,
-        values=values,
-        weighed=scored,
-        rows=~canvas.done,
-        alternatives=setup.rule.revises or grammar.confidence == "allowed",
-    )
+    values, rows = _values(classes, scored), ~canvas.done
+    others = setup.rule.revises or grammar.confidence == "allowed"
+    found = reach(grammar, text, canvas.tokens, ~free, values, scored, rows, alternatives=others)
     chosen, log_total = found.classes, classes.log_sum_exp
     if found.allowed is not None:
         alone = jnp.where(found.allowed, values, -jnp.inf).argmax(axis=-1).astype(jnp.int32)
@@ -138,17 +130,8 @@ def held(grammar: Grammar, before: Canvas, after: Canvas, said: StepScores) -> C
     values += jnp.where(wanted, jnp.where(was_free, _COMMITTED, _REPLACED)[..., None], 0)
     one_of_two = (changed & ~was_free)[..., None]
     values = jnp.where(one_of_two & ~wanted & ~stood, -jnp.inf, values)
-    fixed = ~_free(after) & ~changed
-    found = reach(
-        grammar,
-        text,
-        after.tokens,
-        fixed=fixed,
-        values=values,
-        weighed=changed | scored,
-        rows=~before.done,
-        alternatives=False,
-    )
+    fixed, weighed, rows = ~_free(after) & ~changed, changed | scored, ~before.done
+    found = reach(grammar, text, after.tokens, fixed, values, weighed, rows, alternatives=False)
     agrees = grammar.class_of[after.tokens] == found.classes
     agrees |= ~changed | before.done[:, None] | (after.positions < text.begin[:, None])
     other = ~agrees & was_free & scored

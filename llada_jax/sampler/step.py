@@ -95,13 +95,8 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
     standing = put(at, standing_probability(head), length) if setup.doubts else None
     classes = None if setup.grammar is None else class_scores(at, head, length)
     block = partial(to_block, at=at, start=denoised.block_start, length=setup.config.block_length)
-    return StepScores(
-        spread(at, said, length),
-        jax.tree.map(block, measured),
-        jax.tree.map(block, hidden),
-        standing,
-        classes,
-    )
+    of_block = (jax.tree.map(block, each) for each in (measured, hidden))
+    return StepScores(spread(at, said, length), *of_block, standing, classes)
 
 
 def _counts(canvas: Canvas, plan: StepPlan, rows: Rows) -> StepCounts:
