@@ -158,21 +158,15 @@ def _choose(kind: str, choices: Mapping[str, Any], settings: dict[str, Any]) -> 
 def _numbered(accept: Any, settings: dict[str, Any]) -> Any:
     """Returns the rule that is meant, which its number without a default, of the same name, chooses
     by itself."""
-    numbered = [each.chosen_by["accept"] for each in registered["rule"] if chosen_by_number(each)]
-    given = {name: settings.pop(name, None) for name in numbered}
-    given = {name: value for name, value in given.items() if value is not None}
-    require(len(given) <= 1, f"{given} are set; allowed: at most one of them")
-    for name, value in given.items():
-        require(
-            accept in (CHOICES["rule"]["accept"], name),
-            f"accept is {accept!r} and {name} is {value}; allowed: {name} None",
-        )
-        settings[name] = value
-        return name
-    require(
-        accept not in numbered,
-        f"accept is {accept!r} and {accept} is None; allowed: a number for {accept}",
-    )
+    for name in (each.chosen_by["accept"] for each in registered["rule"] if chosen_by_number(each)):
+        value = settings.pop(name, None)
+        if value is not None:
+            settings[name] = value
+            allowed = accept in (CHOICES["rule"]["accept"], name)
+            require(allowed, f"accept is {accept!r} and {name} is {value}; allowed: {name} None")
+            return name
+        wanted = accept == name
+        require(not wanted, f"accept is {name!r} and {name} is None; allowed: a number for {name}")
     return accept
 
 

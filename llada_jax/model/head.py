@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Key
 from llada_jax.config import FloatDtype
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import QuantArray, Weight, linear
-from llada_jax.types import Scores
+from llada_jax.types import Hidden, NoiseKeys, Scores
 
 Running = TypeVar("Running")
 VocabId = int | Int[Array, ""]
@@ -102,10 +102,7 @@ def _chunk_logits(hidden: Float[Array, "B C D"], weight: Weight) -> Float[Array,
 
 
 def score_rows(
-    params: ModelParams,
-    hidden: Float[Array, "B C D"],
-    noise_keys: Key[Array, "B C"] | None,
-    rules: ScoreRules = ScoreRules(),
+    params: ModelParams, hidden: Hidden, noise_keys: NoiseKeys, rules: ScoreRules = ScoreRules()
 ) -> Scores:
     """Returns each row's predicted token and its probability, and the entropy and margin.
 
@@ -178,7 +175,7 @@ def absorb_chunk(
     seen: RunningScores,
     logits: Float[Array, "B C chunk"],
     start: VocabId,
-    noise_keys: Key[Array, "B C"] | None,
+    noise_keys: NoiseKeys,
     rules: ScoreRules,
 ) -> RunningScores:
     """Returns the statistics with one more chunk of the vocabulary, whose first id is `start`."""

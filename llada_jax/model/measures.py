@@ -4,17 +4,23 @@ Each part is a running statistic of the logits of one chunk after another, as th
 `head` is. What is not asked is None, and no operation of the program.
 """
 
-from functools import partial
+from dataclasses import replace
+from functools import partial, reduce
+from math import gcd, lcm
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from llada_jax.model import head
 from llada_jax.model.head import RunningScores, ScoreRules, VocabId
 from llada_jax.model.params import ModelParams
-from llada_jax.types import Asked, HeadOut, Measured
+from llada_jax.on_mesh import MODEL
+from llada_jax.types import Asked, HeadOut, Hidden, Measured, NoiseKeys
+
+PARTS = 8
+"""Of the vocabulary, at the least, on a mesh."""
 
 
 class Best(NamedTuple):
@@ -53,11 +59,7 @@ class RunningHead(NamedTuple):
 
 
 def measure_rows(
-    params: ModelParams,
-    hidden: Float[Array, "B C D"],
-    noise_keys: Key[Array, "B C"] | None,
-    asked: Asked,
-    rules: ScoreRules,
+    params: ModelParams, hidden: Hidden, noise_keys: NoiseKeys, asked: Asked, rules: ScoreRules
 ) -> HeadOut:
     """Returns what `score_rows` does, and what is asked beside it, from one pass.
 
@@ -70,8 +72,35 @@ def measure_rows(
     return finish_head(head.over_ids(head.head_weight(params), rows, rules, absorb, running))
 
 
+def measure_own_ids(
+    params: ModelParams, hidden: Hidden, noise_keys: NoiseKeys, asked: Asked, rules: ScoreRules
+) -> HeadOut:
+    """Is `measure_rows` for a device's part of the parameters; the same on all that share them.
+
+    The vocabulary is always cut into the same `PARTS`, or a multiple, whatever number of devices
+    holds them, and statistics of parts are merged in order. So scores of equal states are equal to
+    the bit on 1, 2, 4 and 8 devices, and on all of them: what the decoding loops branch by is the
+    same everywhere.
+    """
+    vocab, devices = params.embedding.shape[0], jax.lax.axis_size(MODEL)
+    parts = lcm(devices, gcd(vocab, PARTS))
+    size, own = vocab // parts, parts // devices
+    weight, rules = head.head_weight(params), replace(rules, anywhere=vocab)
+    rows, nothing = start_head(hidden, asked, rules)
+    absorb = partial(absorb_head, noise_keys=noise_keys, asked=asked, rules=rules)
+
+    def of_part(index: Int[Array, ""]) -> RunningHead:
+        first = (jax.lax.axis_index(MODEL) * own + index) * size
+        row = first if params.head is None else index * size  # every device has the embedding whole
+        return head.over_ids(weight, rows, rules, absorb, nothing, first, size, row)
+
+    found = jax.lax.map(of_part, jnp.arange(own, dtype=jnp.int32))
+    leaves, tree = jax.tree.flatten(jax.lax.all_gather(found, MODEL, tiled=True))
+    return finish_head(reduce(merged, map(tree.unflatten, zip(*leaves, strict=True))))
+
+
 def start_head(
-    hidden: Float[Array, "B C D"], asked: Asked, rules: ScoreRules
+    hidden: Hidden, asked: Asked, rules: ScoreRules
 ) -> tuple[Float[Array, "B X D"], RunningHead]:
     """Returns the states whose logits are absorbed, those of the step before behind the others, and
     statistics of no vocabulary at all."""
@@ -102,7 +131,7 @@ def absorb_head(
     seen: RunningHead,
     logits: Float[Array, "B X chunk"],
     start: VocabId,
-    noise_keys: Key[Array, "B C"] | None,
+    noise_keys: NoiseKeys,
     asked: Asked,
     rules: ScoreRules,
 ) -> RunningHead:

@@ -109,8 +109,7 @@ def forced(setup: Setup, canvas: Canvas) -> Canvas:
 def begun(setup: Setup, canvas: Canvas) -> Canvas:
     """Returns a canvas before its first forward, with the tokens that need none."""
     canvas = forced(setup, canvas)
-    nothing = jnp.zeros_like(canvas.done)
-    return stop_rows(setup, advance(setup, canvas, nothing, ~canvas.done, counts=False))
+    return stop_rows(setup, advance(setup, canvas, ~canvas.done, None))
 
 
 def held(grammar: Grammar, before: Canvas, after: Canvas, said: StepScores) -> Canvas:

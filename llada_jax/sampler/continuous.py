@@ -37,15 +37,11 @@ class _Occupant:
 
 
 class Places:
-    """The places of a batch, which the prompts of a run take one after another.
-
-    Attributes:
-      offered: Forwards so far, each counted once for every place.
-      useful: Those in which the place had a prompt that was not done.
-    """
+    """The places of a batch, which the prompts of a run take one after another."""
 
     def __init__(self, run: Run, places: int) -> None:
-        self.offered = self.useful = 0
+        self.offered = 0  # forwards so far, each counted once for every place
+        self.useful = 0  # those in which the place had a prompt that was not done
         self._run = run
         self._waiting = deque(range(len(run.prompts)))
         self._taken: list[_Occupant | None] = [None] * min(places, len(run.prompts))

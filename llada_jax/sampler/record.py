@@ -142,8 +142,7 @@ class StepView(NamedTuple):
     tokens: Int[np.ndarray, "B L"]
     state: Int[np.ndarray, "B L"]
     confidence: Float[np.ndarray, "B L"]
-    fresh: Bool[np.ndarray, "B L"]
-    """Positions that this step committed."""
+    fresh: Bool[np.ndarray, "B L"]  # positions that this step committed
     nfe: Int[np.ndarray, " B"]
 
 

@@ -18,7 +18,7 @@ from llada_jax.sampler.record import StepCounts, StepScores, spread, standing_pr
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import PROBE, SHADOW, StepPlan
 from llada_jax.sampler.step_rows import guide
-from llada_jax.types import Asked, Denoiser, HeadOut, Params, Rows, RowsOut
+from llada_jax.types import Asked, Denoiser, HeadOut, Hidden, NoiseKeys, Params, Rows, RowsOut
 
 
 class Denoised(NamedTuple):
@@ -65,11 +65,7 @@ def run_head(denoiser: Denoiser, params: Params, denoised: Denoised, n_heads: in
 
 
 def head_out(
-    denoiser: Denoiser,
-    params: Params,
-    hidden: Float[Array, "B Q D"],
-    keys: Key[Array, "B Q"] | None,
-    asked: Asked | None,
+    denoiser: Denoiser, params: Params, hidden: Hidden, keys: NoiseKeys, asked: Asked | None
 ) -> HeadOut:
     """Returns the scores of states, and what is asked beside them; None: nothing."""
     if asked is None:

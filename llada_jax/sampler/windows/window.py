@@ -90,10 +90,7 @@ def buckets_for(
     """Returns the row counts of the forwards that a window needs, ascending.
 
     One more row where outputs are shifted: a block's first token is predicted one position earlier.
-    Where attention is causal between blocks, they are run whole.
-
-    Args:
-      extra_rows: the most rows that stand beside the window.
+    Where attention is causal between blocks, they are run whole. At most `extra_rows` stand beside.
     """
     shift, block = int(model.shift_logits), model.block_length
     sizes = config.window.sizes(layout, config, shift)
