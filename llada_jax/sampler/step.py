@@ -91,8 +91,8 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
     standing = put(at, standing_probability(head), length) if setup.doubts else None
     classes = None if setup.grammar is None else class_scores(at, head, length)
     block = partial(to_block, at=at, start=denoised.block_start, length=setup.config.block_length)
-    of_block = (jax.tree.map(block, each) for each in (measured, hidden))
-    return StepScores(spread(at, said, length), *of_block, standing, classes)
+    measured, hidden = jax.tree.map(block, (measured, hidden))
+    return StepScores(spread(at, said, length), measured, hidden, standing, classes)
 
 
 def _counts(canvas: Canvas, plan: StepPlan, rows: Rows) -> StepCounts:
