@@ -1,12 +1,8 @@
 """Files and folders that appear whole or not at all: the only writer of results in the project.
 
-The content is written under a temporary name of its own in the folder of the target, which it
-replaces in one step once it is complete: a reader finds the old content or the new one, writers at
-once do not disturb each other (the last one wins), and a failure leaves the old content and no
-temporary behind. Only a process that is killed leaves one (`remove_temporaries`).
-
-The disk has the content before the name, and the name before a writer returns (fsync), so that all
-of this also holds where the power fails.
+Content is written under a temporary name in the target's folder and renamed once the disk has it,
+so that it also holds where the power fails: a reader finds the old content or the new one, of
+writers at once the last one wins, and only a killed process leaves a temporary behind.
 """
 
 import errno

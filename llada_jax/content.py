@@ -1,8 +1,7 @@
 """A file's content as one SHA-256. A large file is read once: then its size and times answer.
 
-What is remembered lies in `hashes.json` of `cache_folder()`, by path. A file that was written,
-replaced or touched has another time of change, which no program can set, and is read again. Where
-the folder cannot be written, the process alone remembers.
+What is remembered lies in `hashes.json` of `cache_folder()`, or else in the process. A file that
+was written, replaced or touched has another time of change, which no program can set.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ from llada_jax.cache_folder import cache_folder
 
 REMEMBERED_BYTES = 1 << 26
 """Smaller files are read each time, which takes less than 0.05 s."""
-_PIECE_BYTES, _SILENT_SECONDS = 1 << 20, 2
+_PIECE_BYTES, _SILENT_SECONDS, _FILE = 1 << 20, 2, "hashes.json"
 _read_here: dict[str, list[Any]] = {}
 
 
@@ -67,7 +66,7 @@ def _sha256(path: Path) -> str:
 
 def _remembered() -> dict[str, list[Any]]:
     try:
-        stored = json.loads(_cache_file().read_bytes())
+        stored = json.loads((cache_folder() / _FILE).read_bytes())
         well_formed = {key: list(entry) for key, entry in stored.items() if len(entry) == 4}
     except (OSError, ValueError, AttributeError, TypeError):
         well_formed = {}
@@ -77,11 +76,7 @@ def _remembered() -> dict[str, list[Any]]:
 def _remember(known: dict[str, list[Any]]) -> None:
     _read_here.update(known)
     with suppress(OSError):
-        file = _cache_file()
+        file = cache_folder() / _FILE
         file.parent.mkdir(parents=True, exist_ok=True)
         there = {key: entry for key, entry in known.items() if os.path.exists(key)}
         atomic.write_text(file, json.dumps(there, indent=2) + "\n")
-
-
-def _cache_file() -> Path:
-    return cache_folder() / "hashes.json"

@@ -28,24 +28,19 @@ class LoweredWeight:
 
     shape: tuple[int, ...]
     bits: int
-    group: int | None = None
-    """Inputs that share a scale; None where a whole row does, or nothing is quantized."""
+    group: int | None = None  # inputs that share a scale; None: a whole row, or not quantized
 
 
 @dataclass(frozen=True)
 class Operation:
     """One operation of the module, calls to inner functions expanded."""
 
-    name: str
-    """As in StableHLO, without the dialect: `dot_general`, `add`, `reduce`."""
-    scope: str
-    """Where it comes from: the names that `jax.named_scope` gave, `layer_3` for instance."""
+    name: str  # as in StableHLO, without the dialect: `dot_general`, `add`, `reduce`
+    scope: str  # where it comes from: names that `jax.named_scope` gave, as `layer_3`
     inputs: tuple[TensorType, ...]
     outputs: tuple[TensorType, ...]
-    contraction: int = 0
-    """Length of the summed axes of a `dot_general`, else 0."""
-    weight: str | None = None
-    """Name of the weight that is an operand."""
+    contraction: int = 0  # length of the summed axes of a `dot_general`
+    weight: str | None = None  # name of the weight that is an operand
 
     @property
     def macs(self) -> int:

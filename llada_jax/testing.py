@@ -19,9 +19,8 @@ from jaxtyping import Array, Float, Int
 
 from llada_jax.build.denoisers import score_rules
 from llada_jax.config import ModelConfig, SamplerConfig, require
-from llada_jax.model.head import without
+from llada_jax.model.head import ScoreRules, gumbel_noise, without
 from llada_jax.model.measures import absorb_head, finish_head, start_head
-from llada_jax.model.score_rules import ScoreRules, gumbel_noise
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event

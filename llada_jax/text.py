@@ -11,8 +11,7 @@ from typing import Any, Self
 import tokenizers
 
 from llada_jax.chat_template import render
-from llada_jax.config import shortened
-from llada_jax.config.json_files import read_object
+from llada_jax.config import read_object, shortened
 
 Messages = Sequence[Mapping[str, Any]]  # each with "role" and "content"
 TOKENIZER_FILES = (

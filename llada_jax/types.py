@@ -65,27 +65,17 @@ class Scores(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Asked:
-    """What a rule asks of the head beside the scores; 0 or None where it does not.
+    """What a rule asks of the head beside the scores; 0 or None where it does not."""
 
-    Attributes:
-      top_k: How many of the most probable ids.
-      n_classes: How many classes the ids are in.
-      listed: Ids whose logits are wanted, for each row; below 0: none.
-      added: What is added to their logits before anything else is made of them.
-      class_of: The class of each id, below `n_classes`.
-      previous: States of the step before, from which the distributions may have moved.
-      class_mass: Whether the probability of each class is wanted.
-      class_samples: Whether the best id of a class is the one that sampling noise makes best.
-    """
-
-    top_k: int = field(default=0, metadata={"static": True})
+    top_k: int = field(default=0, metadata={"static": True})  # of the most probable ids
     n_classes: int = field(default=0, metadata={"static": True})
-    listed: Int[Array, "B C K"] | None = None
-    added: Float[Array, "B C K"] | None = None
-    class_of: Int[Array, " V"] | None = None
-    previous: Float[Array, "B C D"] | None = None
-    class_mass: bool = field(default=False, metadata={"static": True})
+    listed: Int[Array, "B C K"] | None = None  # ids whose logits are wanted; below 0: none
+    added: Float[Array, "B C K"] | None = None  # to their logits, before all else is made of them
+    class_of: Int[Array, " V"] | None = None  # of each id, below `n_classes`
+    previous: Float[Array, "B C D"] | None = None  # states from which distributions may have moved
+    class_mass: bool = field(default=False, metadata={"static": True})  # a class's probability
     class_samples: bool = field(default=False, metadata={"static": True})
+    """Whether the best id of a class is the one that sampling noise makes best."""
 
     def first(self, count: int) -> "Asked":
         """Returns what is asked of so many rows."""
@@ -95,29 +85,17 @@ class Asked:
 
 
 class Measured(NamedTuple):
-    """What was asked of the head, in the confidence dtype; None where it was not.
-
-    Attributes:
-      log_sum_exp: Of the logits.
-      top_ids: The most probable ids, the best one first; of equal ones the lowest.
-      top_logits: Their logits.
-      listed: Logits of the listed ids; -inf for none, and for ids that are never predicted.
-      class_ids: The best id of each class; -1 for none.
-      class_logits: Its logit.
-      divergence: Kullback-Leibler divergence from the step before (nats).
-      class_noisy: The best id's logit with noise, where classes are sampled.
-      class_mass: The logarithm of the sum of exp(logit) over each class.
-    """
+    """What was asked of the head, in the confidence dtype; None where it was not."""
 
     log_sum_exp: Float[Array, "B C"]
-    top_ids: Int[Array, "B C k"] | None
+    top_ids: Int[Array, "B C k"] | None  # the best one first; of equal ones the lowest
     top_logits: Float[Array, "B C k"] | None
-    listed: Float[Array, "B C K"] | None
-    class_ids: Int[Array, "B C G"] | None
+    listed: Float[Array, "B C K"] | None  # logits; -inf for no id, and for one never predicted
+    class_ids: Int[Array, "B C G"] | None  # the best id of each class; -1 for none
     class_logits: Float[Array, "B C G"] | None
-    divergence: Float[Array, "B C"] | None
-    class_noisy: Float[Array, "B C G"] | None = None
-    class_mass: Float[Array, "B C G"] | None = None
+    divergence: Float[Array, "B C"] | None  # Kullback-Leibler, from the step before (nats)
+    class_noisy: Float[Array, "B C G"] | None = None  # logit with noise, where classes are sampled
+    class_mass: Float[Array, "B C G"] | None = None  # log of the sum of exp(logit) over each class
 
 
 class HeadOut(NamedTuple):
@@ -141,16 +119,14 @@ class Denoiser(NamedTuple):
 
     forward_rows: Callable[[Params, Rows, KVCache], RowsOut]
     score_rows: Callable[[Params, Hidden, NoiseKeys], Scores]
-    empty_cache: Callable[[Params, int, int], KVCache]
-    """Of the parameters, the batch, and the length of its canvases."""
+    empty_cache: Callable[[Params, int, int], KVCache]  # of a batch, of canvases of a length
     traceable: bool = True
     keeps_cache: bool = False
     measure_rows: Callable[[Params, Hidden, NoiseKeys, Asked], HeadOut] | None = None
     """As `score_rows`, with what a rule asks beside the scores; None where a backend cannot."""
     for_loops: Callable[[Params], Params] = lambda params: params
     """Gives parameters the form in which a compiled loop reads them best."""
-    on_mesh: "OnMesh | None" = None
-    """How a loop runs where the parameters are on a mesh; None where they are not."""
+    on_mesh: "OnMesh | None" = None  # how a loop runs where the parameters are on a mesh
 
 
 class OnMesh(NamedTuple):
@@ -158,5 +134,4 @@ class OnMesh(NamedTuple):
 
     mesh: jax.sharding.Mesh
     part: Denoiser
-    params: Params
-    """The `PartitionSpec` of every parameter."""
+    params: Params  # the `PartitionSpec` of each

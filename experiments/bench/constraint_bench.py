@@ -28,10 +28,9 @@ from llada_jax.constraint.canvas import Placed
 from llada_jax.constraint.compiled import automaton_of, read_automaton, write_automaton
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.model.forward import cache_for
-from llada_jax.model.head import score_rows
+from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.params import init_params
-from llada_jax.model.score_rules import ScoreRules
 from llada_jax.sampler.canvas import new_canvas
 from llada_jax.sampler.constrained import class_scores, constrained, forced, with_classes
 from llada_jax.sampler.record import StepScores, spread

@@ -18,9 +18,8 @@ from llada_jax.backend.resources import available_cores
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.grouped_product import grouped_product
-from llada_jax.model.head import logits_of, score_rows
+from llada_jax.model.head import ScoreRules, logits_of, score_rows
 from llada_jax.model.params import init_params
-from llada_jax.model.score_rules import ScoreRules
 from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
 from llada_jax.revision.tiles import TileMultiplier
 from llada_jax.rows import make_rows

@@ -17,8 +17,7 @@ from experiments.harness.results import ResultRow, share_row
 from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.config import SamplerConfig, require_counts
 from llada_jax.evaluation.tasks import load_task, word_problems
-from llada_jax.model.head import logits_of, without
-from llada_jax.model.score_rules import ScoreRules
+from llada_jax.model.head import ScoreRules, logits_of, without
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampling_engine.formats import LogitFormat, bits_per_element

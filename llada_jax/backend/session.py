@@ -18,9 +18,8 @@ from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.resources import require_memory
 from llada_jax.backend.steps import cache_names, padded
 from llada_jax.config import ModelConfig
-from llada_jax.model.head import absorb_chunk, finish_scores, start_scores
+from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
 from llada_jax.model.layers import HIDDEN_SCORE, rotation
-from llada_jax.model.score_rules import ScoreRules
 from llada_jax.types import Denoiser, KVCache, Params, Rows, RowsOut, Scores
 
 FORBIDDEN_LOGIT = -1e30

@@ -14,7 +14,7 @@ from llada_jax.build.denoisers import backend_denoiser
 from llada_jax.build.loading import Model
 from llada_jax.config import LatencyTable, ascending_counts, require
 from llada_jax.model.finite import require_finite_results
-from llada_jax.model.score_rules import ScoreRules
+from llada_jax.model.head import ScoreRules
 from llada_jax.rows import make_rows
 from llada_jax.types import KVCache, Params, Rows, Scores
 

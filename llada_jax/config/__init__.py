@@ -6,6 +6,8 @@ value and what is allowed. All of them are hashable, so they pass to `jax.jit` a
 
 from llada_jax.config.checks import (
     ascending_counts,
+    parse_json,
+    read_object,
     require,
     require_choice,
     require_choices,
@@ -26,11 +28,4 @@ from llada_jax.config.export_settings import (
 from llada_jax.config.model import ONE_DEVICE, MeshConfig, ModelConfig, MoEConfig, Router
 from llada_jax.config.sampler import HOUSE, FloatDtype, Loop, Parity, Remasking, SamplerConfig
 from llada_jax.config.timed_buckets import LatencyTable
-from llada_jax.config.training import (
-    LoraConfig,
-    MatmulDtype,
-    Objective,
-    Optimizer,
-    Start,
-    TrainConfig,
-)
+from llada_jax.config.training import LoraConfig, Objective, Optimizer, TrainConfig

@@ -1,10 +1,12 @@
-"""Checks that every configuration makes when it is built: one clear `ValueError`, or nothing."""
+"""Checks of what a user sets, and of JSON that others wrote: one clear `ValueError`, or nothing."""
 
 import itertools
+import json
 import math
 import sys
 from collections.abc import Iterable
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 _LONGEST = 1000
@@ -29,10 +31,12 @@ def require_choice(name: str, value: object, literal: Any) -> None:
 
 
 def require_choices(owner: Any) -> None:
-    """Raises `ValueError` unless each field whose type is a `Literal` has one of its values."""
+    """Raises `ValueError` unless each field of a `Literal` type, or None, has such a value."""
     for name, hint in get_type_hints(type(owner)).items():
-        if get_origin(hint) is Literal:
-            require_choice(name, getattr(owner, name), hint)
+        value = getattr(owner, name)
+        for each in (hint, *get_args(hint)):
+            if get_origin(each) is Literal and (value is not None or each is hint):
+                require_choice(name, value, each)
 
 
 def require_counts(owner: object, *names: str, least: int = 1, most: float = math.inf) -> None:
@@ -94,6 +98,32 @@ def ascending_counts(name: str, values: Any, least: int = 1) -> tuple[int, ...]:
         f"from {least} on, at least one whole number",
     )
     return tuple(int(count) for count in counts)
+
+
+def parse_json(content: str | bytes, wrong: str, allowed: str) -> Any:
+    """Returns what a text says. Raises ValueError, which begins with `wrong`, for what is no JSON,
+    and for a key that stands in an object twice."""
+    try:
+        return json.loads(content, object_pairs_hook=_with_each_key_once)
+    except (ValueError, RecursionError) as error:  # the latter: as deep as Python goes
+        raise ValueError(shortened(f"{wrong}: {error}; allowed: {allowed}")) from error
+
+
+def read_object(path: Path, wrong: str = "is no JSON") -> dict[str, Any]:
+    """Returns the object that a file holds. Raises ValueError that names the file and says that it
+    is `wrong`, as `parse_json`, and for another value."""
+    allowed = "one JSON object"
+    found = parse_json(path.read_bytes(), f"{path} {wrong}", allowed)
+    require(isinstance(found, dict), f"{path} {wrong}: it has {found!r:.60}; allowed: {allowed}")
+    return found
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        require(key not in found, f"{key!r} stands there twice")
+        found[key] = value
+    return found
 
 
 def _is(kind: Any, value: Any) -> bool:

@@ -5,13 +5,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llada_jax.config.checks import (
-    require,
-    require_choice,
-    require_choices,
-    require_counts,
-    require_numbers,
-)
+from llada_jax.config.checks import require, require_choices, require_counts, require_numbers
 
 Router = Literal["softmax", "sigmoid"]
 Causal = Literal["finished", "filled"]
@@ -104,13 +98,12 @@ class ModelConfig:
         require_numbers(self, "rope_theta", above=0)
         require_numbers(self, "norm_eps", least=0, most=0.1)
         require_numbers(self, "yarn_factor", least=1)
-        if self.causal is not None:
-            require_choice("causal", self.causal, Causal)
-            require(
-                self.block_length is None and not self.shift_logits,
-                f"block_length is {self.block_length} and shift_logits {self.shift_logits} where "
-                f"causal is {self.causal!r}; allowed: None and False",
-            )
+        require_choices(self)
+        require(
+            self.causal is None or (self.block_length is None and not self.shift_logits),
+            f"block_length is {self.block_length} and shift_logits {self.shift_logits} where "
+            f"causal is {self.causal!r}; allowed: None and False",
+        )
         require(
             self.yarn_factor == 1 or self.yarn_length is not None,
             f"yarn_factor is {self.yarn_factor} and yarn_length None; allowed: a whole number",

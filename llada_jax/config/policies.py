@@ -1,9 +1,8 @@
 """Policies by their flat names: how `threshold=0.9` or `cache="dual"` finds the value that has it.
 
-A policy is a frozen dataclass of one kind (`rule` or `window`) that carries its numbers and its
-functions; `llada_jax.sampler` has them, and registers them here, because what a user sets is known
-without JAX. Flat names are the fields of the policies. A few flat names choose the policy itself
-(`accept`, or `cache` and `window`): each class has its values of them in `chosen_by`.
+`llada_jax.sampler` registers its policies (`rule` or `window`) here, because what a user sets is
+known without JAX. Flat names are their fields, and a few that choose the policy itself (`accept`,
+or `cache` and `window`): each class has its values of them in `chosen_by`.
 """
 
 import difflib
@@ -31,14 +30,17 @@ def register(kind: str, policies: Iterable[type]) -> None:
     registered[kind] = (*registered[kind], *policies)
 
 
-def policy_settings() -> dict[str, Any]:
-    """Returns every flat name that chooses a policy or belongs to one, with its default."""
+def policy_settings(*in_use: Any) -> dict[str, Any]:
+    """Returns every flat name that chooses a policy or belongs to one, with its value in those in
+    use, or else its default."""
     defaults: dict[str, Any] = {}
     for kind, choices in CHOICES.items():
         defaults |= choices
         for policy in registered[kind]:
             own = ((each.name, each.default) for each in fields(policy))
             defaults |= {name: None if value is MISSING else value for name, value in own}
+    for policy in in_use:
+        defaults |= flat(policy)
     return defaults
 
 
@@ -156,21 +158,15 @@ def _choose(kind: str, choices: Mapping[str, Any], settings: dict[str, Any]) -> 
 def _numbered(accept: Any, settings: dict[str, Any]) -> Any:
     """Returns the rule that is meant, which its number without a default, of the same name, chooses
     by itself."""
-    numbered = [each.chosen_by["accept"] for each in registered["rule"] if chosen_by_number(each)]
-    given = {name: settings.pop(name, None) for name in numbered}
-    given = {name: value for name, value in given.items() if value is not None}
-    require(len(given) <= 1, f"{given} are set; allowed: at most one of them")
-    for name, value in given.items():
-        require(
-            accept in (CHOICES["rule"]["accept"], name),
-            f"accept is {accept!r} and {name} is {value}; allowed: {name} None",
-        )
-        settings[name] = value
-        return name
-    require(
-        accept not in numbered,
-        f"accept is {accept!r} and {accept} is None; allowed: a number for {accept}",
-    )
+    for name in (each.chosen_by["accept"] for each in registered["rule"] if chosen_by_number(each)):
+        value = settings.pop(name, None)
+        if value is not None:
+            settings[name] = value
+            allowed = accept in (CHOICES["rule"]["accept"], name)
+            require(allowed, f"accept is {accept!r} and {name} is {value}; allowed: {name} None")
+            return name
+        wanted = accept == name
+        require(not wanted, f"accept is {name!r} and {name} is None; allowed: a number for {name}")
     return accept
 
 

@@ -7,23 +7,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from llada_jax.config import policies
 from llada_jax.config.checks import (
+    read_object,
     require,
     require_choices,
     require_counts,
     require_multiple,
     require_numbers,
-)
-from llada_jax.config.json_files import read_object
-from llada_jax.config.policies import (
-    chosen_by_number,
-    flat,
-    plain,
-    policy_settings,
-    policy_types,
-    registered,
-    require_read,
-    take_policy,
 )
 from llada_jax.config.timed_buckets import LatencyTable
 
@@ -147,9 +138,9 @@ class SamplerConfig:
         given = left.pop("parity", HOUSE)
         details = {name: left.pop(name) for name in _PARITY if name in left}
         own["parity"] = dataclasses.replace(given, **details)
-        own["rule"] = take_policy("rule", left)
-        own["window"] = take_policy("window", left)
-        require_read(left, [*own, *_PARITY])
+        own["rule"] = policies.take_policy("rule", left)
+        own["window"] = policies.take_policy("window", left)
+        policies.require_read(left, [*own, *_PARITY])
         for name, value in own.items():
             object.__setattr__(self, name, value)
         self._check()
@@ -178,7 +169,7 @@ class SamplerConfig:
             raise AttributeError(name)
         if name in _PARITY:
             return getattr(self.parity, name)
-        settings = {**policy_settings(), **flat(self.rule), **flat(self.window)}
+        settings = policies.policy_settings(self.rule, self.window)
         if name not in settings:
             raise AttributeError(f"SamplerConfig has no setting {name!r}")
         return settings[name]
@@ -212,23 +203,23 @@ class SamplerConfig:
         if self.steps == self.gen_length:
             del settings["steps"]
         if "window" not in changes or isinstance(changes["window"], str):
-            settings |= flat(settings.pop("window"))
-        by_name = type(self.rule) in registered["rule"]
+            settings |= policies.flat(settings.pop("window"))
+        by_name = type(self.rule) in policies.registered["rule"]
         if by_name and "rule" not in changes:
-            settings |= flat(self.rule)
+            settings |= policies.flat(self.rule)
         if by_name or "accept" in changes:
             del settings["rule"]
-        if chosen_by_number(self.rule):
+        if policies.chosen_by_number(self.rule):
             settings.pop("accept", None)
         return SamplerConfig(**{**settings, **changes})
 
     def as_dict(self) -> dict[str, Any]:
         """Returns every setting by its flat name, those of policies that are not in use, too:
         plain values, which `from_dict` takes."""
-        own = {field.name: plain(getattr(self, field.name)) for field in _own_fields()}
-        parts = {**policy_settings(), **flat(self.rule), **flat(self.window)}
-        parts = {name: plain(value) for name, value in parts.items()}
-        return {**own, **parts, **dataclasses.asdict(self.parity)}
+        settings = {field.name: getattr(self, field.name) for field in _own_fields()}
+        settings |= policies.policy_settings(self.rule, self.window)
+        plain = {name: policies.plain(value) for name, value in settings.items()}
+        return {**plain, **dataclasses.asdict(self.parity)}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "SamplerConfig":
@@ -242,8 +233,8 @@ class SamplerConfig:
     def setting_types(cls, accept: object = None) -> dict[str, Any]:
         """Returns the type of each flat setting, those of the rule `module:Class` among them."""
         hints = get_type_hints(cls)
-        own = {field.name: hints[field.name] for field in _own_fields()}
-        return {**own, "steps": int | None, **policy_types(accept), **get_type_hints(Parity)}
+        own = {field.name: hints[field.name] for field in _own_fields()} | {"steps": int | None}
+        return {**own, **policies.policy_types(accept), **get_type_hints(Parity)}
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "SamplerConfig":

@@ -5,8 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llada_jax.config import require
-from llada_jax.config.json_files import parse_json
+from llada_jax.config import parse_json, require
 
 MOST_DEPTH = 8
 MOST_CHARACTERS = 1 << 18

@@ -25,9 +25,9 @@ from tqdm import tqdm
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.forward import hidden_states
+from llada_jax.model.head import ScoreRules
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.params import ModelParams
-from llada_jax.model.score_rules import ScoreRules
 from llada_jax.types import Asked
 
 Pair = tuple[Sequence[int], Sequence[int]]

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llada_jax.config import require
-from llada_jax.config.json_files import parse_json
+from llada_jax.config import parse_json, require
 
 Keys = Mapping[str, type | tuple[type, ...]]
 """What an object must have, and of which types."""

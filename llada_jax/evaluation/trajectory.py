@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import require
 from llada_jax.sampler.canvas import MASKED, STABLE
-from llada_jax.sampler.event import KEPT, Event, event_states
+from llada_jax.sampler.record import Event
+from llada_jax.sampler.replay import KEPT, event_states
 from llada_jax.sampler.trace import Trace
 
 

@@ -48,8 +48,7 @@ def plain_feed_forward(
 class LayerHooks(NamedTuple):
     """How the parts of a layer are run that may run elsewhere; by default as parts of the graph."""
 
-    multiply: Multiply = linear
-    """Products with the matrices of attention."""
+    multiply: Multiply = linear  # products with the matrices of attention
     feed_forward_of: FeedForwardOf = plain_feed_forward
     attend_with: Attend = attend_to_cache
 
@@ -65,17 +64,12 @@ def forward_rows(
     hooks: LayerHooks = PLAIN,
     run: Callable[..., "LayerOut"] | None = None,
 ) -> RowsOut:
-    """Runs some rows of a canvas against a cache.
+    """Runs some rows of a canvas, of which only live ones change anything, against a cache that is
+    read only.
 
     Args:
       params: arrays of one float dtype, which is also the activations', or quantized matrices.
-      rows: tokens, absolute positions and visibility; rows that are not live change nothing.
-      cache: keys and values by canvas position; read only.
-      hooks: how the parts of the layers are run.
       run: `run_layer`, or what does the same; default: one function for all equal layers.
-
-    Returns:
-      Hidden states after the final norm [B, R, D], and the rows' keys and values [N, B, R, K, Dh].
     """
     in_graph = hooks.multiply is linear and hooks.feed_forward_of is plain_feed_forward
     hidden, keys, values = run_layers(
@@ -161,10 +155,6 @@ def run_layers(
       caches: keys and values for each layer, taken when its turn comes; a `CachedLayer`, or what
         else `hooks.attend_with` takes.
       first: the first layer's number in the whole model.
-      run: `run_layer`, or what does the same.
-
-    Returns:
-      Hidden states, and the rows' keys and values, one entry per layer each.
     """
     keys, values = [], []
     for index, (layer, cached) in enumerate(zip(layers, caches, strict=True), start=first):
@@ -202,7 +192,6 @@ def hidden_states(
 
     Args:
       live: positions that exist (default: all); positions count the live ones.
-      hooks, run: how the layers and their parts are run, as in `forward_rows`.
     """
     live = jnp.ones(tokens.shape, bool) if live is None else live
     positions = jnp.maximum(jnp.cumsum(live, axis=1, dtype=jnp.int32) - 1, 0)

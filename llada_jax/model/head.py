@@ -6,6 +6,7 @@ key-value cache of the same rows. So the vocabulary passes in chunks through a r
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -13,14 +14,75 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from llada_jax.config import FloatDtype
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import QuantArray, Weight, linear
-from llada_jax.model.score_rules import ScoreRules, VocabId
-from llada_jax.types import Scores
+from llada_jax.types import Hidden, NoiseKeys, Scores
 
 Running = TypeVar("Running")
+VocabId = int | Int[Array, ""]
 GROUP = 64
 """Logits of a chunk that are compared at once."""
+
+
+@dataclass(frozen=True)
+class ScoreRules:
+    """How logits become predictions and confidences."""
+
+    forbidden: tuple[int, ...] = ()  # ids that are never predicted and have no probability
+    discounted: tuple[int, ...] = ()  # ids that may be predicted; their probability counts as 0
+    temperature: float = 0.0
+    confidence_dtype: FloatDtype = "float32"
+    noise_dtype: FloatDtype = "float32"
+    chunk: int = 4096
+    spread: bool = True  # entropy and margin are wanted; else a backend may leave them NaN
+    anywhere: int | None = None
+    """The vocabulary's size, where chunks begin anywhere, on a mesh; None: at multiples of
+    `chunk`. Noise is keyed by these multiples, wherever a chunk begins."""
+
+    @property
+    def plain(self) -> bool:
+        """Tells whether `score_greedily` says all that is wanted."""
+        greedy = self.temperature == 0 and self.confidence_dtype == "float32"
+        return greedy and not self.discounted and not self.spread
+
+    def noise(
+        self, keys: Key[Array, "B C"] | None, start: VocabId, logits: Float[Array, "B C chunk"]
+    ) -> Float[Array, "B C chunk"] | None:
+        """Returns what sampling adds to the logits of a chunk; None: nothing."""
+        if keys is None or self.temperature == 0:
+            return None
+        noise = self._drawn(keys, start, logits.shape[-1])
+        return self.temperature * noise.astype(logits.dtype)
+
+    def _drawn(
+        self, keys: Key[Array, "B C"], start: VocabId, size: int
+    ) -> Float[Array, "B C size"]:
+        if self.anywhere is None:
+            return gumbel_noise(keys, start, size, self.noise_dtype)
+        whole, rest = divmod(self.anywhere, self.chunk)
+
+        def of_chunk(number: VocabId) -> Float[Array, "B C chunk"]:
+            noise = gumbel_noise(keys, number * self.chunk, self.chunk, self.noise_dtype)
+            last = gumbel_noise(keys, whole * self.chunk, rest, self.noise_dtype)
+            last = jnp.pad(last, [(0, 0), (0, 0), (0, self.chunk - rest)])
+            return jnp.where(number == whole, last, noise)
+
+        first = start // self.chunk
+        both = jnp.concatenate([of_chunk(first), of_chunk(first + 1)], axis=-1)
+        return jax.lax.dynamic_slice_in_dim(both, start - first * self.chunk, size, axis=-1)
+
+
+def gumbel_noise(
+    keys: Key[Array, "B C"], start: VocabId, size: int, dtype: FloatDtype
+) -> Float[Array, "B C size"]:
+    """Draws standard Gumbel noise for the vocabulary ids from `start`, one key a row.
+
+    A float32 uniform number has 2**23 values, too few where the largest of 126,464 draws decides.
+    JAX's mode "high" spends twice the bits, so that the upper tail stays exact to 2**-46.
+    """
+    draw = partial(jax.random.gumbel, shape=(size,), dtype=jnp.dtype(dtype), mode="high")
+    return jax.vmap(jax.vmap(lambda key: draw(jax.random.fold_in(key, start))))(keys)
 
 
 def head_weight(params: ModelParams) -> Weight:
@@ -40,10 +102,7 @@ def _chunk_logits(hidden: Float[Array, "B C D"], weight: Weight) -> Float[Array,
 
 
 def score_rows(
-    params: ModelParams,
-    hidden: Float[Array, "B C D"],
-    noise_keys: Key[Array, "B C"] | None,
-    rules: ScoreRules = ScoreRules(),
+    params: ModelParams, hidden: Hidden, noise_keys: NoiseKeys, rules: ScoreRules = ScoreRules()
 ) -> Scores:
     """Returns each row's predicted token and its probability, and the entropy and margin.
 
@@ -116,7 +175,7 @@ def absorb_chunk(
     seen: RunningScores,
     logits: Float[Array, "B C chunk"],
     start: VocabId,
-    noise_keys: Key[Array, "B C"] | None,
+    noise_keys: NoiseKeys,
     rules: ScoreRules,
 ) -> RunningScores:
     """Returns the statistics with one more chunk of the vocabulary, whose first id is `start`."""
@@ -180,6 +239,20 @@ def without(
     for token in ids:
         logits = jnp.where(ids_in(logits) == token - start, -jnp.inf, logits)
     return logits
+
+
+def merged_scores(one: RunningScores, other: RunningScores) -> RunningScores:
+    """Returns statistics of two parts of the vocabulary, of which `one` has the lower ids."""
+    better = other.best > one.best
+    first = jnp.maximum(one.first, other.first)
+    second = jnp.maximum(jnp.minimum(one.first, other.first), jnp.maximum(one.second, other.second))
+    total = weighted = jnp.zeros_like(first)
+    for each in (one, other):
+        rescale = jnp.exp(each.first - first)
+        moved = each.weighted + each.total * jnp.where(rescale > 0, each.first - first, 0)
+        total, weighted = total + each.total * rescale, weighted + moved * rescale
+    chosen = jax.tree.map(partial(jnp.where, better), other[:3], one[:3])  # with their logits
+    return RunningScores(chosen[0], chosen[1], chosen[2], first, second, total, weighted)
 
 
 def finish_scores(seen: RunningScores) -> Scores:

@@ -44,8 +44,7 @@ class CachedLayer(NamedTuple):
 
     keys: Float[Array, "B L K Dh"] | Float[Array, "N B L K Dh"]
     values: Float[Array, "B L K Dh"] | Float[Array, "N B L K Dh"]
-    index: Int[Array, ""] | None = None
-    """Which layer is meant, where the arrays have all: sliced with the product, not before."""
+    index: Int[Array, ""] | None = None  # the layer, of all: sliced with the product, not before
 
 
 class Rotation(NamedTuple):

@@ -4,26 +4,23 @@ Each part is a running statistic of the logits of one chunk after another, as th
 `head` is. What is not asked is None, and no operation of the program.
 """
 
-from functools import partial
+from dataclasses import replace
+from functools import partial, reduce
+from math import gcd, lcm
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
-from llada_jax.model.head import (
-    RunningScores,
-    absorb_chunk,
-    finish_scores,
-    head_weight,
-    ids_in,
-    over_ids,
-    start_scores,
-    without,
-)
+from llada_jax.model import head
+from llada_jax.model.head import RunningScores, ScoreRules, VocabId
 from llada_jax.model.params import ModelParams
-from llada_jax.model.score_rules import ScoreRules, VocabId
-from llada_jax.types import Asked, HeadOut, Measured
+from llada_jax.on_mesh import MODEL
+from llada_jax.types import Asked, HeadOut, Hidden, Measured, NoiseKeys
+
+PARTS = 8
+"""Of the vocabulary, at the least, on a mesh."""
 
 
 class Best(NamedTuple):
@@ -62,11 +59,7 @@ class RunningHead(NamedTuple):
 
 
 def measure_rows(
-    params: ModelParams,
-    hidden: Float[Array, "B C D"],
-    noise_keys: Key[Array, "B C"] | None,
-    asked: Asked,
-    rules: ScoreRules,
+    params: ModelParams, hidden: Hidden, noise_keys: NoiseKeys, asked: Asked, rules: ScoreRules
 ) -> HeadOut:
     """Returns what `score_rows` does, and what is asked beside it, from one pass.
 
@@ -76,16 +69,43 @@ def measure_rows(
 
     absorb = partial(absorb_head, noise_keys=noise_keys, asked=asked, rules=rules)
     rows, running = start_head(hidden, asked, rules)
-    return finish_head(over_ids(head_weight(params), rows, rules, absorb, running))
+    return finish_head(head.over_ids(head.head_weight(params), rows, rules, absorb, running))
+
+
+def measure_own_ids(
+    params: ModelParams, hidden: Hidden, noise_keys: NoiseKeys, asked: Asked, rules: ScoreRules
+) -> HeadOut:
+    """Is `measure_rows` for a device's part of the parameters; the same on all that share them.
+
+    The vocabulary is always cut into the same `PARTS`, or a multiple, whatever number of devices
+    holds them, and statistics of parts are merged in order. So scores of equal states are equal to
+    the bit on 1, 2, 4 and 8 devices, and on all of them: what the decoding loops branch by is the
+    same everywhere.
+    """
+    vocab, devices = params.embedding.shape[0], jax.lax.axis_size(MODEL)
+    parts = lcm(devices, gcd(vocab, PARTS))
+    size, own = vocab // parts, parts // devices
+    weight, rules = head.head_weight(params), replace(rules, anywhere=vocab)
+    rows, nothing = start_head(hidden, asked, rules)
+    absorb = partial(absorb_head, noise_keys=noise_keys, asked=asked, rules=rules)
+
+    def of_part(index: Int[Array, ""]) -> RunningHead:
+        first = (jax.lax.axis_index(MODEL) * own + index) * size
+        row = first if params.head is None else index * size  # every device has the embedding whole
+        return head.over_ids(weight, rows, rules, absorb, nothing, first, size, row)
+
+    found = jax.lax.map(of_part, jnp.arange(own, dtype=jnp.int32))
+    leaves, tree = jax.tree.flatten(jax.lax.all_gather(found, MODEL, tiled=True))
+    return finish_head(reduce(merged, map(tree.unflatten, zip(*leaves, strict=True))))
 
 
 def start_head(
-    hidden: Float[Array, "B C D"], asked: Asked, rules: ScoreRules
+    hidden: Hidden, asked: Asked, rules: ScoreRules
 ) -> tuple[Float[Array, "B X D"], RunningHead]:
     """Returns the states whose logits are absorbed, those of the step before behind the others, and
     statistics of no vocabulary at all."""
     shape, dtype = hidden.shape[:2], jnp.dtype(rules.confidence_dtype)
-    scores = start_scores(shape, dtype)
+    scores = head.start_scores(shape, dtype)
 
     def lowest(*sizes: int) -> Float[Array, "..."]:
         return jnp.full(sizes, -jnp.inf, dtype)
@@ -111,19 +131,19 @@ def absorb_head(
     seen: RunningHead,
     logits: Float[Array, "B X chunk"],
     start: VocabId,
-    noise_keys: Key[Array, "B C"] | None,
+    noise_keys: NoiseKeys,
     asked: Asked,
     rules: ScoreRules,
 ) -> RunningHead:
     """Returns the statistics with one more chunk of the vocabulary, whose first id is `start`."""
     never, count = (*rules.forbidden, *rules.discounted), seen.scores.token.shape[1]
-    previous = without(logits[:, count:], never, start)
+    previous = head.without(logits[:, count:], never, start)
     logits = _with_added(logits[:, :count], asked, start)
-    scores = absorb_chunk(seen.scores, logits, start, noise_keys, rules)
-    logits = without(logits, never, start)
+    scores = head.absorb_chunk(seen.scores, logits, start, noise_keys, rules)
+    logits = head.without(logits, never, start)
     top, listed, classes, divergence = seen[1:]
     if top is not None:
-        ids = jnp.broadcast_to(ids_in(logits) + start, logits.shape)
+        ids = jnp.broadcast_to(head.ids_in(logits) + start, logits.shape)
         top = best_of(top, Best(ids, logits))
     if listed is not None and asked.listed is not None:
         at = _inside(asked.listed, start, logits.shape[-1])
@@ -178,7 +198,7 @@ def _best_of_classes(
     shape = (seen.ids.shape[-1], *by_id.shape[1:])
     best = jnp.full(shape, -jnp.inf, logits.dtype).at[of_chunk].max(by_id)
     wins = (by_id == best[of_chunk]) & (by_id > -jnp.inf)
-    places = jnp.where(wins, ids_in(logits)[:, None, None], size)
+    places = jnp.where(wins, head.ids_in(logits)[:, None, None], size)
     at = jnp.full(shape, size, jnp.int32).at[of_chunk].min(places)
     best, at = jnp.moveaxis(best, 0, -1), jnp.moveaxis(at, 0, -1)
     better = best > (seen.logits if seen.noisy is None else seen.noisy)
@@ -215,6 +235,35 @@ def _diverged(
     )
 
 
+def merged(one: RunningHead, other: RunningHead) -> RunningHead:
+    """Returns statistics of two parts of the vocabulary, of which `one` has the lower ids."""
+    scores, both = head.merged_scores(one.scores, other.scores), (one, other)
+    lowered = [jnp.exp(each.scores.first - scores.first) for each in both]
+    top, listed, classes, divergence = one[1:]
+    if top is not None and other.top is not None:
+        top = best_of(top, other.top)
+    if listed is not None and other.listed is not None:
+        listed = jnp.maximum(listed, other.listed)  # -inf where an id is of another part
+    new = other.classes
+    if classes is not None and new is not None:
+        better = new.logits > classes.logits
+        if classes.noisy is not None and new.noisy is not None:
+            better = new.noisy > classes.noisy
+        chosen = jax.tree.map(partial(jnp.where, better), new[:3], classes[:3])
+        total = classes.total
+        if total is not None and new.total is not None:
+            total = total * lowered[0][..., None] + new.total * lowered[1][..., None]
+        classes = Classes(chosen[0], chosen[1], chosen[2], total)
+    new = other.divergence
+    if divergence is not None and new is not None:
+        highest = jnp.maximum(divergence.highest, new.highest)
+        total = divergence.total * jnp.exp(divergence.highest - highest)
+        total += new.total * jnp.exp(new.highest - highest)
+        moved = divergence.moved * lowered[0] + new.moved * lowered[1]
+        divergence = Divergence(highest, total, moved)
+    return RunningHead(scores, top, listed, classes, divergence)
+
+
 def finish_head(seen: RunningHead) -> HeadOut:
     """Returns the scores and measures, once every chunk was absorbed."""
     scores, divergence = seen.scores, None
@@ -227,10 +276,6 @@ def finish_head(seen: RunningHead) -> HeadOut:
     mass = None
     if total is not None and logits is not None:  # at the least that of the best id, however small
         mass = jnp.maximum(jnp.log(total) + scores.first[..., None], logits)
-    top_ids, top_logits = seen.top or (None, None)
-    return HeadOut(
-        finish_scores(scores),
-        Measured(
-            log_sum_exp, top_ids, top_logits, seen.listed, ids, logits, divergence, noisy, mass
-        ),
-    )
+    top = seen.top or (None, None)
+    measured = Measured(log_sum_exp, *top, seen.listed, ids, logits, divergence, noisy, mass)
+    return HeadOut(head.finish_scores(scores), measured)

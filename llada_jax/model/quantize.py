@@ -78,10 +78,8 @@ def quantize(weight: np.ndarray, bits: Bits, group: int | None = None) -> QuantA
         scale[part] = np.where(absmax > 0, absmax, 1.0) / limit
         integers = np.rint(groups / scale[part][..., None]).astype(values.dtype)
         values[part] = integers.reshape(-1, length)
-    shape = weight.shape[:-1]
-    return QuantArray(
-        jnp.asarray(values.reshape(*shape, length)), jnp.asarray(scale.reshape(*shape, -1))
-    )
+    scale = scale.reshape(*weight.shape[:-1], -1)
+    return QuantArray(jnp.asarray(values.reshape(weight.shape)), jnp.asarray(scale))
 
 
 def dequantize(weight: QuantArray, dtype: DTypeLike) -> Float[Array, "*out In"]:

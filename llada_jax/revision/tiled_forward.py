@@ -14,11 +14,10 @@ from jaxtyping import Array, Float, Key
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.forward import LayerHooks, cache_for, run_layers
-from llada_jax.model.head import absorb_chunk, finish_scores, score_rows, start_scores
+from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, score_rows, start_scores
 from llada_jax.model.layers import CachedLayer, attention_bias, feed_forward, rms_norm, rotation
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import QuantArray
-from llada_jax.model.score_rules import ScoreRules
 from llada_jax.revision.tiles import TILE, TileMultiplier, Tiles, pack_q4_0, quantize_q4_0
 from llada_jax.types import Denoiser, KVCache, Rows, RowsOut, Scores
 

@@ -13,21 +13,16 @@ from llada_jax.sampler.setup import Setup
 
 
 def advance(
-    setup: Setup,
-    canvas: Canvas,
-    edited: Bool[Array, " B"],
-    where: Bool[Array, " B"],
-    *,
-    counts: bool = True,
+    setup: Setup, canvas: Canvas, where: Bool[Array, " B"], edited: Bool[Array, " B"] | None
 ) -> Canvas:
     """Returns the canvas whose rows have the next block, or are done, where theirs is over.
 
     Args:
-      edited: rows that had a committed token changed in this step.
       where: rows that took part in the decision.
-      counts: false where no forward belongs to the decision.
+      edited: rows that had a committed token changed; None where no forward is decided.
     """
-    config, rule = setup.config, setup.rule
+    config, rule, counts = setup.config, setup.rule, edited is not None
+    edited = jnp.zeros_like(where) if edited is None else edited
     blocks = canvas.blocks(config.block_length)
     beyond = canvas.masked & (blocks > canvas.block[:, None])
     left = canvas.masks_left(config.block_length)

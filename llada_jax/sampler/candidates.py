@@ -15,18 +15,12 @@ from llada_jax.types import Scores
 
 @dataclass(frozen=True)
 class Candidates:
-    """The positions of the current block, what the model says of them, and how they are compared.
-
-    Attributes:
-      open: Masked positions, which may be committed.
-      random: Uniform numbers, where `remasking` ranks by them.
-      quota: How many tokens LLaDA's schedule commits in this step.
-    """
+    """Positions of the current block, what the model says of them, and how they are compared."""
 
     scores: Scores
-    open: Bool[Array, "B C"]
-    random: Float[Array, "B C"]
-    quota: Int[Array, " B"]
+    open: Bool[Array, "B C"]  # masked positions, which may be committed
+    random: Float[Array, "B C"]  # uniform numbers, where `remasking` ranks by them
+    quota: Int[Array, " B"]  # how many tokens LLaDA's schedule commits in this step
     remasking: Remasking = "low_confidence"
     parity: Parity = HOUSE
 

@@ -61,17 +61,9 @@ def constrained(setup: Setup, canvas: Canvas, step: StepScores) -> StepScores:
     assert classes is not None
     free, scored, text = _free(canvas), scores.token >= 0, canvas.text
     assert text is not None
-    values = _values(classes, scored)
-    found = reach(
-        grammar,
-        text,
-        canvas.tokens,
-        fixed=~free,
-        values=values,
-        weighed=scored,
-        rows=~canvas.done,
-        alternatives=setup.rule.revises or grammar.confidence == "allowed",
-    )
+    values, rows = _values(classes, scored), ~canvas.done
+    others = setup.rule.revises or grammar.confidence == "allowed"
+    found = reach(grammar, text, canvas.tokens, ~free, values, scored, rows, alternatives=others)
     chosen, log_total = found.classes, classes.log_sum_exp
     if found.allowed is not None:
         alone = jnp.where(found.allowed, values, -jnp.inf).argmax(axis=-1).astype(jnp.int32)
@@ -117,25 +109,18 @@ def forced(setup: Setup, canvas: Canvas) -> Canvas:
 def begun(setup: Setup, canvas: Canvas) -> Canvas:
     """Returns a canvas before its first forward, with the tokens that need none."""
     canvas = forced(setup, canvas)
-    nothing = jnp.zeros_like(canvas.done)
-    return stop_rows(setup, advance(setup, canvas, nothing, ~canvas.done, counts=False))
+    return stop_rows(setup, advance(setup, canvas, ~canvas.done, None))
 
 
-def held(
-    grammar: Grammar,
-    before: Canvas,
-    after: Canvas,
-    classes: ClassScores,
-    scored: Bool[Array, "B L"],
-) -> Canvas:
+def held(grammar: Grammar, before: Canvas, after: Canvas, said: StepScores) -> Canvas:
     """Returns the canvas after a decision, of which all agrees with one text.
 
     That text has as many of the decision's tokens as one can. Where it has another one, a token
     that stood before stands again, and a mask gets the text's token; or it stays one, where this
     forward did not score it. What became a mask is one.
     """
-    was_free, text = _free(before), before.text
-    assert text is not None
+    was_free, text, classes, scored = _free(before), before.text, said.classes, said.here.token >= 0
+    assert text is not None and classes is not None
     changed = ~_free(after) & (was_free | (before.tokens != after.tokens))
     kinds = jnp.arange(grammar.n_classes, dtype=jnp.int32)
     wanted = (kinds == grammar.class_of[after.tokens][..., None]) & changed[..., None]
@@ -144,17 +129,8 @@ def held(
     values += jnp.where(wanted, jnp.where(was_free, _COMMITTED, _REPLACED)[..., None], 0)
     one_of_two = (changed & ~was_free)[..., None]
     values = jnp.where(one_of_two & ~wanted & ~stood, -jnp.inf, values)
-    fixed = ~_free(after) & ~changed
-    found = reach(
-        grammar,
-        text,
-        after.tokens,
-        fixed=fixed,
-        values=values,
-        weighed=changed | scored,
-        rows=~before.done,
-        alternatives=False,
-    )
+    fixed, weighed, rows = ~_free(after) & ~changed, changed | scored, ~before.done
+    found = reach(grammar, text, after.tokens, fixed, values, weighed, rows, alternatives=False)
     agrees = grammar.class_of[after.tokens] == found.classes
     agrees |= ~changed | before.done[:, None] | (after.positions < text.begin[:, None])
     other = ~agrees & was_free & scored

@@ -1,9 +1,7 @@
 """Continuous batches: a canvas that is done gives its place to the next prompt.
 
-A place is a row of the batch. The loops stop when places are done; the host takes their results,
-puts the next prompts there, and the same program goes on. Nothing of a row depends on its
-neighbours: its noise is keyed by its own seed, and it reads no key or value before it has written
-it. So each prompt decodes as it does alone.
+A place is a row of the batch. Nothing of a row depends on its neighbours: its noise is keyed by its
+own seed, and it reads no key or value before it has written it. So each prompt decodes as alone.
 """
 
 from collections import deque
@@ -12,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
 from time import perf_counter
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +21,7 @@ from llada_jax.sampler.advance import Fault, faults_of, require_scores
 from llada_jax.sampler.canvas import Canvas, choose
 from llada_jax.sampler.generate import Ended, Result, result_of
 from llada_jax.sampler.loops import Steps
-from llada_jax.sampler.own_decision import require_numbers
+from llada_jax.sampler.own_rule import require_numbers
 from llada_jax.sampler.run import Run
 
 
@@ -40,15 +37,11 @@ class _Occupant:
 
 
 class Places:
-    """The places of a batch, which the prompts of a run take one after another.
-
-    Attributes:
-      offered: Forwards so far, each counted once for every place.
-      useful: Those in which the place had a prompt that was not done.
-    """
+    """The places of a batch, which the prompts of a run take one after another."""
 
     def __init__(self, run: Run, places: int) -> None:
-        self.offered = self.useful = 0
+        self.offered = 0  # forwards so far, each counted once for every place
+        self.useful = 0  # those in which the place had a prompt that was not done
         self._run = run
         self._waiting = deque(range(len(run.prompts)))
         self._taken: list[_Occupant | None] = [None] * min(places, len(run.prompts))
@@ -167,13 +160,12 @@ def _exchanged(canvas: Canvas, new: Canvas, where: Bool[np.ndarray, " B"]) -> Ca
     """Returns the canvas with other rows in some places; consumes both. Keys and values stay: none
     of a new row counts as settled."""
     rows = canvas._replace(cache=None), new._replace(cache=None)  # pyright: ignore
-    exchange = _exchange(jax.tree.structure(rows[0]), canvas.tokens.shape)
+    exchange = _program(jax.tree.structure(rows[0]), canvas.tokens.shape)
     return exchange(*rows, jnp.asarray(where))._replace(cache=canvas.cache)
 
 
-@kept
-def _exchange(*shape: Any) -> Any:
-    def exchange(old: Canvas, new: Canvas, where: Bool[Array, " B"]) -> Canvas:
-        return jax.tree.map(partial(choose, where), new, old)
+def _exchange(old: Canvas, new: Canvas, where: Bool[Array, " B"]) -> Canvas:
+    return jax.tree.map(partial(choose, where), new, old)
 
-    return own_jit(exchange, donate_argnames="old")
+
+_program = kept(lambda *shape: own_jit(_exchange, donate_argnames="old"))

@@ -10,8 +10,7 @@ from llada_jax.sampler.advance import advance, ends_of, stop_faulty, stop_rows
 from llada_jax.sampler.candidates import Candidates, noise_quota, quota
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, take
 from llada_jax.sampler.constrained import constrained, forced, held
-from llada_jax.sampler.own_decision import decide_by_own_rule
-from llada_jax.sampler.own_needs import next_for_own_rule
+from llada_jax.sampler.own_rule import decide_by_own_rule, next_for_own_rule
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_of
 from llada_jax.sampler.rules.rule import Rescored, accepted
 from llada_jax.sampler.setup import Setup
@@ -30,16 +29,15 @@ def decide(
         canvas = canvas._replace(latest=jax.tree.map(found, scores.here, canvas.latest))
     candidates = _block_candidates(setup, canvas, scores.here, ~canvas.done)
     if setup.own_rule is not None:
-        revised = decide_by_own_rule(setup, setup.own_rule, canvas, plan, candidates, scores)
+        revised = decide_by_own_rule(setup, canvas, plan, candidates, scores)
     else:
         revised = _commit_and_revise(setup, canvas, candidates, plan, scores)
     if grammar is not None and setup.may_differ:
-        assert said.classes is not None
-        revised = held(grammar, before, revised, said.classes, said.here.token >= 0)
+        revised = held(grammar, before, revised, said)
     else:
         revised = forced(setup, revised)
     edited = ((revised.tokens != before.tokens) & rescored).any(axis=1)
-    advanced = setup.window.moved(advance(setup, revised, edited, ~before.done), setup.config)
+    advanced = setup.window.moved(advance(setup, revised, ~before.done, edited), setup.config)
     canvas = decided = stop_rows(setup, advanced)
     canvas = next_for_own_rule(canvas, canvas.block != before.block)
     if setup.window.drafts and not setup.needs("drafts"):
@@ -62,7 +60,8 @@ def _commit_and_revise(
     setup: Setup, canvas: Canvas, candidates: Candidates, plan: StepPlan, scores: StepScores
 ) -> Canvas:
     before = canvas.state
-    canvas = _commit_block(setup, canvas, candidates, accepted(setup.rule, candidates))
+    taken = accepted(setup.rule, candidates)
+    canvas = _commit_block(setup, canvas, candidates, taken, ahead=False)
     fresh = (before == MASKED) & (canvas.state != MASKED)
     rescored = Rescored(
         scores=scores.here,
@@ -87,8 +86,7 @@ def _take_drafts(setup: Setup, canvas: Canvas, scores: Scores, moved: Bool[Array
         bound = setup.config.window.draft_threshold
         taken = setup.rule.accept(candidates) if bound is None else candidates.reach(bound)
         canvas = _commit_block(setup, canvas, candidates, taken, ahead=True)
-        nothing = jnp.zeros_like(moved)
-        canvas = stop_rows(setup, advance(setup, canvas, nothing, moved, counts=False))
+        canvas = stop_rows(setup, advance(setup, canvas, moved, None))
         return canvas, (canvas.block != at) & ~canvas.done
 
     return jax.lax.while_loop(lambda carry: carry[1].any(), take_over, (canvas, moved))[0]
@@ -97,11 +95,8 @@ def _take_drafts(setup: Setup, canvas: Canvas, scores: Scores, moved: Bool[Array
 def _block_candidates(
     setup: Setup, canvas: Canvas, scores: Scores, where: Bool[Array, " B"]
 ) -> Candidates:
-    """Returns the positions of the current block, and what `scores`, [B, L], say of them.
-
-    Args:
-      where: batch rows that have candidates at all.
-    """
+    """Returns the positions of the current block, and what `scores`, [B, L], say of them; only rows
+    of the batch in `where` have candidates."""
     config, step, steps = setup.config, canvas.block_step, setup.config.steps_per_block
     positions = canvas.block_positions(config.block_length)
     scores = Scores(*(take(array, positions) for array in scores))
@@ -119,12 +114,7 @@ def _block_candidates(
 
 
 def _commit_block(
-    setup: Setup,
-    canvas: Canvas,
-    candidates: Candidates,
-    transfer_mask: Bool[Array, "B C"],
-    *,
-    ahead: bool = False,
+    setup: Setup, canvas: Canvas, candidates: Candidates, taken: Bool[Array, "B C"], ahead: bool
 ) -> Canvas:
     """Returns the canvas with the accepted candidates of the current block.
 
@@ -137,4 +127,4 @@ def _commit_block(
     if ahead and setup.rule.revises:
         stable = jnp.zeros_like(stable)
     state = jnp.where(stable, jnp.int8(STABLE), jnp.int8(VISIBLE))
-    return canvas.committed(positions, token, confidence, transfer_mask, state, setup.mask_id)
+    return canvas.committed(positions, token, confidence, taken, state, setup.mask_id)

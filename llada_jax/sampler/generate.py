@@ -14,7 +14,7 @@ from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.sampler.advance import faults_of, require_scores
 from llada_jax.sampler.canvas import VISIBLE
 from llada_jax.sampler.loops import Steps
-from llada_jax.sampler.own_decision import require_numbers
+from llada_jax.sampler.own_rule import require_numbers
 from llada_jax.sampler.prompts import Prompts, end_ids
 from llada_jax.sampler.record import tokens_committed
 from llada_jax.sampler.run import Run, checked_run

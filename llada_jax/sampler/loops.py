@@ -32,38 +32,29 @@ from llada_jax.types import Denoiser, HeadOut, Params, RowsOut
 class Refresher(NamedTuple):
     """What refreshes tokens that left the window: a thread, and the functions that it runs."""
 
-    worker: Executor
-    """Does one job at a time beside the loop."""
-    denoiser: Denoiser
-    """May be the run's own, where that can be called by two threads."""
+    worker: Executor  # does one job at a time beside the loop
+    denoiser: Denoiser  # may be the run's own, where that can be called by two threads
     params: Params
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Decoding:
-    """What both loops drive: settings whose numbers are arrays, a model, and the sizes of programs.
-
-    Attributes:
-      buckets: Rows of a forward, ascending.
-      limit: The most steps that a canvas may take.
-    """
+    """What both loops drive: settings whose numbers are arrays, a model, and sizes of programs."""
 
     setup: Setup
     params: Params
     denoiser: Denoiser = field(metadata={"static": True})
-    buckets: tuple[int, ...] = field(metadata={"static": True})
-    limit: int = field(metadata={"static": True})
+    buckets: tuple[int, ...] = field(metadata={"static": True})  # rows of a forward, ascending
+    limit: int = field(metadata={"static": True})  # the most steps that a canvas may take
 
 
 class Steps(NamedTuple):
     """Every step of a run, in numpy arrays."""
 
-    records: Any
-    """A `StepRecord` with a leading step axis in each array."""
+    records: Any  # a `StepRecord` with a leading step axis in each array
     rows: Int[np.ndarray, " S"]
-    seconds: Float[np.ndarray, " S"]
-    """Wall time of each step; NaN where a compiled loop ran them all."""
+    seconds: Float[np.ndarray, " S"]  # wall time; NaN where a compiled loop ran them all
 
 
 def _run_whole(

@@ -1,6 +1,7 @@
 """What one step found and did, as arrays: what traces are made of, and what is shown of a step."""
 
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -8,9 +9,32 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, put
-from llada_jax.sampler.event import Event
 from llada_jax.sampler.rules.rule import Rule
 from llada_jax.types import HeadOut, Measured, Scores
+
+
+class Event(IntEnum):
+    """What happened to a position."""
+
+    COMMIT = 0
+    FILL = 1
+    """Became EOS without a prediction, because the row had stopped."""
+    AHEAD = 2
+    """The commit came from a draft: the position had no forward of its own."""
+    PROMOTE = 3
+    """A visible token became stable, by its confidence."""
+    REPLACE = 4
+    """A visible token gave way to another one."""
+    REMASK = 5
+    """A committed token was masked again."""
+    FREEZE = 6
+    """A visible token became stable as it was: nothing would revise it any more."""
+    SCORE = 8
+    """The forward's prediction for a position to which nothing else happened: its token, and the
+    confidence in it. Only where the run kept its scores (`trace="scores"`)."""
+    MARGIN = 9
+    """How far a prediction was from the second one: its token, and the difference of their
+    probabilities. Only where the run kept it (`trace="margins"`)."""
 
 
 class ClassScores(NamedTuple):
@@ -118,8 +142,7 @@ class StepView(NamedTuple):
     tokens: Int[np.ndarray, "B L"]
     state: Int[np.ndarray, "B L"]
     confidence: Float[np.ndarray, "B L"]
-    fresh: Bool[np.ndarray, "B L"]
-    """Positions that this step committed."""
+    fresh: Bool[np.ndarray, "B L"]  # positions that this step committed
     nfe: Int[np.ndarray, " B"]
 
 

@@ -58,14 +58,12 @@ def merge(
     assert scores.standing is not None  # of a rule that revises
     standing = put(job.at, standing_probability(found), length)
     standing = jnp.where(measured, standing, scores.standing)
-    classes = scores.classes
-    if classes is not None:
+    scores = scores._replace(here=here, standing=standing)
+    if scores.classes is not None:
         new = class_scores(job.at, found, length)
-        classes = jax.tree.map(partial(choose, measured), new, classes)
+        scores = scores._replace(
+            classes=jax.tree.map(partial(choose, measured), new, scores.classes)
+        )
     canvas = canvas._replace(cache=write_rows(canvas.cache, job.rows, out))
     query = plan.query._replace(rescored=plan.query.rescored | measured)
-    return (
-        canvas,
-        plan._replace(query=query),
-        scores._replace(here=here, standing=standing, classes=classes),
-    )
+    return canvas, plan._replace(query=query), scores

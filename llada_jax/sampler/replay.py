@@ -8,13 +8,17 @@ import numpy as np
 from jaxtyping import Int
 
 from llada_jax.config import require
+from llada_jax.config.policies import take_policy
 from llada_jax.sampler.canvas import MASKED, PROMPT, STABLE, VISIBLE, bounds_of
-from llada_jax.sampler.event import Event, event_states
-from llada_jax.sampler.record import StepCounts
+from llada_jax.sampler.record import Event, StepCounts
 
 if TYPE_CHECKING:
     from llada_jax.sampler.trace import Trace
 
+KEPT = -1
+"""The state that an event leaves as it was."""
+_AFTER = {Event.FILL: STABLE, Event.PROMOTE: STABLE, Event.FREEZE: STABLE, Event.REMASK: MASKED}
+_OF_VISIBLE = (Event.PROMOTE, Event.REPLACE, Event.FREEZE)
 _TOLD = ("gen_length", "block_length", "accept", "window", "cache", "threshold", "theta_visible",
          "theta_stable", "temperature")  # fmt: skip
 
@@ -83,3 +87,32 @@ def _windows(
         block = np.maximum(first + trace.block[:, row] * sampler.block_length, 0)
         start = np.where(cached > 0, block, 0)
     return {"start": start, "stop": start + (trace.live_rows - beside)[:, row]}
+
+
+def event_states(trace: "Trace") -> Int[np.ndarray, " X"]:
+    """Returns `MASKED`, `VISIBLE` or `STABLE` of the canvas for each event, or `KEPT`.
+
+    What was committed was visible if the next thing that happened to it happens to visible tokens
+    alone. Where nothing did, the rule says so; one of the user's own is not imported, and what it
+    left so counts as stable.
+    """
+    sampler = dict(trace.settings["sampler"])
+    rule = None if ":" in (sampler["accept"] or "") else take_policy("rule", sampler)
+    confidence = np.asarray(trace.event_confidence, np.float32)
+    is_open = (
+        np.zeros(len(confidence), bool) if rule is None else ~np.asarray(rule.stable(confidence))
+    )
+    states, following = [], {}
+    columns = (trace.event_kind, trace.event_row, trace.event_position, is_open)
+    for kind, *place, stays in zip(*(each[::-1].tolist() for each in columns), strict=True):
+        after = following.get(tuple(place))
+        if kind == Event.COMMIT:
+            drafted = after == Event.AHEAD and rule is not None and rule.revises
+            masked_again = after == Event.REMASK and (rule is None or stays)
+            visible = after in _OF_VISIBLE or drafted or masked_again or (after is None and stays)
+            states.append(VISIBLE if visible else STABLE)
+        else:
+            states.append(_AFTER.get(kind, KEPT))
+        if kind not in (Event.SCORE, Event.MARGIN) and (kind != Event.AHEAD or after is None):
+            following[tuple(place)] = kind
+    return np.array(states[::-1], np.int8)

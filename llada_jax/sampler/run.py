@@ -20,7 +20,7 @@ from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
 from llada_jax.sampler.constrained import begun
 from llada_jax.sampler.loops import Decoding, Refresher, Steps, compiled_loop, host_loop, program_of
-from llada_jax.sampler.own_needs import new_state
+from llada_jax.sampler.own_rule import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, end_ids, with_ids
 from llada_jax.sampler.record import OnStep
 from llada_jax.sampler.setup import KeptScores, Setup
@@ -36,16 +36,13 @@ class Run:
     denoiser: Denoiser
     params: Params
     prompts: list[np.ndarray]
-    seeds: list[tuple[int, int]]
-    """Of each prompt, and the index that is folded into it."""
+    seeds: list[tuple[int, int]]  # of each prompt, and the index that is folded into it
     loop: Loop
     infill: bool = False
     on_step: OnStep | None = None
     refresher: Refresher | None = None
-    placed: Placed | None = None
-    """Where each prompt's text lies, under a constraint."""
-    constraints: tuple[Constraint, ...] = ()
-    """One of all prompts, or one of each."""
+    placed: Placed | None = None  # where each prompt's text lies, under a constraint
+    constraints: tuple[Constraint, ...] = ()  # one of all prompts, or one of each
 
     @property
     def config(self) -> SamplerConfig:
@@ -154,15 +151,11 @@ def checked_run(
 
     Args:
       denoiser: the model's functions, with the rules of `config` in its scores.
-      prompts: [B, P] ids, or lists of different lengths.
       seed: one for the batch, or one for each row: a row with its own seed decodes as it would
         alone, at any temperature.
-      loop: `compiled` or `host`; `on_step` needs `host`.
       infill: the masks in the prompts are the holes; nothing is appended.
       refresher: for the `host` loop, where the settings ask for a worker. What it gives may differ
         from the denoiser's in rounding, of which the tokens then depend.
-      texts: what each row may be; None: anything.
-      keeps_scores: whether steps record their predictions, or margins as well.
 
     Raises ValueError for a prompt that is empty, too long, has ids outside the vocabulary or,
     unless `infill`, contains [MASK]; for ids that neither the model nor `config` names.

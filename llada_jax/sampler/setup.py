@@ -25,8 +25,7 @@ class Setup:
     """Whether the backend's head measures what is asked beside the scores."""
     keeps_scores: KeptScores = field(default=False, metadata={"static": True})
     """Whether the record of a step has every score of its forward, or its margins as well."""
-    grammar: Grammar | None = None
-    """The texts that are allowed; None: all."""
+    grammar: Grammar | None = None  # the texts that are allowed; None: all
 
     @property
     def rule(self) -> Rule:

@@ -13,12 +13,12 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from llada_jax.rows import write_rows
 from llada_jax.sampler.canvas import Canvas, put, take
 from llada_jax.sampler.constrained import class_scores, with_classes
-from llada_jax.sampler.own_needs import asked_of, to_block
+from llada_jax.sampler.own_rule import asked_of, to_block
 from llada_jax.sampler.record import StepCounts, StepScores, spread, standing_probability
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import PROBE, SHADOW, StepPlan
 from llada_jax.sampler.step_rows import guide
-from llada_jax.types import Asked, Denoiser, HeadOut, Params, Rows, RowsOut
+from llada_jax.types import Asked, Denoiser, HeadOut, Hidden, NoiseKeys, Params, Rows, RowsOut
 
 
 class Denoised(NamedTuple):
@@ -65,11 +65,7 @@ def run_head(denoiser: Denoiser, params: Params, denoised: Denoised, n_heads: in
 
 
 def head_out(
-    denoiser: Denoiser,
-    params: Params,
-    hidden: Float[Array, "B Q D"],
-    keys: Key[Array, "B Q"] | None,
-    asked: Asked | None,
+    denoiser: Denoiser, params: Params, hidden: Hidden, keys: NoiseKeys, asked: Asked | None
 ) -> HeadOut:
     """Returns the scores of states, and what is asked beside them; None: nothing."""
     if asked is None:
@@ -95,13 +91,8 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
     standing = put(at, standing_probability(head), length) if setup.doubts else None
     classes = None if setup.grammar is None else class_scores(at, head, length)
     block = partial(to_block, at=at, start=denoised.block_start, length=setup.config.block_length)
-    return StepScores(
-        spread(at, said, length),
-        jax.tree.map(block, measured),
-        jax.tree.map(block, hidden),
-        standing,
-        classes,
-    )
+    measured, hidden = jax.tree.map(block, (measured, hidden))
+    return StepScores(spread(at, said, length), measured, hidden, standing, classes)
 
 
 def _counts(canvas: Canvas, plan: StepPlan, rows: Rows) -> StepCounts:

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 
 from llada_jax.archive import load_archive, save_archive
 from llada_jax.config import require
-from llada_jax.sampler.event import Event
 from llada_jax.sampler.loops import Steps
+from llada_jax.sampler.record import Event
 from llada_jax.sampler.replay import replay
 from llada_jax.view.page import Page, page_of, phone_timeline
 
@@ -71,7 +71,7 @@ class Trace:
     @property
     def nfe(self) -> Int[np.ndarray, " B"]:
         """Forwards that were useful to each row."""
-        return _useful(self.live_rows, self.refreshed).sum(axis=0)
+        return ((self.live_rows + self.refreshed) > 0).sum(axis=0)
 
     @property
     def filled(self) -> Int[np.ndarray, " B"]:
@@ -192,7 +192,7 @@ def trace_of(
 ) -> Trace:
     """Returns the trace of a finished run; `generated` marks final positions that hold a token."""
     records, counts = steps.records, steps.records.counts
-    useful = _useful(counts.live_rows, counts.refreshed)
+    useful = (counts.live_rows + counts.refreshed) > 0
     if records.predicted is not None:  # what is scored of rows that are done means nothing
         records = records._replace(predicted=np.where(useful[..., None], records.predicted, -1))
     parts = [
@@ -200,16 +200,18 @@ def trace_of(
         for kind in Event
         if kind <= Event.FREEZE
     ]
-    committed = parts[0]
-    last_step = useful.sum(axis=0) - 1
-    parts.append(_fills(tokens, generated, committed, last_step))
+    filled, last_step = generated & useful.any(axis=0)[:, None], useful.sum(axis=0) - 1
+    filled[parts[0]["row"], parts[0]["position"]] = False  # no step committed what is left
+    row, position = np.nonzero(filled)
+    of_fills = (last_step[row], row, position, tokens[filled], np.zeros(row.shape))
+    parts.append(_columns(Event.FILL, *of_fills))
     predicted = records.predicted
     if predicted is not None:
         other = (predicted >= 0) & (records.events == 0)
         parts.append(_events(Event.SCORE, other, predicted, records.certainty))
         if records.margin is not None:
             parts.append(_events(Event.MARGIN, predicted >= 0, predicted, records.margin))
-    merged = {name: np.concatenate([part[name] for part in parts]) for name in committed}
+    merged = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     order = np.argsort(merged["step"], kind="stable")
     dtypes = {"confidence": np.float32, "kind": np.int8}
     return Trace(
@@ -227,31 +229,11 @@ def trace_of(
     )
 
 
-def _useful(
-    live_rows: Int[np.ndarray, "S B"], refreshed: Int[np.ndarray, "S B"]
-) -> Bool[np.ndarray, "S B"]:
-    return (live_rows + refreshed) > 0
-
-
 def _events(
     kind: Event, where: np.ndarray, tokens: np.ndarray, confidence: np.ndarray
 ) -> dict[str, np.ndarray]:
     at = np.nonzero(where)
     return _columns(kind, *at, tokens[at], confidence[at])
-
-
-def _fills(
-    tokens: Int[np.ndarray, "B L"],
-    generated: Bool[np.ndarray, "B L"],
-    committed: dict[str, np.ndarray],
-    last_step: Int[np.ndarray, " B"],
-) -> dict[str, np.ndarray]:
-    """Positions that hold a token which no step committed."""
-    filled = generated & (last_step >= 0)[:, None]
-    filled[committed["row"], committed["position"]] = False
-    row, position = np.nonzero(filled)
-    confidence = np.zeros(row.shape)
-    return _columns(Event.FILL, last_step[row], row, position, tokens[row, position], confidence)
 
 
 def _columns(kind: Event, *columns: np.ndarray) -> dict[str, np.ndarray]:

@@ -20,7 +20,7 @@ from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model.forward import forward
 from llada_jax.model.params import ModelParams
 from llada_jax.sampler.canvas import bounds_of
-from llada_jax.sampler.event import Event
+from llada_jax.sampler.record import Event
 from llada_jax.sampler.trace import Trace
 from llada_jax.training.loss import cross_entropy
 

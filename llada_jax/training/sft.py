@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llada_jax.config import ModelConfig, require
-from llada_jax.config.json_files import parse_json
+from llada_jax.config import ModelConfig, parse_json, require
 from llada_jax.text import Tokenizer
 from llada_jax.training.data import Example, ExampleSource
 

@@ -19,9 +19,8 @@ from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.session import FORBIDDEN_LOGIT, Session, Shard
 from llada_jax.backend.steps import cache_names
 from llada_jax.config import ModelConfig
-from llada_jax.model.head import score_rows
+from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.layers import HIDDEN_SCORE, rotation
-from llada_jax.model.score_rules import ScoreRules
 from llada_jax.types import KVCache, Rows
 from tests.backend.example_backend import ExampleBackend
 from tests.backend.models import GQA, Arrays, random_params

@@ -22,7 +22,7 @@ from llada_jax.backend.steps import (
 )
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import forward_rows
-from llada_jax.model.head import logits_of, score_rows
+from llada_jax.model.head import ScoreRules, logits_of, score_rows
 from llada_jax.model.layers import (
     HIDDEN_SCORE,
     CachedLayer,
@@ -30,7 +30,6 @@ from llada_jax.model.layers import (
     attention_bias,
     rotation,
 )
-from llada_jax.model.score_rules import ScoreRules
 from llada_jax.rows import make_rows
 from llada_jax.types import KVCache
 from tests.backend.models import (

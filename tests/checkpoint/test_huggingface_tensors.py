@@ -13,7 +13,7 @@ from safetensors.numpy import load, load_file, save_file
 
 from llada_jax.checkpoint.huggingface import stored_tensors
 from llada_jax.checkpoint.sources import StoredTensor
-from llada_jax.config.json_files import read_object
+from llada_jax.config.checks import read_object
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

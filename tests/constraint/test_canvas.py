@@ -14,7 +14,8 @@ from llada_jax.constraint.canvas import Placed, reach
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.sampler.canvas import MASKED, STABLE, Canvas
 from llada_jax.sampler.constrained import held
-from llada_jax.sampler.record import ClassScores
+from llada_jax.sampler.record import ClassScores, StepScores
+from llada_jax.types import Scores
 from tests.constraint.tiny import LENGTH, accepts, drawn, texts
 
 ROWS = 8
@@ -118,7 +119,8 @@ def board(tokens: np.ndarray, placed: Placed) -> Canvas:
 
 @jax.jit
 def held_tokens(grammar, before, after, classes, scored):
-    return held(grammar, before, after, classes, scored).tokens
+    here = Scores(jnp.where(scored, 0, -1), *[scored] * 3)
+    return held(grammar, before, after, StepScores(here, classes=classes)).tokens
 
 
 def _held(case: Case, after: np.ndarray) -> np.ndarray:

@@ -11,12 +11,11 @@ from jax.sharding import PartitionSpec as P
 import llada_jax as lj
 from llada_jax.checkpoint.tensors import ArrayParts
 from llada_jax.model.architecture.parameters import named_specs
-from llada_jax.model.head import head_weight, over_ids
-from llada_jax.model.measures import absorb_head, finish_head, start_head
-from llada_jax.model.mesh import merged, partition_of, require_divides
+from llada_jax.model.head import ScoreRules, head_weight, over_ids
+from llada_jax.model.measures import absorb_head, finish_head, merged, start_head
+from llada_jax.model.mesh import partition_of, require_divides
 from llada_jax.model.moe import moe_feed_forward
 from llada_jax.model.quantize import QuantArray, Shard, quantize
-from llada_jax.model.score_rules import ScoreRules
 from llada_jax.types import Asked
 from tests.drawn_params import drawn_params
 from tests.mesh.models import divisible

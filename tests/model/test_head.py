@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from llada_jax.model.head import logits_of, score_rows
+from llada_jax.model.head import ScoreRules, gumbel_noise, logits_of, score_rows
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import quantize
-from llada_jax.model.score_rules import ScoreRules, gumbel_noise
 from llada_jax.types import Scores
 
 LLADA_VOCAB = 126_464

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax, logsumexp
 
-from llada_jax.model.head import score_rows
+from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.measures import measure_rows
-from llada_jax.model.score_rules import ScoreRules
 from llada_jax.types import Asked
 from tests.model.test_head import VOCAB, all_logits, random_case, score
 

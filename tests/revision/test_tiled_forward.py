@@ -13,9 +13,8 @@ import llada_jax as lj
 from llada_jax.build import decoding, denoisers
 from llada_jax.config import ModelConfig, MoEConfig
 from llada_jax.model.forward import forward_rows
-from llada_jax.model.head import score_rows
+from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.quantize import QuantArray, dequantize
-from llada_jax.model.score_rules import ScoreRules
 from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
 from llada_jax.revision.tiles import TileMultiplier, Tiles
 from llada_jax.rows import make_rows

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import numpy as np
 
 from llada_jax.config import SamplerConfig
-from llada_jax.sampler.event import Event
+from llada_jax.sampler.record import Event
 from llada_jax.sampler.trace import Trace
 from llada_jax.testing import TOY, VOCAB
 

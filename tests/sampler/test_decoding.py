@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llada_jax.config import SamplerConfig
-from llada_jax.model.score_rules import ScoreRules
+from llada_jax.model.head import ScoreRules
 from llada_jax.rows import make_rows
 from llada_jax.sampler.canvas import MASKED
 from llada_jax.sampler.generate import Result

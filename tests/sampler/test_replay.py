@@ -9,8 +9,8 @@ import pytest
 
 from llada_jax.config import SamplerConfig
 from llada_jax.sampler.canvas import MASKED, PAD, PROMPT
-from llada_jax.sampler.event import KEPT, Event
-from llada_jax.sampler.replay import replay
+from llada_jax.sampler.record import Event
+from llada_jax.sampler.replay import KEPT, replay
 from llada_jax.sampler.trace import Trace
 from llada_jax.testing import toy_denoiser
 from tests.sampler.drawn_trace import drawn_trace

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.sampler.event import Event
+from llada_jax.sampler.record import Event
 from llada_jax.sampler.replay import replay
 from tests.sampler.toy import toy_decode
 

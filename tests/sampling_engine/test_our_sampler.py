@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.model.head import absorb_chunk, finish_scores, start_scores
-from llada_jax.model.score_rules import ScoreRules
+from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.rules.rule import accepted
 from llada_jax.sampling_engine.host import StepInputs

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.sampling_engine.format_costs import random_inputs
-from llada_jax.model.head import absorb_chunk, finish_scores, start_scores
-from llada_jax.model.score_rules import ScoreRules, gumbel_noise
+from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, gumbel_noise, start_scores
 from llada_jax.sampling_engine.host import run_sampler, store_logits
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.sampling import Sampling

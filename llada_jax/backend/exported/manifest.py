@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 from llada_jax import atomic
 from llada_jax.backend.exported.contents import Export
-from llada_jax.config import ExportConfig, ModelConfig, require
-from llada_jax.config.json_files import read_object
+from llada_jax.config import ExportConfig, ModelConfig, read_object, require
 from llada_jax.config_files import checked_dataclass
 from llada_jax.content import file_hash
 from llada_jax.inside import inside

@@ -53,17 +53,13 @@ class Matrix(NamedTuple):
     """A parameter of a layer that rows are multiplied with; all copies of routed experts
     together."""
 
-    name: str
-    """As in `named_specs`: `layers.3.ffn.down`."""
+    name: str  # as in `named_specs`: `layers.3.ffn.down`
     layer: int
     outputs: int
     inputs: int
-    copies: int
-    """Experts of a routed layer; 1 for every other matrix."""
-    of_expert: bool
-    """Whether each routed expert has a copy of its own."""
-    reads: tuple[str, ...]
-    """Names of the layer's matrices whose outputs it needs; the others read the layer before."""
+    copies: int  # experts of a routed layer; 1 for every other matrix
+    of_expert: bool  # each routed expert has a copy of its own
+    reads: tuple[str, ...]  # the layer's matrices whose outputs it needs; none: the layer before
 
     @property
     def weights(self) -> int:

@@ -1,14 +1,5 @@
-"""A user's own rule: what it is shown, what it decides, and how it is made of a class.
-
-@lj.rule
-class Anchors:
-    threshold: float = 0.9
-
-    def decide(self, seen, state):
-        return lj.Decision(commit=seen.confidence >= self.threshold), state
-
-lj.generate(model, prompts, lj.SamplerConfig(rule=Anchors(threshold=0.8)))
-"""
+"""A user's own rule: what it is shown, what it decides, and how it is made of a class; docs/api.md
+has one."""
 
 import hashlib
 import inspect
@@ -28,17 +19,11 @@ T = TypeVar("T")
 
 
 class Drafts(NamedTuple):
-    """What the model last said of the masks of later blocks, by position of the canvas.
+    """What the model last said of the masks of later blocks, by position of the canvas."""
 
-    Attributes:
-      masked: Masks of later blocks that were scored; all may be committed.
-      predicted: The most probable token, or the sampled one.
-      confidence: Its probability.
-    """
-
-    masked: Bool[Array, "B L"]
-    predicted: Int[Array, "B L"]
-    confidence: Float[Array, "B L"]
+    masked: Bool[Array, "B L"]  # masks of later blocks that were scored; all may be committed
+    predicted: Int[Array, "B L"]  # the most probable token, or the sampled one
+    confidence: Float[Array, "B L"]  # its probability
 
 
 @dataclass(frozen=True)

@@ -18,26 +18,15 @@ Refresh = Literal["none", "rows", "worker"]
 
 @dataclass(frozen=True)
 class Rescored:
-    """Visible tokens, and what a step says that should stand in their place.
+    """Visible tokens, and what a step says that should stand in their place."""
 
-    Attributes:
-      scores: What the step says, by position, [B, L].
-      standing: The probability of the token that stands there, or a bound of it where the backend
-        cannot measure it.
-      at: Visible tokens that were scored.
-      passed: Positions before the window: the cache has what was fed there last.
-      fresh: Tokens of the current block that this step committed.
-      ends: Tokens that end an answer, where a row stops there.
-      config: The sampler's settings, with the ids that they need.
-    """
-
-    scores: Scores
-    standing: Float[Array, "B L"]
-    at: Bool[Array, "B L"]
-    passed: Bool[Array, "B L"]
-    fresh: Bool[Array, "B L"]
-    ends: Bool[Array, "B L"]
-    config: SamplerConfig
+    scores: Scores  # by position, [B, L]
+    standing: Float[Array, "B L"]  # probability of the token there, or a bound of it
+    at: Bool[Array, "B L"]  # visible tokens that were scored
+    passed: Bool[Array, "B L"]  # before the window: the cache has what was fed there last
+    fresh: Bool[Array, "B L"]  # tokens of the current block that this step committed
+    ends: Bool[Array, "B L"]  # tokens that end an answer, where a row stops there
+    config: SamplerConfig  # with the ids that it needs
 
     def other(self, canvas: Canvas) -> Bool[Array, "B L"]:
         """Returns where the model prefers another token than the one that stands there."""
@@ -61,22 +50,15 @@ class Rule(Policy):
     leaves of the pytree: in a program they are arrays.
     """
 
-    revises: ClassVar[bool] = False
-    """Whether committed tokens may still change: they are visible before they are stable."""
-    verifies: ClassVar[bool] = False
-    """Whether it holds drafts against what finished tokens predict: for families where they do."""
-    forces_progress: ClassVar[bool] = True
-    """Whether a step commits its best candidate, however unsure it is, so that decoding ends."""
-    spread: ClassVar[bool] = False
-    """Whether the rule reads entropies."""
-    no_drafts: ClassVar[str] = ""
-    """Why the rule cannot say which drafts are to be taken over; empty where it can."""
-    rescore: Rescore | Literal["none"] = "shadow"
-    """What scores a visible token again."""
+    revises: ClassVar[bool] = False  # tokens may still change: they are visible before stable
+    verifies: ClassVar[bool] = False  # holds drafts against what finished tokens predict
+    forces_progress: ClassVar[bool] = True  # each step commits its best candidate, however unsure
+    spread: ClassVar[bool] = False  # reads entropies
+    no_drafts: ClassVar[str] = ""  # why it cannot say which drafts are taken over, if it cannot
+    rescore: Rescore | Literal["none"] = "shadow"  # what scores a visible token again
     refresh: Refresh = "none"
     refresh_rows: int = 0
-    end_steps: int = 0
-    """Forwards that may follow a canvas's last mask."""
+    end_steps: int = 0  # forwards that may follow a canvas's last mask
 
     @property
     def refreshes(self) -> bool:

@@ -5,7 +5,8 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.config import SamplerConfig, require, require_choice, require_counts, require_numbers
+from llada_jax.config import SamplerConfig
+from llada_jax.config.checks import require, require_choices, require_counts, require_numbers
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas
 from llada_jax.sampler.rules.rule import Refresh, Rescore, Rescored, RevisingRule
@@ -50,9 +51,7 @@ class Staged(RevisingRule, accept="staged"):
             f"theta_visible is {self.theta_visible}; allowed: up to theta_stable "
             f"({self.theta_stable})",
         )
-        choices = {"rescore": Rescore, "on_change": OnChange, "refresh": Refresh}
-        for name, choice in choices.items():
-            require_choice(name, getattr(self, name), choice)
+        require_choices(self)
         require_counts(self, "refresh_rows")
         require_counts(self, "end_steps", least=0)
 

@@ -32,14 +32,10 @@ class Window(Policy):
     positions before a token its prediction stands.
     """
 
-    caches: ClassVar[bool] = True
-    """Whether keys and values are kept at all."""
-    leaves_tokens: ClassVar[bool] = False
-    """Whether only finished tokens are cached, so that one may leave while it is visible."""
-    drafts: ClassVar[bool] = False
-    """Whether the window reaches into later blocks."""
-    slides: ClassVar[bool] = False
-    """Whether blocks begin where the window says, not where the one before ends."""
+    caches: ClassVar[bool] = True  # keeps keys and values at all
+    leaves_tokens: ClassVar[bool] = False  # caches finished tokens alone: a visible one may leave
+    drafts: ClassVar[bool] = False  # reaches into later blocks
+    slides: ClassVar[bool] = False  # blocks begin where it says, not where the one before ends
 
     def check(self, config: SamplerConfig) -> None:
         """Raises ValueError where the window cannot work with the rest of the settings."""
@@ -94,10 +90,7 @@ def buckets_for(
     """Returns the row counts of the forwards that a window needs, ascending.
 
     One more row where outputs are shifted: a block's first token is predicted one position earlier.
-    Where attention is causal between blocks, they are run whole.
-
-    Args:
-      extra_rows: the most rows that stand beside the window.
+    Where attention is causal between blocks, they are run whole. At most `extra_rows` stand beside.
     """
     shift, block = int(model.shift_logits), model.block_length
     sizes = config.window.sizes(layout, config, shift)

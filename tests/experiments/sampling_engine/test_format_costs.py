@@ -6,8 +6,7 @@ import pytest
 
 import llada_jax as lj
 from experiments.sampling_engine.format_costs import AnswersConfig, answer_rows, engine_scores
-from llada_jax.model.head import score_rows
-from llada_jax.model.score_rules import ScoreRules
+from llada_jax.model.head import ScoreRules, score_rows
 
 
 def test_in_float32_the_engine_scores_as_the_host():

@@ -10,8 +10,8 @@ from experiments.bench.rivals.ours import Ours, clocked
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
 from llada_jax.build.denoisers import denoiser_for
 from llada_jax.config import ModelConfig
+from llada_jax.model.head import ScoreRules
 from llada_jax.model.quantize import QuantArray
-from llada_jax.model.score_rules import ScoreRules
 
 SHAPE = ModelConfig(
     family="llada", vocab_size=96, width=32, n_layers=2, n_heads=2, n_kv_heads=2, head_dim=16,
