@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import llada_jax as lj
-from llada_jax.model.forward import cache_for, forward, forward_rows
-from llada_jax.model.head import logits_of as all_logits
-from llada_jax.rows import make_rows
+from llada_jax.model.forward import forward
 from llada_jax.sampler.canvas import STABLE
 from llada_jax.sampler.replay import KEPT, event_states
 from tests.checkpoint.folders import GOLDENS, TOLERANCE
+from tests.sampler.in_order import in_order
 
 GEN, EOS = 16, 95
 PROMPTS = [[5, 6, 7, 8, 9], [10, 11], list(range(20, 29))]
@@ -44,17 +43,6 @@ def drawn(name: str, seed: int) -> lj.Model:
     )
     swapped = params.head.at[jnp.array([EOS, likely])].set(params.head[jnp.array([likely, EOS])])
     return model._replace(params=params._replace(head=swapped) if seed % 3 == 0 else params)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def in_order(params, config, tokens, order):
-    """Returns the logits where a row sees its own order, and lower ones."""
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    nothing = jnp.zeros((len(tokens), 0), bool)
-    every = jnp.ones(tokens.shape, bool)
-    rows = make_rows(tokens, positions, every, nothing, order, order[:, :0])
-    cache = cache_for(params, config, len(tokens), 0)
-    return all_logits(params, forward_rows(params, config, rows, cache).hidden)
 
 
 def test_a_block_sees_itself_whole_behind_what_is_finished():

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.model.forward import forward
+from tests.sampler.in_order import in_order
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 FAMILIES = ("llada-gqa", "llada-moe", "llada2-moe", "dream")
@@ -17,7 +16,6 @@ CONFIG = lj.SamplerConfig(
 )
 LONGEST = 32
 """Positions of every canvas that is run in full, so that they share a program."""
-full_forward = jax.jit(forward, static_argnums=1)
 
 
 @pytest.fixture(
@@ -67,9 +65,8 @@ def slow_blockwise(model, prompt, config):
     for block in np.unique(decides[canvas == config.mask_id]):
         while (inside := np.flatnonzero((canvas == config.mask_id) & (decides == block))).size:
             live = ((order <= order[inside[0]]) & (np.arange(LONGEST) < end))[None]
-            found = full_forward(
-                model.params, model.config, canvas[None], live, np.int32(order)[None]
-            )
+            ordered = np.int32(order)[None]
+            found = in_order(model.params, model.config, canvas[None], ordered, live)
             logits = np.array(found[0], np.float64)
             if model.config.shift_logits:
                 logits = np.concatenate([logits[:1], logits[:-1]])
