@@ -91,7 +91,7 @@ def _sought_by_a_traceback(path: str) -> bool:
 def _our_own(process: tuple[Any, ...]) -> bool:
     """Whether it is a program of the package, which loads what may crash or hang."""
     program, arguments = str(process[0]), list(map(str, process[1]))
-    return program == sys.executable and any("llada_jax" in each for each in arguments[1:3])
+    return program == sys.executable and any("llada_jax" in each for each in arguments[1:4])
 
 
 def _hang(*_: Any) -> None:

@@ -67,11 +67,11 @@ def test_a_position_leaves_once_its_final_token_was_fed(model, trigger, salt):
     config = SLIDING.replace(lookahead_trigger=trigger)
     result, forwards = recorded_decode(PROMPTS[:1], config, model, salt)
     (final,) = result.tokens
-    written = np.full(len(final), -1)
+    written = np.full(1 + max(rows.positions.max() for rows in forwards), -1)
     for rows in forwards:
         live = rows.live[0]
         seen = rows.sees_cache[0][live].any(axis=0)[: len(final)]
-        np.testing.assert_array_equal(written[seen], final[seen])
+        np.testing.assert_array_equal(written[: len(final)][seen], final[seen])
         written[rows.positions[0][live]] = rows.tokens[0][live]
 
 
