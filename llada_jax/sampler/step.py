@@ -87,7 +87,9 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
     measured = None
     if setup.own_rule is not None and setup.own_rule.head_needs:
         assert head.measured is not None
-        measured = head.measured._replace(class_ids=None, class_logits=None)
+        measured = head.measured._replace(
+            class_ids=None, class_logits=None, class_noisy=None, class_mass=None
+        )
     standing = put(at, standing_probability(head), length) if setup.doubts else None
     classes = None if setup.grammar is None else class_scores(at, head, length)
     block = partial(to_block, at=at, start=denoised.block_start, length=setup.config.block_length)
