@@ -7,10 +7,12 @@ has the bytes that its header says, or the file is refused.
 import hashlib
 import json
 import os
+import struct
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, is_zipfile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
 import numpy as np
 
@@ -19,6 +21,12 @@ from llada_jax.config import require
 
 _LARGEST = 1 << 29
 """Bytes of a record, inflated: 512 MiB."""
+_DAMAGED = (
+    *(EOFError, KeyError, IndexError, ValueError, BadZipFile, zlib.error),
+    *(OSError, RuntimeError),  # a zip's directory that names a place or a method which is none
+    *(OverflowError, struct.error),
+    MemoryError,  # an array whose header says that it has more than there is
+)
 
 
 def save_archive(
@@ -59,7 +67,7 @@ def load_archive(
                 arrays = {name: _array(archive, name) for name in names} if known else {}
                 whole = not known or str(_array(archive, "sha256")) == _sha256(text, arrays)
                 require(whole, "its SHA-256 is another")
-        except Exception as error:  # of zip, zlib, struct, NumPy, JSON: damage has many names
+        except _DAMAGED as error:
             raise ValueError(f"{path} is no {kind} of llada_jax: {error}") from error
     require(known, f"{path} has {short} format {version_found!r}; allowed: {version}")
     return arrays, found

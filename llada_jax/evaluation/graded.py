@@ -159,7 +159,7 @@ def compared(parts: Sequence[Evaluation], baseline: Sequence[Evaluation]) -> Pai
         for part, before in zip(parts, baseline, strict=True)
         for index, right in part.counted.items()
     ]
-    return paired(*zip(*pairs, strict=True))
+    return paired([old for old, _ in pairs], [new for _, new in pairs])
 
 
 def graded(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.config import require_numbers
+from llada_jax.config import require, require_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,8 @@ class ExpertCosts:
     """The rest of a layer, on the accelerator, before its router is known."""
 
     def __post_init__(self) -> None:
+        few = self.cpu_few_row  # may be infinite: there is no such kernel
+        require(few > 0, f"cpu_few_row is {few}; allowed: above 0 seconds")
         require_numbers(self, "accelerator", "transfer", above=0)
         require_numbers(self, "cpu_expert", "cpu_row", "cpu_first", "dense", least=0)
 

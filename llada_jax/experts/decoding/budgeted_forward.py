@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, DTypeLike, Float, Int
 
-from llada_jax.config import ModelConfig
+from llada_jax.config import ModelConfig, require
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
 from llada_jax.experts.decoding.recording import RoutingRecord, routed
 from llada_jax.experts.policy_run import LayerDecision
+from llada_jax.experts.schedule import Schedule
 from llada_jax.model.forward import LayerOut, attended, forward_rows
 from llada_jax.model.grouped_product import product_by_tile, tile_rows
 from llada_jax.model.layers import feed_forward
@@ -44,15 +45,18 @@ def forward_rows_budgeted(
 ) -> RowsOut:
     """Runs `forward_rows` layer by layer from Python, with experts that come and go as `plan` says.
 
-    Raises what reading an expert raises.
+    Raises ValueError where a plan leaves out an expert that a live row takes, or names one twice,
+    and what reading an expert raises.
     """
     assert config.moe is not None
-    first = config.moe.first_layer
+    first, live = config.moe.first_layer, np.asarray(rows.live).reshape(-1)
 
     def mixed(x: Float[Array, "B R D"], index: int) -> Float[Array, "B R D"]:
         number = index - first
         routing, record = _routed(params, x, config, index)
-        decision = plan(number, jax.tree.map(np.asarray, record))
+        record = jax.tree.map(np.asarray, record)
+        decision = plan(number, record)
+        _require_each_once(decision.schedule, record.experts[live])
         flat = x.reshape(-1, x.shape[-1])
         return _run_experts(slots, number, flat, routing, decision).reshape(x.shape)
 
@@ -85,6 +89,14 @@ def _with_shared(
 ) -> Float[Array, "B R D"]:
     flat = x.reshape(-1, x.shape[-1])
     return (total.reshape(flat.shape) + feed_forward(flat, shared)).reshape(x.shape)
+
+
+def _require_each_once(schedule: Schedule, experts: Int[np.ndarray, "r k"]) -> None:
+    placed, active = sorted([*schedule.cpu, *schedule.accelerator]), np.unique(experts).tolist()
+    require(
+        placed == sorted({*placed, *active}),
+        f"the plan runs experts {placed}; allowed: each of {active} once",
+    )
 
 
 def _run_experts(

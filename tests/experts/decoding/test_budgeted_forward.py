@@ -103,3 +103,14 @@ def test_residents_are_what_the_plan_says():
         equal("llada-moe", run("llada-moe", slots, plan))
         assert [slots.resident(layer) for layer in range(3)] == [{0, 3, 4}] * 3
         assert slots.read == 3 * 5
+
+
+@pytest.mark.parametrize(
+    ("host", "slots"), [([], []), ([0, 1, 2, 3, 4, 5, 6, 7], [0]), ([0, 0], [1])]
+)
+def test_a_plan_that_forgets_or_repeats_experts_is_refused(host, slots):
+    with (
+        slots_of("llada-moe", 1) as held,
+        pytest.raises(ValueError, match=r"the plan runs experts \[.*\]; allowed: each of .* once"),
+    ):
+        run("llada-moe", held, lambda *_: decision("llada-moe", host, slots, [0]))
