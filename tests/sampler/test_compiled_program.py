@@ -25,6 +25,7 @@ WINDOWS = {
     "multi_block": {"cache": "blockwise", "window": "multi_block", "threshold": 0.9},
     "llada_cpp": {"cache": "blockwise", "window": "multi_block", "accept": "staged"},
     "wide": {"cache": "dual", "confidence_dtype": "float64"},
+    "constant": {"cache": "none", "threshold": 0.9, "selective_logits": False},
 }
 WIDE = re.compile(r"tensor<[\dx]+xf64>")
 
@@ -47,7 +48,7 @@ QUICK = ("dual",)
 CASES = [
     name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
     for name in WINDOWS
-    if name != "wide"
+    if name not in ("wide", "constant")
 ]
 
 
@@ -72,6 +73,12 @@ def test_the_request_reaches_the_head_alone():
     assert WIDE.search(program)
     layer = program.partition("func.func private @run_layer(")[2].partition("func.func")[0]
     assert "dot_general" in layer and "f64" not in layer
+
+
+@pytest.mark.parametrize(("window", "choices"), [("constant", 0), ("none", 1), ("dual", 2)])
+def test_a_step_branches_only_where_a_size_varies(window, choices):
+    """Among sizes of the head, and of the forward; a step of one size of each has no branch."""
+    assert lowered(window).as_text().count("stablehlo.case") == choices
 
 
 def test_sixteen_layers_are_a_program_hardly_longer_than_two():
