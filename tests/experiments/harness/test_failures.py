@@ -107,7 +107,7 @@ def test_a_signal(number, code, interruptible, stopped, tmp_path):
     assert not list((tmp_path / "a run").iterdir()) and signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_signal_while_a_verb_is_imported(tmp_path):
+def test_a_signal_while_a_verb_is_imported(interruptible, tmp_path):
     (tmp_path / "jax.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
     done = subprocess.run(
         [sys.executable, "-m", "experiments.generate"],
