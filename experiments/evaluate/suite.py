@@ -1,5 +1,6 @@
 """Many decoders on many tasks, in one table. The run folder gets
-`cells/<decoder>-<task>/generations`: runs that `experiments.report` compares."""
+`cells/<decoder>-<task>/generations`: runs that `experiments.report` compares; and a suite with
+thresholds `equal_quality.png`, where what lies above their line is worth its rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -8,6 +9,7 @@ from tqdm import tqdm
 from experiments.evaluate.config import CELLS, EvaluateConfig, SuiteConfig
 from experiments.evaluate.result_rows import decoder_rows, difference_rows, equal_quality_rows
 from experiments.evaluate.score_table import suite_tables
+from experiments.harness.pictures import ScorePoint, forwards_curves, require_plots, save
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
 from experiments.harness.tiled import check_tiles
@@ -29,6 +31,8 @@ def evaluate_suite(
     configuration's task and sampler give way to the suite's; `difficulty` is that of every task,
     None each's default. Raises ValueError where a task has no such difficulty, a decoder reads no
     tiles, and a cell's folder is of other settings or damaged."""
+    if suite.thresholds:
+        require_plots("suite.thresholds")
     count, seed = config.task.items, config.task.seed
     asked = {
         name: TaskItems(task=load_task(name), count=count, seed=seed, difficulty=difficulty)
@@ -57,6 +61,10 @@ def evaluate_suite(
     rows = [*_decoders(suite, parts, config.phones), *_beside_thresholds(suite, parts)]
     for (decoder, task), part in found.items():
         rows += decoder_rows(f"{suite.name}/{decoder}/{task}", [part], config.phones)
+    if suite.thresholds:
+        curves = _by_rows(suite, {row.name: row for row in rows})
+        drawn = forwards_curves(suite.name, curves, "row-forwards an answer")
+        save(drawn, run.folder / "equal_quality.png")
     run.finish(rows, suite_tables(suite.name, samplers, suite.tasks, rows))
 
 
@@ -78,3 +86,18 @@ def _beside_thresholds(suite: SuiteConfig, parts: Parts) -> Iterator[ResultRow]:
     curve, baseline = [tallies[name] for name in suite.thresholds], tallies[suite.decoders[0].name]
     for name in (name for name in tallies if name not in suite.thresholds):
         yield from equal_quality_rows(f"{suite.name}/{name}", tallies[name], curve, baseline)
+
+
+def _by_rows(suite: SuiteConfig, rows: Mapping[str, ResultRow]) -> dict[str, list[ScorePoint]]:
+    """Returns scores at their row-forwards: of the thresholds as one curve, of others alone."""
+
+    def point(decoder: str) -> ScorePoint:
+        score = rows[f"{suite.name}/{decoder}/exact_match"]
+        low, high = score.interval or (score.value, score.value)
+        return ScorePoint(
+            rows[f"{suite.name}/{decoder}/row_forwards"].value, score.value, low, high
+        )
+
+    others = (each.name for each in suite.decoders if each.name not in suite.thresholds)
+    curves = {"one threshold": [point(name) for name in suite.thresholds]}
+    return curves | {name: [point(name)] for name in others}

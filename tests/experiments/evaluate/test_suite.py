@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.evaluate import __main__ as entry
+from experiments.evaluate import suite
 from experiments.report import __main__ as report
 from llada_jax.evaluation import harness
 from llada_jax.evaluation.generations import GenerationStore
@@ -15,11 +16,14 @@ from llada_jax.evaluation.trajectory import PUBLISHED
 from tests.experiments.in_process import run_experiment
 
 TASKS = {"countdown": 1, "yes_no": 1}
+DECODERS = (
+    "{name: llada, sampler: {threshold: 0.9}},"
+    " {name: hasty, sampler: {threshold: 0.0001, cache: blockwise}}"
+)
 SUITE = [
     "suite=decoding",
     "suite.tasks=[countdown,yes_no]",
-    "suite.decoders=[{name: llada, sampler: {threshold: 0.9}},"
-    " {name: hasty, sampler: {threshold: 0.0001, cache: blockwise}}]",
+    f"suite.decoders=[{DECODERS}]",
     "task.items=2",
     "task.seed=5",
     "batch_size=2",
@@ -106,6 +110,26 @@ def test_a_finished_suite_decodes_nothing_again(finished, random_model, monkeypa
     folder, rows = finished
     monkeypatch.setattr(harness.Trial, "answers", None)
     assert run(folder, f"model={random_model}") == rows
+
+
+def test_others_are_drawn_beside_the_line_of_thresholds(
+    finished, random_model, tmp_path, monkeypatch
+):
+    shutil.copytree(finished[0], tmp_path / "run")
+    drawn, draw = {}, suite.forwards_curves
+    monkeypatch.setattr(
+        suite, "forwards_curves", lambda *told: drawn.update(told[1]) or draw(*told)
+    )
+    third = f"suite.decoders=[{DECODERS}, {{name: third, sampler: {{threshold: 0.001}}}}]"
+    changes = [f"model={random_model}", third, "+suite.thresholds=[hasty,llada]"]
+    rows = run(tmp_path / "run", *changes)
+
+    def point(name):
+        score, cost = (rows[f"decoding/{name}/{of}"] for of in ("exact_match", "row_forwards"))
+        return (cost["value"], score["value"], *score["interval"])
+
+    assert (tmp_path / "run/equal_quality.png").read_bytes().startswith(b"\x89PNG")
+    assert drawn == {"one threshold": [point("hasty"), point("llada")], "third": [point("third")]}
 
 
 @pytest.mark.slow
