@@ -13,8 +13,8 @@ from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
-from llada_jax.constraint.canvas import Placed
 from llada_jax.constraint.patterns import Constraint
+from llada_jax.constraint.reach import Placed
 from llada_jax.on_mesh import begun_on
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
