@@ -7,7 +7,7 @@ from typing import NamedTuple
 from llada_jax.config import require, require_choice
 from llada_jax.sampling_engine import paper_results
 from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, PREFETCH_ROWS, Column, loops
-from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.sampler_program import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
 SCALES_BYTES = 64

@@ -14,7 +14,7 @@ from llada_jax.sampling_engine.hdl.engine import Sizes, engine
 from llada_jax.sampling_engine.hdl.wires import Circuit, Memory, Wire
 from llada_jax.sampling_engine.instructions import encode
 from llada_jax.sampling_engine.machine import Machine
-from llada_jax.sampling_engine.programs import SamplerProgram
+from llada_jax.sampling_engine.sampler_program import SamplerProgram
 
 _EXPRESSIONS = {
     "const": "{width}'d{data}",

@@ -15,7 +15,7 @@ from experiments.sampling_engine.__main__ import (
 )
 from experiments.sampling_engine.hardware import equivalents, hardware_rows, netlist
 from llada_jax.sampling_engine.hdl.gates import gate_equivalents
-from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.sampler_program import compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
 
 SMALL = [
