@@ -21,7 +21,7 @@ import numpy as np
 
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax.backend.exported.calibration import calibration_rows
+from llada_jax.backend.exported.calibration_export import calibration_rows
 from llada_jax.config import require
 from llada_jax.phone.calibration.calibrate import MODEL_DOUBT, Calibration, Rows, calibrate
 from llada_jax.phone.calibration.measurements import (

@@ -11,7 +11,7 @@ import llada_jax as lj
 from experiments import calibrate
 from experiments.calibrate import measured
 from experiments.harness.run import REPOSITORY, Run, read_config
-from llada_jax.backend.exported.calibration import calibration_rows
+from llada_jax.backend.exported.calibration_export import calibration_rows
 from llada_jax.phone.calibration.calibrate import Rows
 from llada_jax.phone.calibration.measurements import read_measurements, write_measurements
 from llada_jax.phone.profile import load_profile

@@ -7,7 +7,7 @@ import pytest
 
 import llada_jax as lj
 from experiments.calibrate import drawn_phone, measured
-from llada_jax.backend.exported.calibration import calibration_rows
+from llada_jax.backend.exported.calibration_export import calibration_rows
 from llada_jax.phone.calibration.calibrate import Rows, calibrate
 from llada_jax.phone.calibration.measurements import hold_out
 from llada_jax.phone.profile import load_profile
