@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.harness.results import Kind
 from llada_jax.config import SamplerConfig, require, require_counts
-from llada_jax.evaluation.harness import PLACES, lengthened
+from llada_jax.evaluation.evaluate import PLACES, lengthened
 from llada_jax.evaluation.task import TaskItems, ValidationItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.architecture import architecture

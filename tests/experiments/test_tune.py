@@ -19,7 +19,6 @@ from experiments.tune.judge import Judge, Judged, Price, modelled_price
 from experiments.tune.search import Candidate, fastest_allowed, front
 from experiments.tune.settings import Axes, Family, TuneConfig, drawn, first_proposals
 from llada_jax.config import SamplerConfig
-from llada_jax.evaluation import harness
 from llada_jax.phone.workload import Forward, Workload
 from tests.experiments.in_process import run_experiment
 
@@ -77,7 +76,7 @@ def test_the_fastest_is_chosen_confirmed_and_written(interrupted):
 @pytest.mark.slow
 def test_the_same_command_decodes_nothing_again(interrupted, random_model, monkeypatch):
     folder, rows = interrupted
-    monkeypatch.setattr(harness, "generate_stream", None)
+    monkeypatch.setattr("llada_jax.evaluation.evaluate.generate_stream", None)
     assert run(random_model, folder) == rows
 
 
