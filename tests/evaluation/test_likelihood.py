@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import llada_jax as lj
 from llada_jax.evaluation import likelihood
 from llada_jax.evaluation.likelihood import (
-    Masked,
+    MaskedTokens,
     log_likelihoods,
     mask_counts,
     padded,
@@ -164,7 +164,7 @@ def test_a_pair_gets_what_it_gets_alone(tiny, together):
 
 def test_padding_changes_nothing(tiny):
     score = partial(score_masked, tiny.params, tiny.config)
-    masked = Masked(np.array([0, 0]), np.array([1, 4]), np.array([30, 60]))
+    masked = MaskedTokens(np.array([0, 0]), np.array([1, 4]), np.array([30, 60]))
     tokens = np.array([[20, tiny.config.mask_id, 40, 50, tiny.config.mask_id]], np.int32)
     live = np.ones((1, 5), bool)
     bare = score(tokens, live, masked)
