@@ -21,9 +21,9 @@ import numpy as np
 
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax.backend.exported.calibration import calibration_rows
+from llada_jax.backend.exported.calibration_export import calibration_rows
 from llada_jax.config import require
-from llada_jax.phone.calibration.calibrate import MODEL_DOUBT, Calibration, Rows, calibrate
+from llada_jax.phone.calibration.calibrate import MODEL_DOUBT, Calibration, CostModel, calibrate
 from llada_jax.phone.calibration.measurements import (
     Measurement,
     hold_out,
@@ -109,16 +109,20 @@ def _in_band(name: str, inside: Sequence[bool]) -> Iterator[ResultRow]:
         yield ROW(f"{name}/in_band", 100 * fmean(inside), "% of rows", n=len(inside))
 
 
-def drawn_phone(parent: Profile, rows: Rows, seed: int) -> Profile:
+def drawn_phone(parent: Profile, cost_model: CostModel, seed: int) -> Profile:
     """Draws a phone from what the parent leaves open: each number by its doubt, alone."""
-    draw, numbers = np.random.default_rng(seed).standard_normal, rows.numbers(parent)
+    draw, numbers = np.random.default_rng(seed).standard_normal, cost_model.numbers(parent)
     return parent.with_values(
         {path: each.value * math.exp(doubt_of(each) * draw()) for path, each in numbers.items()}
     )
 
 
 def measured(
-    phone: Profile, rows: Rows, plan: Sequence[Mapping[str, Any]], seed: int, noise: float = 0.02
+    phone: Profile,
+    cost_model: CostModel,
+    plan: Sequence[Mapping[str, Any]],
+    seed: int,
+    noise: float = 0.02,
 ) -> Iterator[Measurement]:
     """Yields rows as a phone would give them: to `noise`, and to what the model misses. `plan` has
     fields of `Measurement`; those that it does not know are left out."""
@@ -128,18 +132,18 @@ def measured(
         each = {name: row[name] for name in row.keys() & Measurement.__annotations__.keys()}
         unknown = Measurement(**each, **state, median_ms=1.0, p5_ms=1.0, p95_ms=1.0)
         off = math.hypot(noise, MODEL_DOUBT) * draw()
-        median = 1e3 * rows.seconds(phone, unknown) * math.exp(off)
+        median = 1e3 * cost_model.seconds(phone, unknown) * math.exp(off)
         yield replace(unknown, median_ms=median, p5_ms=0.98 * median, p95_ms=1.04 * median)
 
 
 def _drawn(config: CalibrateConfig, parent: Profile) -> Iterator[ResultRow]:
     """Yields how far the rows that the fit did not see are off, and how many bands hold them."""
-    rows, plan = Rows(config.shape, config.kernels, config.cpu), calibration_rows()
+    cost_model, plan = CostModel(config.shape, config.kernels, config.cpu), calibration_rows()
     for count in COUNTS:
         errors, inside = [], []
         for seed in range(config.synthetic):
-            phone = drawn_phone(parent, rows, seed)
-            found = list(measured(phone, rows, plan, seed))
+            phone = drawn_phone(parent, cost_model, seed)
+            found = list(measured(phone, cost_model, plan, seed))
             held = [replace(row, held_out=True) for row in found[max(COUNTS) :]]
             if count:
                 fit = calibrate([*found[:count], *held], parent, config.shape,
@@ -147,7 +151,7 @@ def _drawn(config: CalibrateConfig, parent: Profile) -> Iterator[ResultRow]:
                 errors += [abs(each.ms / each.measurement.median_ms - 1) for each in fit.predicted]
                 inside += [each.is_inside for each in fit.predicted]
             else:
-                errors += [abs(1e3 * rows.seconds(parent, m) / m.median_ms - 1) for m in held]
+                errors += [abs(1e3 * cost_model.seconds(parent, m) / m.median_ms - 1) for m in held]
         name, n = f"drawn/{count}_rows", len(errors)
         yield ROW(f"{name}/median_error", 100 * median(errors), "%", n=n)
         yield ROW(f"{name}/error_of_95_%", 100 * sorted(errors)[int(0.95 * n)], "%", n=n)

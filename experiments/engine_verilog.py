@@ -19,7 +19,7 @@ from llada_jax.config import require
 from llada_jax.sampling_engine.cycles import time_program
 from llada_jax.sampling_engine.hdl.verilog import exported
 from llada_jax.sampling_engine.host import loaded, store_logits
-from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.sampler_program import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
 

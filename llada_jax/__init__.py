@@ -12,8 +12,8 @@ from llada_jax.build.latency import latency_table
 from llada_jax.build.loading import Description, Model, describe, export, forward, load, tiled
 from llada_jax.config import ExportConfig, LatencyTable, ModelConfig, SamplerConfig
 from llada_jax.constraint.patterns import Constraint, choice, json_schema, regex
+from llada_jax.evaluation.evaluate import evaluate
 from llada_jax.evaluation.graded import Evaluation
-from llada_jax.evaluation.harness import evaluate
 from llada_jax.model.mesh import mesh
 from llada_jax.phone.phone import Phone, phone
 from llada_jax.sampler.generate import Result

@@ -4,7 +4,7 @@ import pytest
 from scipy.stats import binom
 
 from llada_jax.checkpoint import bundled_names, model_path
-from llada_jax.evaluation.harness import evaluate
+from llada_jax.evaluation.evaluate import evaluate
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.tasks import task_names
 from tests.model_cards import StatedScore, outdated_tasks, stated_scores

@@ -111,7 +111,7 @@ ROOM_OF_MODULE = {
     "llada_jax.experts.decoding": "experts_decoding",
     # They lower steps, which takes JAX.
     **{f"llada_jax.phone.{name}": "build" for name in ("calibration", "graphs", "phone")},
-    **{f"llada_jax.evaluation.{name}": "build" for name in ("harness", "lm_eval_model")},  # decode
+    **{f"llada_jax.evaluation.{name}": "build" for name in ("evaluate", "lm_eval_model")},  # decode
 }
 """Files and folders of one room that belong to another one."""
 

@@ -24,9 +24,9 @@ from experiments.harness.timers import best_of, times_in_turns
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.constraint.automaton import Automaton
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
-from llada_jax.constraint.canvas import Placed
 from llada_jax.constraint.compiled import automaton_of, read_automaton, write_automaton
 from llada_jax.constraint.patterns import Constraint
+from llada_jax.constraint.reach import Placed
 from llada_jax.model.forward import cache_for
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.measures import measure_rows

@@ -17,7 +17,7 @@ from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import Took, in_turns, spread
 from llada_jax.config import SamplerConfig, require, require_counts
-from llada_jax.evaluation.harness import PLACES, lengthened
+from llada_jax.evaluation.evaluate import PLACES, lengthened
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task
 

@@ -60,7 +60,7 @@ class ExpertsBudgetConfig:
         return [list(range(40, 40 + self.prompt_length))]
 
 
-class _Decoded(NamedTuple):
+class _ProcessReport(NamedTuple):
     """What a process gives."""
 
     tokens: np.ndarray
@@ -102,13 +102,13 @@ class _Case(NamedTuple):
         params = self.model(experts=False).params
         return measure_machine(params, self.shape, ExpertFile(self.file), 32)
 
-    def decoded_in_memory(self) -> _Decoded:
+    def decoded_in_memory(self) -> _ProcessReport:
         model = self.model(experts=True)
         for _ in range(2):  # the first one compiles
             result = lj.generate(model, self.config.prompt, self.config.sampler, loop="host")
-        return _Decoded(result.tokens, result.seconds, _peak(), _bytes(model.params))
+        return _ProcessReport(result.tokens, result.seconds, _peak(), _bytes(model.params))
 
-    def decoded_within(self, costs: ExpertCosts, policy: str, slots: int) -> _Decoded:
+    def decoded_within(self, costs: ExpertCosts, policy: str, slots: int) -> _ProcessReport:
         model, config, file = self.model(experts=False), self.config, ExpertFile(self.file)
         profile = None
         for _ in range(2):  # the first one compiles, and says what is used most
@@ -118,7 +118,7 @@ class _Case(NamedTuple):
             )  # fmt: skip
             profile = run.loads
         weights, hit_rate = _bytes(model.params), run.policy_run.hits / run.policy_run.uses
-        return _Decoded(
+        return _ProcessReport(
             run.result.tokens, run.result.seconds, _peak(), weights + run.slots.memory_bytes,
             run.slots.waited, hit_rate, run.slots.read,
         )  # fmt: skip

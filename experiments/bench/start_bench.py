@@ -27,8 +27,8 @@ from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.checkpoint import save_huggingface, sources
 from llada_jax.config import ExportConfig, ModelConfig, require_counts
 from llada_jax.model.params import init_params
+from llada_jax.sampler.decoding_run import checked_run
 from llada_jax.sampler.prompts import with_ids
-from llada_jax.sampler.run import checked_run
 
 WINDOWS = {
     "dual": {"cache": "dual", "threshold": 0.9},

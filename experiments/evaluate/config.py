@@ -7,8 +7,8 @@ from hydra.core.config_store import ConfigStore
 import llada_jax as lj
 from experiments.harness.tiled import check_tiles
 from llada_jax.config import ONE_DEVICE, MeshConfig, SamplerConfig, require, require_counts
+from llada_jax.evaluation.evaluate import PLACES, Trial, lengthened
 from llada_jax.evaluation.generations import ALONE, Worker
-from llada_jax.evaluation.harness import PLACES, Trial, lengthened
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task, task_names
 from llada_jax.model.mesh import mesh_for

@@ -14,8 +14,8 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
 from experiments.harness.tiled import check_tiles
 from experiments.harness.workers import filled
+from llada_jax.evaluation.evaluate import lengthened
 from llada_jax.evaluation.graded import Evaluation, compared
-from llada_jax.evaluation.harness import lengthened
 from llada_jax.evaluation.tally import joined
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task

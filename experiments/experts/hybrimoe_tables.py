@@ -98,7 +98,7 @@ def desktop_costs(shape: MoEShape, phase: Phase) -> ExpertCosts:
     )
 
 
-class Cell(NamedTuple):
+class Scenario(NamedTuple):
     """One model, one size of its cache, and texts to decode or to prefill."""
 
     name: str
@@ -130,25 +130,27 @@ def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
             shape, STATISTICS[shape.name], seed=seed, prompts=2 * config.prompts, tokens=length
         )
         texts.append(("prefill", f"/{length}", shape, trace, config.prompts))
-    cells = [
-        Cell(f"{shape.name}/{100 * ratio:.0f}{length}", phase, shape, ratio, trace, profile)
+    scenarios = [
+        Scenario(f"{shape.name}/{100 * ratio:.0f}{length}", phase, shape, ratio, trace, profile)
         for (phase, length, shape, trace, profile), ratio in product(texts, RATIOS)
     ]
     for phase in BASELINE:
-        of_phase = [cell for cell in cells if cell.phase == phase]
+        of_phase = [scenario for scenario in scenarios if scenario.phase == phase]
         yield from gains_of(phase, of_phase)
         yield from _ablation(phase, [c for c in of_phase if (c.shape, c.ratio) == (QWEN2, 0.25)])
-    yield from _if_misses_ran_on_the_cpu([cell for cell in cells if cell.phase == "prefill"])
-    yield from hit_rates([cell for cell in cells if cell.phase == "decode"])
+    yield from _if_misses_ran_on_the_cpu(
+        [scenario for scenario in scenarios if scenario.phase == "prefill"]
+    )
+    yield from hit_rates([scenario for scenario in scenarios if scenario.phase == "decode"])
 
 
-def gains_of(phase: Phase, cells: list[Cell]) -> Iterator[ResultRow]:
-    """Yields both systems' seconds of every cell, and the average of the gains."""
+def gains_of(phase: Phase, scenarios: list[Scenario]) -> Iterator[ResultRow]:
+    """Yields both systems' seconds of every scenario, and the average of the gains."""
     gains = []
-    for cell in cells:
-        before, after = cell.run(BASELINE[phase]), cell.run(HYBRIMOE)
+    for scenario in scenarios:
+        before, after = scenario.run(BASELINE[phase]), scenario.run(HYBRIMOE)
         gains.append(before.seconds.mean() / after.seconds.mean())
-        name = f"{phase}/{cell.name}"
+        name = f"{phase}/{scenario.name}"
         for system, outcome in (("ktransformers", before), ("hybrimoe", after)):
             shown = PUBLISHED["digitised_tokens_per_second"].get(f"{name}/{system}")
             known = _beside(shown and 1 / shown, "figure 8, digitised by a third party")
@@ -160,14 +162,14 @@ def gains_of(phase: Phase, cells: list[Cell]) -> Iterator[ResultRow]:
     yield _modelled(f"average/{phase}", np.mean(gains), "x faster", n=len(gains), **known)
 
 
-def _ablation(phase: Phase, cells: list[Cell]) -> Iterator[ResultRow]:
+def _ablation(phase: Phase, scenarios: list[Scenario]) -> Iterator[ResultRow]:
     """Compares the baseline's seconds and each part's gain with Table III. The paper does not say
     how long its prompts are: so each length has its rows, and the published values stand beside
     those of the mean over the lengths."""
     policies = {name: replace(BASELINE[phase], **part) for name, part in PARTS.items()}
     policies = {"baseline": BASELINE[phase], **policies, "all": HYBRIMOE}
     seconds = {
-        name: np.array([cell.run(policy).seconds.mean() for cell in cells])
+        name: np.array([scenario.run(policy).seconds.mean() for scenario in scenarios])
         for name, policy in policies.items()
     }
     kind, before = "fitted" if phase == "decode" else "modelled", seconds.pop("baseline")
@@ -177,7 +179,7 @@ def _ablation(phase: Phase, cells: list[Cell]) -> Iterator[ResultRow]:
         known = _beside(PUBLISHED["speedup"][phase].get(name), "table III")
         gain = before.mean() / after.mean()
         yield _modelled(f"qwen2_25/{phase}/{name}", gain, "x faster", **known)
-    if len(cells) > 1:
+    if len(scenarios) > 1:
         for i, length in enumerate(PREFILL_LENGTHS):
             yield _modelled(f"qwen2_25/{phase}_{length}/baseline", before[i], "s")
             for name, after in seconds.items():
@@ -185,31 +187,31 @@ def _ablation(phase: Phase, cells: list[Cell]) -> Iterator[ResultRow]:
                 yield _modelled(f"qwen2_25/{phase}_{length}/{name}", gain, "x faster")
 
 
-def _if_misses_ran_on_the_cpu(cells: list[Cell]) -> Iterator[ResultRow]:
+def _if_misses_ran_on_the_cpu(scenarios: list[Scenario]) -> Iterator[ResultRow]:
     """Yields the prefills' average gain over a baseline that loads nothing, as in decoding: with a
     CPU as fast as the authors', and with faster ones."""
     for faster in CPUS:
         gains = []
-        for cell in cells:
-            costs = desktop_costs(cell.shape, "prefill")
+        for scenario in scenarios:
+            costs = desktop_costs(scenario.shape, "prefill")
             costs = replace(costs, **{name: getattr(costs, name) / faster for name in COSTS_OF_CPU})
             policies = BASELINE["decode"], HYBRIMOE
-            before, after = (cell.run(policy, costs).seconds.mean() for policy in policies)
+            before, after = (scenario.run(policy, costs).seconds.mean() for policy in policies)
             gains.append(before / after)
         name = f"misses_on_the_cpu/cpu_x{faster}/average/prefill"
         yield _modelled(name, np.mean(gains), "x faster", n=len(gains))
 
 
-def hit_rates(cells: list[Cell]) -> Iterator[ResultRow]:
+def hit_rates(scenarios: list[Scenario]) -> Iterator[ResultRow]:
     """Runs caches that take in what they missed, without prefetching."""
     caches: dict[str, tuple[CacheName, float]] = {
         **{name: (name, ALPHA) for name in ("lru", "mrs", "static")},
         "mrs_released": ("mrs", MRS_ALPHA),
     }
-    for cell, (name, (cache, alpha)) in product(cells, caches.items()):
+    for scenario, (name, (cache, alpha)) in product(scenarios, caches.items()):
         policy = ExpertPolicy(scheduler="all_on_accelerator", cache=cache, alpha=alpha)
-        hits = cell.run(policy, empty=True).hit_rate
-        place = f"{cell.name}/{name}"
+        hits = scenario.run(policy, empty=True).hit_rate
+        place = f"{scenario.name}/{name}"
         known = _beside(PUBLISHED["hit_rate"].get(place), "figure 9")
         kind = "fitted" if place in PUBLISHED["fitted"] else "modelled"
         yield ResultRow(f"hit_rate/{place}", hits, "of activated experts", kind=kind, **known)

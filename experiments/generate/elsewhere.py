@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import llada_jax as lj
+from experiments.evaluate.result_rows import SHAPE
 from experiments.harness.results import ResultRow, aligned
 from llada_jax.phone.graphs import unknown_so_far
 from llada_jax.phone.workload import vanilla
 
 HERE, PLAIN = "this_machine/plain_sampler", "plain_sampler"
-SHAPE, REPEATS = "llada_8b", 3
+REPEATS = 3
 
 
 def plain_sampler_here(

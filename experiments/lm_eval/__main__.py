@@ -35,7 +35,7 @@ import llada_jax as lj
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import REPOSITORY, Run, entry_point
 from experiments.harness.workers import told
-from experiments.lm_eval.tasks import Asked, harness_tasks, own_task, task_manager
+from experiments.lm_eval.tasks import RequestedTasks, harness_tasks, own_task, task_manager
 from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.generations import ALONE, Worker
 
@@ -102,7 +102,7 @@ class LmEvalConfig:
         """Where the tasks' files are; `HARNESS` for those that come with the harness."""
         return TASKS if self.task_folder is None else Path(self.task_folder)
 
-    def asked(self) -> list[Asked]:
+    def asked(self) -> list[RequestedTasks]:
         """Returns the tasks with their data, which are checked as far as their format is known."""
         if self.task_folder == HARNESS:
             return harness_tasks(self.tasks, Path(self.data), self.run_code)
@@ -146,7 +146,9 @@ def score(config: LmEvalConfig, run: Run) -> None:
     run.finish(rows)
 
 
-def evaluate(harness_model: "LM", asked: Sequence[Asked], config: LmEvalConfig) -> dict[str, Any]:
+def evaluate(
+    harness_model: "LM", asked: Sequence[RequestedTasks], config: LmEvalConfig
+) -> dict[str, Any]:
     """Returns the harness's results on tasks, by the files of their data; it keeps no cache."""
     from lm_eval.evaluator import simple_evaluate
 

@@ -18,7 +18,7 @@ Files = Mapping[str, str]
 """Where the data of a task is, by split."""
 
 
-class Asked(NamedTuple):
+class RequestedTasks(NamedTuple):
     """What a user asked for by one name: one task, or all of a group."""
 
     name: str
@@ -26,7 +26,7 @@ class Asked(NamedTuple):
     """Of each task."""
 
 
-def own_task(name: str, data: Path, folder: Path) -> Asked:
+def own_task(name: str, data: Path, folder: Path) -> RequestedTasks:
     """Returns a task of a folder of task files, with its data. Raises FileNotFoundError, or
     ValueError for a file that does not hold what the task reads."""
     task = OmegaConf.load(folder / f"{name}.yaml")
@@ -36,10 +36,10 @@ def own_task(name: str, data: Path, folder: Path) -> Asked:
         if not path.is_file():
             raise FileNotFoundError(f"no {path}, which task {name} reads: lines of {wanted}")
         check_lines(path, wanted)
-    return Asked(name, {name: {str(split): str(path) for split, path in paths.items()}})
+    return RequestedTasks(name, {name: {str(split): str(path) for split, path in paths.items()}})
 
 
-def harness_tasks(names: Sequence[str], data: Path, runs_code: bool) -> list[Asked]:
+def harness_tasks(names: Sequence[str], data: Path, runs_code: bool) -> list[RequestedTasks]:
     """Returns tasks and groups that come with the harness, with their data. Raises ValueError for a
     name that the harness lacks, and for tasks that run what a model writes unless `runs_code`;
     FileNotFoundError for data that are missing."""
@@ -47,7 +47,9 @@ def harness_tasks(names: Sequence[str], data: Path, runs_code: bool) -> list[Ask
     unknown = sorted(set(names) - set(manager.all_tasks))
     require(not unknown, f"the harness has no task {unknown}; allowed: `lm-eval ls tasks`")
     return [
-        Asked(name, {task: _data_of(task, data, name, runs_code) for task in tasks_of(name)})
+        RequestedTasks(
+            name, {task: _data_of(task, data, name, runs_code) for task in tasks_of(name)}
+        )
         for name in names
     ]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from experiments.harness.estimates import difference, mean_of, ratio
 from experiments.harness.results import Kind
 from experiments.reproduce.chapter import PAPER, TEXTS, Chapter, band, chapter, modelled, phone_of
-from llada_jax.phone.dynamics import SOURCE, Decoding
+from llada_jax.phone.dynamics import SOURCE, Techniques
 from llada_jax.phone.memory import Footprint, footprint, transfers_by_rule
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -42,7 +42,7 @@ def ladder(world: PublishedTasks) -> list[Rung]:
     whole, cached = (vanilla(prompt, 128),), (blockwise(prompt, 128),)
 
     def decoded(**settings: Any) -> tuple[Workload, ...]:
-        return world.workloads("GSM8K", 128, Decoding(**settings))
+        return world.workloads("GSM8K", 128, Techniques(**settings))
 
     on_cpu, remap, swap = System(body="cpu"), System(runtime="remap"), System(runtime="swap")
     without_sls = {"skip_logits": False, "refresh": 0}
@@ -120,7 +120,7 @@ def fig13a(world: PublishedTasks) -> Chapter:
     published = dict(zip(figure["masks_left"], figure["seconds"], strict=True))
 
     def seconds(**settings: Any) -> list[float]:
-        runs = world.workloads("GSM8K", 128, Decoding(**settings))
+        runs = world.workloads("GSM8K", 128, Techniques(**settings))
         return [*map(phone_of("llada_8b", "SM8750", System()).latency, runs)]
 
     found = {trigger: seconds(trigger=trigger) for trigger in published}
@@ -165,7 +165,7 @@ def fig14(world: PublishedTasks) -> Chapter:
     """Compares the watts and the joules of four systems."""
     figure, prompt = world.published["fig14"], world.task("GSM8K").prompt
     llama, on_cpu = (autoregressive(prompt, 128),), System(body="cpu")
-    decoded = world.workloads("GSM8K", 128, Decoding())[:METERED]
+    decoded = world.workloads("GSM8K", 128, Techniques())[:METERED]
     runs = {
         "LLaDA CPU": ("llada_8b", (blockwise(prompt, 128),), on_cpu),
         "LLaDA llada.cpp": ("llada_8b", decoded, System()),

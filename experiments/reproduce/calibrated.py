@@ -11,7 +11,7 @@ from llada_jax.phone.dynamics import (
     SOURCE,
     STABLE,
     VISIBLE,
-    Decoding,
+    Techniques,
     statistics,
     unstable_per_block,
 )
@@ -90,7 +90,7 @@ def commits(world: PublishedTasks) -> Chapter:
     figure = world.published["fig13b_below_stable"]
     for visible, counts in zip(figure["visible"], figure["count"], strict=True):
         found = {
-            stable: unstable_per_block(process, Decoding(visible=visible, stable=stable))
+            stable: unstable_per_block(process, Techniques(visible=visible, stable=stable))
             for stable, count in zip(figure["stable"], counts, strict=True)
             if count is not None
         }

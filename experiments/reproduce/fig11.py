@@ -27,7 +27,7 @@ from experiments.reproduce.chapter import (
     modelled,
     phone_of,
 )
-from llada_jax.phone.dynamics import Decoding
+from llada_jax.phone.dynamics import Techniques
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.system import System
@@ -151,7 +151,7 @@ def _columns(
 def _workloads(world: PublishedTasks, task: str, tokens: int) -> dict[str, tuple[Workload, ...]]:
     prompt = world.task(task).prompt
     whole, cached = (vanilla(prompt, tokens),), (blockwise(prompt, tokens),)
-    decoded = world.workloads(task, tokens, Decoding())
+    decoded = world.workloads(task, tokens, Techniques())
     return {"cpu": whole, "cpu_cache": cached, "npu": whole, "llada_cpp": decoded}
 
 

@@ -35,7 +35,7 @@ from llada_jax.model.architecture.parameters import body_matrices, head_weights
 from llada_jax.sampling_engine import paper_results as paper
 from llada_jax.sampling_engine.cycles import FITTED_TO, fitted_hbm, time_program
 from llada_jax.sampling_engine.instructions import render
-from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.sampler_program import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
 MODES: tuple[Mode, ...] = get_args(Mode)

@@ -22,7 +22,7 @@ from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampling_engine.formats import LogitFormat, bits_per_element
 from llada_jax.sampling_engine.host import Decisions, StepInputs, run_sampler, store_logits
-from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.sampler_program import compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Sampling, VectorFormat
 from llada_jax.types import Denoiser, Scores
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from experiments.harness.results import ResultRow
 from llada_jax.sampling_engine import paper_results as paper
-from llada_jax.sampling_engine.hdl.engine import Sizes, engine
+from llada_jax.sampling_engine.hdl.engine import EngineSizes, engine
 from llada_jax.sampling_engine.hdl.floats import loaded
 from llada_jax.sampling_engine.hdl.gates import Netlist, gate_equivalents
 from llada_jax.sampling_engine.hdl.wires import Circuit, source
@@ -23,7 +23,7 @@ SOURCE = f"{paper.PAPER}, Table IV"
 def netlist(lanes: int) -> Netlist:
     """Builds an engine for blocks of the published case; what memories hold is not counted."""
     words = {"vector": 4096, "fp": 512, "int": 2048, "program": 256}
-    return Netlist(engine(Sizes(lanes, paper.ROWS, words)))
+    return Netlist(engine(EngineSizes(lanes, paper.ROWS, words)))
 
 
 def equivalents(lanes: int, units: tuple[str, ...]) -> float:

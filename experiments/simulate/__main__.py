@@ -28,7 +28,7 @@ from experiments.harness.run import Run, entry_point
 from llada_jax import atomic
 from llada_jax.config import ModelConfig, Quant, require, require_choice, require_counts
 from llada_jax.model.architecture import architecture
-from llada_jax.phone.dynamics import Decoding
+from llada_jax.phone.dynamics import Techniques
 from llada_jax.phone.graphs import Shape, graphs_of, unknown_so_far
 from llada_jax.phone.memory import weights_mib
 from llada_jax.phone.perfetto_trace import Counters, perfetto_trace
@@ -108,7 +108,7 @@ def workloads_of(config: SimulateConfig, model: ModelConfig) -> tuple[Workload, 
         trace = lj.Trace.load(config.trace)
         return (from_trace(trace, model, config.row),)
     world = PublishedTasks(graphs_of("llada_8b"))
-    runs = world.workloads(config.task, config.tokens, Decoding())
+    runs = world.workloads(config.task, config.tokens, Techniques())
     usual = fmean(len(run.forwards) for run in runs)
     return tuple(sorted(runs, key=lambda run: abs(len(run.forwards) - usual)))
 

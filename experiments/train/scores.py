@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from experiments.harness.results import ResultRow, share_row
 from llada_jax.build.loading import Model
 from llada_jax.config import ModelConfig, SamplerConfig, require_counts
-from llada_jax.evaluation.harness import evaluate
+from llada_jax.evaluation.evaluate import evaluate
 from llada_jax.evaluation.task import Task
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer

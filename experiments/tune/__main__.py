@@ -29,7 +29,7 @@ from experiments.harness.results import Kind, ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.tune.judge import Judge, Judged, Price
 from experiments.tune.search import Candidate, candidate, fastest_allowed, front, search
-from experiments.tune.settings import HERE, Family, TuneConfig
+from experiments.tune.settings import HERE, SamplerFamily, TuneConfig
 from llada_jax.config import SamplerConfig
 
 BEST = "best.json"
@@ -45,7 +45,7 @@ def tune(config: TuneConfig, run: Run) -> None:
     *_, published = judge.searched(config.published)
     candidates, tried, proposed = search(judge, reference, run.folder)
     compared = [
-        Candidate(Family(name=name, sampler=each.sampler), each, judge.price(each), lost)
+        Candidate(SamplerFamily(name=name, sampler=each.sampler), each, judge.price(each), lost)
         for name, each, lost in (
             ("reference", reference, 0.0),
             ("published", published, -100 * published.against(reference).difference),

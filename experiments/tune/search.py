@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tqdm import tqdm
 
 from experiments.tune.judge import Judge, Judged, Price, digest, named
-from experiments.tune.settings import Family, TuneConfig, drawn, first_proposals
+from experiments.tune.settings import SamplerFamily, TuneConfig, drawn, first_proposals
 from llada_jax.config import SamplerConfig
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ PROPOSALS = 4
 class Candidate(NamedTuple):
     """A sampler that was judged on all items of the search."""
 
-    family: Family
+    family: SamplerFamily
     judged: Judged
     price: Price
     lost: float
@@ -57,7 +57,7 @@ def search(judge: Judge, reference: Judged, folder: Path) -> tuple[list[Candidat
 
 
 def candidate(
-    judge: Judge, reference: Judged, family: Family, sampler: SamplerConfig
+    judge: Judge, reference: Judged, family: SamplerFamily, sampler: SamplerConfig
 ) -> Candidate | None:
     """Judges a sampler; gives it up, and returns None, where the interval of what it loses against
     the reference lies above what is allowed."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.harness.results import Kind
 from llada_jax.config import SamplerConfig, require, require_counts
-from llada_jax.evaluation.harness import PLACES, lengthened
+from llada_jax.evaluation.evaluate import PLACES, lengthened
 from llada_jax.evaluation.task import TaskItems, ValidationItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.architecture import architecture
@@ -39,7 +39,7 @@ class Axes(make_dataclass("Values", _VALUES, frozen=True, kw_only=True)):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class SamplerFamily:
     """A sampler, and values of the settings of it that a search chooses from."""
 
     name: str
@@ -79,7 +79,7 @@ class TuneConfig:
     budget: int = 40
     reference: SamplerConfig
     published: SamplerConfig
-    families: tuple[Family, ...]
+    families: tuple[SamplerFamily, ...]
 
     def __post_init__(self) -> None:
         require_counts(self, "items", "at_once", "confirm_items", "places", "budget")
@@ -127,7 +127,7 @@ class TuneConfig:
         return "measured" if self.phone == HERE else "modelled"
 
 
-def first_proposals(families: Sequence[Family]) -> Iterator[dict[str, int]]:
+def first_proposals(families: Sequence[SamplerFamily]) -> Iterator[dict[str, int]]:
     """Yields, as the places that `drawn` asks for, the families' own samplers, and then those with
     one setting changed, the nearest values first and the families in turns."""
     steps = [_one_changed(family) for family in families]
@@ -139,7 +139,7 @@ def first_proposals(families: Sequence[Family]) -> Iterator[dict[str, int]]:
                     yield {"family": number, **places}
 
 
-def _one_changed(family: Family) -> list[tuple[int, dict[str, int]]]:
+def _one_changed(family: SamplerFamily) -> list[tuple[int, dict[str, int]]]:
     """Returns the family's own sampler, and those with another value on one axis, each with the
     number of values between the two."""
     axes, places = family.over.given, dict[str, int]()
@@ -153,7 +153,7 @@ def _one_changed(family: Family) -> list[tuple[int, dict[str, int]]]:
     return found
 
 
-def drawn(families: Sequence[Family], draw: Draw) -> tuple[Family, SamplerConfig]:
+def drawn(families: Sequence[SamplerFamily], draw: Draw) -> tuple[SamplerFamily, SamplerConfig]:
     """Returns one of the families, and its sampler with a value on each of its axes."""
     family = families[draw("family", len(families))]
     axes = family.over.given.items()

@@ -18,11 +18,11 @@ from llada_jax.constraint.batch import Constraints, texts_of
 from llada_jax.revision.tiled_forward import tiled_denoiser
 from llada_jax.revision.tiles import TileMultiplier
 from llada_jax.sampler.continuous import Places
+from llada_jax.sampler.decoding_run import checked_run
 from llada_jax.sampler.generate import Kept, Result, decode
 from llada_jax.sampler.loops import Refresher
 from llada_jax.sampler.prompts import Prompts, end_ids, with_ids
 from llada_jax.sampler.record import OnStep
-from llada_jax.sampler.run import checked_run
 from llada_jax.types import Denoiser, Params
 
 _worker = partial(ThreadPoolExecutor, max_workers=1, thread_name_prefix="revision")

@@ -8,9 +8,9 @@ from jaxtyping import Bool, Int
 
 from llada_jax.config import require
 from llada_jax.constraint.automaton import DEAD, FAR, Automaton
-from llada_jax.constraint.canvas import Grammar, Placed
 from llada_jax.constraint.compiled import compiled
 from llada_jax.constraint.patterns import Constraint
+from llada_jax.constraint.reach import Grammar, Placed
 from llada_jax.text import Tokenizer
 
 Constraints = Constraint | Sequence[Constraint]

@@ -34,7 +34,7 @@ Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt, which may be empty, and of an answer, which may not."""
 
 
-class Masked(NamedTuple):
+class MaskedTokens(NamedTuple):
     """The masked tokens of a batch of canvases, all in one list."""
 
     row: Int[np.ndarray, " M"]
@@ -158,7 +158,7 @@ def _samples(pieces: Iterator[Piece], mc_num: int, seed: int) -> Iterator[_Sampl
 
 def _canvases(
     batch: list[_Sample], batch_size: int, length: int, mask_id: int
-) -> tuple[Int[np.ndarray, "B L"], Bool[np.ndarray, "B L"], Masked]:
+) -> tuple[Int[np.ndarray, "B L"], Bool[np.ndarray, "B L"], MaskedTokens]:
     """Returns canvases, filled up with copies of the first; what is live; and what is masked."""
     tokens = np.full((batch_size, length), mask_id, np.int32)
     live = np.zeros((batch_size, length), bool)
@@ -167,7 +167,7 @@ def _canvases(
         tokens[row, : len(piece.ids)] = piece.ids
         tokens[row, holes] = mask_id
         live[row, : len(piece.ids)] = True
-    masked = Masked(
+    masked = MaskedTokens(
         np.concatenate([np.full(len(each.masked), row) for row, each in enumerate(batch)]),
         np.concatenate([each.masked for each in batch]),
         np.concatenate([each.piece.ids[each.masked] for each in batch]),
@@ -180,7 +180,7 @@ def score_masked(
     config: ModelConfig,
     tokens: Int[np.ndarray, "B L"],
     live: Bool[np.ndarray, "B L"],
-    masked: Masked,
+    masked: MaskedTokens,
 ) -> Float[np.ndarray, " M"]:
     """Returns log-probabilities (nats) of masked tokens, from canvases that hold [MASK] in their
     place. Positions that are not live do not exist. Raises FloatingPointError where one is NaN or

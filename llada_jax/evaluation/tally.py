@@ -107,14 +107,14 @@ def asked_first(generations: Sequence[Generation]) -> list[Generation]:
     return list(first.values())
 
 
-class Estimate(NamedTuple):
+class BootstrapEstimate(NamedTuple):
     """A number, with its interval."""
 
     value: float
     interval: Interval
 
 
-def cost_at_equal_quality(found: Tally, curve: Sequence[Tally], cost: Cost) -> Estimate:
+def cost_at_equal_quality(found: Tally, curve: Sequence[Tally], cost: Cost) -> BootstrapEstimate:
     """Returns what `found` costs, in times the cost of a threshold of equal quality.
 
     The curve has thresholds from the cheapest on, and is linear between two; one that answers no
@@ -137,7 +137,7 @@ def cost_at_equal_quality(found: Tally, curve: Sequence[Tally], cost: Cost) -> E
     return _bootstrapped(times, len(right))
 
 
-def brought_back(found: Tally, low: Tally, high: Tally) -> Estimate:
+def brought_back(found: Tally, low: Tally, high: Tally) -> BootstrapEstimate:
     """Returns the share that `found` brings back of the answers that `low` loses against `high`.
 
     Raises ValueError where a tally is of other questions, or `low` loses nothing.
@@ -166,8 +166,8 @@ def _require_same_questions(tallies: Sequence[Tally], cost: Cost) -> None:
     )
 
 
-def _bootstrapped(statistic: Callable[[Int[np.ndarray, " n"]], float], n: int) -> Estimate:
+def _bootstrapped(statistic: Callable[[Int[np.ndarray, " n"]], float], n: int) -> BootstrapEstimate:
     rng = np.random.default_rng(0)
     drawn = [statistic(rng.integers(n, size=n)) for _ in range(_RESAMPLES)]
     low, high = np.quantile(drawn, [0.025, 0.975])
-    return Estimate(statistic(np.arange(n)), Interval(float(low), float(high)))
+    return BootstrapEstimate(statistic(np.arange(n)), Interval(float(low), float(high)))

@@ -30,7 +30,7 @@ class Best(NamedTuple):
     logits: Float[Array, "B C k"]
 
 
-class Divergence(NamedTuple):
+class RunningDivergence(NamedTuple):
     """Running sums of the Kullback-Leibler divergence from the distribution of a step before."""
 
     highest: Float[Array, "B C"]  # of the previous logits
@@ -55,7 +55,7 @@ class RunningHead(NamedTuple):
     top: Best | None
     listed: Float[Array, "B C K"] | None
     classes: Classes | None
-    divergence: Divergence | None
+    divergence: RunningDivergence | None
 
 
 def measure_rows(
@@ -123,7 +123,7 @@ def start_head(
     if asked.previous is None:
         return hidden, running
     zero = jnp.zeros(shape, dtype)
-    running = running._replace(divergence=Divergence(scores.first, zero, zero))
+    running = running._replace(divergence=RunningDivergence(scores.first, zero, zero))
     return jnp.concatenate([hidden, asked.previous.astype(hidden.dtype)], axis=1), running
 
 
@@ -218,17 +218,17 @@ def _best_of_classes(
 
 
 def _diverged(
-    seen: Divergence,
+    seen: RunningDivergence,
     logits: Float[Array, "B C chunk"],
     previous: Float[Array, "B C chunk"],
     first_before: Float[Array, "B C"],
     first: Float[Array, "B C"],
-) -> Divergence:
+) -> RunningDivergence:
     highest = jnp.maximum(seen.highest, previous.max(axis=-1))
     total = jnp.exp(previous - highest[..., None]).sum(axis=-1)
     share = jnp.exp(logits - first[..., None])
     moved = jnp.where(share > 0, share * (logits - previous), 0).sum(axis=-1)
-    return Divergence(
+    return RunningDivergence(
         highest,
         seen.total * jnp.exp(seen.highest - highest) + total,
         seen.moved * jnp.exp(first_before - first) + moved,
@@ -260,7 +260,7 @@ def merged(one: RunningHead, other: RunningHead) -> RunningHead:
         total = divergence.total * jnp.exp(divergence.highest - highest)
         total += new.total * jnp.exp(new.highest - highest)
         moved = divergence.moved * lowered[0] + new.moved * lowered[1]
-        divergence = Divergence(highest, total, moved)
+        divergence = RunningDivergence(highest, total, moved)
     return RunningHead(scores, top, listed, classes, divergence)
 
 

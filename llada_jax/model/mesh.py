@@ -27,7 +27,7 @@ from llada_jax.model.head import ScoreRules
 from llada_jax.model.layers import attend_alike_to_cache, attend_to_cache
 from llada_jax.model.measures import measure_own_ids
 from llada_jax.model.params import ModelParams
-from llada_jax.model.quantize import INT4_GROUP, QuantArray, Shard, is_quantized
+from llada_jax.model.quantize import INT4_GROUP, QuantArray, WeightShard, is_quantized
 from llada_jax.on_mesh import DATA, EXPERT, MODEL, batch_axis, on_all, places
 from llada_jax.types import Asked, Denoiser, KVCache, OnMesh, Params, RowsOut
 
@@ -192,7 +192,7 @@ def _as_parts(params: ModelParams, specs: ModelParams) -> ModelParams:
             return leaf
         cut = where[0] if len(where) == 3 else where[-1]
         axes: Any = cut if isinstance(cut, tuple) else (cut,) if cut else ()
-        return Shard(leaf, axes)
+        return WeightShard(leaf, axes)
 
     layers = jax.tree.map(marked, specs.layers, params.layers, is_leaf=is_quantized)
     return params._replace(layers=layers)

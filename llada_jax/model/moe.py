@@ -11,7 +11,7 @@ from llada_jax.config import MoEConfig, require
 from llada_jax.model.grouped_product import grouped_product
 from llada_jax.model.layers import feed_forward, softmax
 from llada_jax.model.params import Experts
-from llada_jax.model.quantize import Shard, Weight, per_row
+from llada_jax.model.quantize import Weight, WeightShard, per_row
 
 
 class Chosen(NamedTuple):
@@ -33,7 +33,7 @@ def router_scores(
     logits = router_logits(x, experts)
     if config.router == "sigmoid":
         return jax.nn.sigmoid(logits)
-    return softmax(logits, alike=isinstance(experts.gate, Shard))
+    return softmax(logits, alike=isinstance(experts.gate, WeightShard))
 
 
 def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Chosen:
@@ -69,7 +69,7 @@ def moe_feed_forward(
 ) -> Float[Array, "B R D"]:
     """Adds up each row's experts by their weights, and the shared expert."""
     flat = x.reshape(-1, x.shape[-1])
-    if isinstance(experts.gate, Shard):
+    if isinstance(experts.gate, WeightShard):
         flat = jax.lax.optimization_barrier(flat)  # as `linear` does
     total = weighted_experts(flat, route(flat, experts, config), experts)
     if experts.shared is not None:
@@ -90,7 +90,7 @@ def weighted_experts(
         "the experts are not in memory; allowed: a model that has them, or generate_within_budget",
     )
     inputs, order, group_sizes = sorted_by_expert(x, routing, experts.router.shape[0])
-    sharded = isinstance(experts.gate, Shard)
+    sharded = isinstance(experts.gate, WeightShard)
     of_experts: Callable[..., Array] = _by_own_experts if sharded else _by_experts
     outputs = of_experts(inputs, group_sizes, experts.gate, experts.up, experts.down)
     return summed_by_row(outputs, order, routing)
@@ -105,7 +105,7 @@ def _by_experts(
 
 
 def _by_own_experts(
-    inputs: Float[Array, "P D"], group_sizes: Int[Array, " E"], *matrices: Shard
+    inputs: Float[Array, "P D"], group_sizes: Int[Array, " E"], *matrices: WeightShard
 ) -> Float[Array, "P D"]:
     """Runs the rows of a device's own experts, and takes the others' from the other devices.
 

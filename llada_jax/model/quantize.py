@@ -39,7 +39,7 @@ class AdaptedWeight(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Shard:
+class WeightShard:
     """A device's part of a matrix on a mesh. What is made of a part of its inputs, or of some of
     all experts' matrices, is a part of a sum over `axes`; without them, it is outputs."""
 
@@ -47,7 +47,7 @@ class Shard:
     axes: tuple[str, ...] = field(metadata={"static": True})
 
 
-Weight = Float[Array, "..."] | QuantArray | Shard | AdaptedWeight
+Weight = Float[Array, "..."] | QuantArray | WeightShard | AdaptedWeight
 
 
 def is_quantized(leaf: object) -> bool:
@@ -93,13 +93,13 @@ def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows O
     """Returns `x @ weight.T` of a weight [Out, In], summed in float32, in the dtype of `x`.
 
     With a weight narrower than `x` the product is rounded to the weight's dtype, as in
-    mixed-precision training. Of a `Shard` of the inputs, sums are completed over the mesh before
-    they are scaled or rounded: those of int8 are exact. What XLA fuses on either side of a `Shard`
-    is kept apart, so that no rounding depends on the mesh.
+    mixed-precision training. Of a `WeightShard` of the inputs, sums are completed over the mesh
+    before they are scaled or rounded: those of int8 are exact. What XLA fuses on either side of a
+    `WeightShard` is kept apart, so that no rounding depends on the mesh.
     """
     if isinstance(weight, AdaptedWeight):
         return linear(x, weight.base) + linear(linear(x, weight.down), weight.up)
-    if isinstance(weight, Shard):
+    if isinstance(weight, WeightShard):
         x = jax.lax.optimization_barrier(x)
         return jax.lax.optimization_barrier(_linear(x, weight.weight, weight.axes))
     return _linear(x, weight)

@@ -74,7 +74,7 @@ class Dynamics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding:
+class Techniques:
     """Which of llada.cpp's techniques run."""
 
     trigger: int = 4
@@ -108,18 +108,20 @@ class Statistics(NamedTuple):
 
 
 def decode(
-    dynamics: Dynamics, decoding: Decoding, prompt: int, tokens: int, seed: int = 0
+    dynamics: Dynamics, techniques: Techniques, prompt: int, tokens: int, seed: int = 0
 ) -> Workload:
     """Returns the forwards of one run. The same arguments give the same run."""
-    canvas = _DecodingProcess(dynamics, decoding, prompt, tokens, seed)
+    canvas = _DecodingProcess(dynamics, techniques, prompt, tokens, seed)
     return Workload(tuple(canvas.forwards()), tokens, prompt, SOURCE)
 
 
 class _DecodingProcess:
     """Generated positions while they are decoded."""
 
-    def __init__(self, dynamics: Dynamics, decoding: Decoding, prompt: int, tokens: int, seed: int):
-        self.dynamics, self.decoding, self.prompt = dynamics, decoding, prompt
+    def __init__(
+        self, dynamics: Dynamics, techniques: Techniques, prompt: int, tokens: int, seed: int
+    ):
+        self.dynamics, self.techniques, self.prompt = dynamics, techniques, prompt
         self.rng = np.random.default_rng(seed)
         self.masked = np.ones(tokens, bool)
         """Without a token that is visible, or a draft."""
@@ -143,9 +145,9 @@ class _DecodingProcess:
     def _forward(self) -> Forward:
         first = not self.fed.any() and bool(self.masked.all())
         inside = self._window()
-        skipped = self.dynamics.skipped if self.decoding.skip_logits else 0.0
+        skipped = self.dynamics.skipped if self.techniques.skip_logits else 0.0
         open_rows = round(len(inside) * (1 - skipped))
-        refreshed = min(self.stale, self.decoding.refresh)
+        refreshed = min(self.stale, self.techniques.refresh)
         self.stale -= refreshed
         self.fed[inside] |= ~self.masked[inside]
         self._settle(inside)
@@ -154,23 +156,23 @@ class _DecodingProcess:
         return Forward(rounded(prefill + len(inside)), cache, open_rows, refreshed, refreshed)
 
     def _window(self) -> np.ndarray:
-        if not self.decoding.slides:
+        if not self.techniques.slides:
             return np.arange(self.current.start, self.current.stop)
         kept = self.masked | ~self.fed
         kept[self.current] |= ~self.stable[self.current]
         start = int(np.argmax(kept))
-        grows = self.masked[self.current].sum() <= self.decoding.trigger
+        grows = self.masked[self.current].sum() <= self.techniques.trigger
         return np.arange(start, min(start + BLOCK * (1 + grows), len(self.masked)))
 
     def _settle(self, inside: np.ndarray) -> None:
         """Makes tokens visible and stable; goes to the next block, once this one is done."""
-        dynamics, decoding = self.dynamics, self.decoding
+        dynamics, techniques = self.dynamics, self.techniques
         masked = self.masked[inside]
         before = np.cumsum(masked) - masked
-        chance = dynamics.reach * dynamics.decay**before * dynamics.rarer(decoding.visible)
-        strict = dynamics.rarer(decoding.stable, decoding.visible)
+        chance = dynamics.reach * dynamics.decay**before * dynamics.rarer(techniques.visible)
+        strict = dynamics.rarer(techniques.stable, techniques.visible)
         later = inside >= self.current.stop
-        if decoding.commit == "one":
+        if techniques.commit == "one":
             chance = np.where(later, chance * strict, 0.0)
             chance /= dynamics.tokens_per_forward
         answered = not self.masked[: dynamics.answer].any()
@@ -182,9 +184,9 @@ class _DecodingProcess:
         if not (chosen < self.current.stop).any():  # one of the block at the least
             chosen = np.append(chosen, self._best())
         self.masked[chosen] = False
-        unstable = dynamics.unstable(decoding.visible, decoding.stable)
+        unstable = dynamics.unstable(techniques.visible, techniques.stable)
         sure = self.rng.random(len(chosen)) >= unstable
-        self.stable[chosen] = sure | (decoding.commit == "one")
+        self.stable[chosen] = sure | (techniques.commit == "one")
         self.stable[inside[promoted]] = True
         self.stable[inside[after_the_answer]] = True
         while not self.masked[self.current].any() and self.masked.any():
@@ -201,11 +203,11 @@ class _DecodingProcess:
         return masked[[self.rng.choice(len(masked), p=chances / chances.sum())]]
 
 
-def unstable_per_block(dynamics: Dynamics, decoding: Decoding, runs: int = 100) -> float:
+def unstable_per_block(dynamics: Dynamics, techniques: Techniques, runs: int = 100) -> float:
     """Returns how many visible tokens of a block are not stable when it is done, on average."""
     left = blocks = 0
     for seed in range(runs):
-        canvas = _DecodingProcess(dynamics, decoding, 0, 4 * BLOCK, seed)
+        canvas = _DecodingProcess(dynamics, techniques, 0, 4 * BLOCK, seed)
         _ = list(canvas.forwards())
         left, blocks = left + canvas.left_unstable, blocks + canvas.block
     return left / blocks

@@ -47,7 +47,7 @@ def perfetto_trace(
     """
     if find_spec("perfetto") is None:
         raise ImportError("a trace for Perfetto needs the extra `plots`: pip install .[plots]")
-    trace = _Trace()
+    trace = _PerfettoTrace()
     modelled = trace.process(title)
     lanes = {lane: trace.track(_TITLES[lane], modelled) for lane in LANES}
     arrows = _arrows(timeline)
@@ -109,7 +109,7 @@ def _mapped(timeline: Timeline, always: float) -> Curve:
     return list(zip(times, accumulate(changes[time] for time in times), strict=True))
 
 
-class _Trace:
+class _PerfettoTrace:
     """Packets of a trace, in seconds from its start."""
 
     def __init__(self) -> None:

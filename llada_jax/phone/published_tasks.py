@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from llada_jax.config import ModelConfig
 from llada_jax.lowered import Lowered, LoweredWeight, product_step
 from llada_jax.phone.cost import price_on_npu
-from llada_jax.phone.dynamics import Decoding, Dynamics, decode
+from llada_jax.phone.dynamics import Dynamics, Techniques, decode
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.simulate import ForwardTimer, GraphsLike
 from llada_jax.phone.workload import Forward, Workload
@@ -98,7 +98,7 @@ class PublishedTasks:
         dynamics = replace(self.dynamics, reach=own["reach"], answer=own["answer"])
         return PublishedTask(own["prompt"], dynamics)
 
-    def _workloads(self, task: str, tokens: int, decoding: Decoding) -> tuple[Workload, ...]:
+    def _workloads(self, task: str, tokens: int, techniques: Techniques) -> tuple[Workload, ...]:
         prompt, dynamics = self.task(task)
         runs = range(self.runs)
-        return tuple(decode(dynamics, decoding, prompt, tokens, seed) for seed in runs)
+        return tuple(decode(dynamics, techniques, prompt, tokens, seed) for seed in runs)

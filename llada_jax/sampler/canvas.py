@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.config import ModelConfig, SamplerConfig
-from llada_jax.constraint.canvas import Placed
+from llada_jax.constraint.reach import Placed
 from llada_jax.types import KVCache, Scores
 
 LENGTH_MULTIPLE = 32

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.constraint.canvas import Grammar, reach
+from llada_jax.constraint.reach import Grammar, reach
 from llada_jax.sampler.advance import advance, stop_rows
 from llada_jax.sampler.canvas import Canvas, put
 from llada_jax.sampler.record import ClassScores, StepScores

@@ -19,10 +19,10 @@ from jaxtyping import Array, Bool
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.advance import Fault, faults_of, require_scores
 from llada_jax.sampler.canvas import Canvas, choose
+from llada_jax.sampler.decoding_run import DecodingRun
 from llada_jax.sampler.generate import Ended, Result, result_of
 from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.own_rule import require_numbers
-from llada_jax.sampler.run import Run
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Occupant:
 class Places:
     """The places of a batch, which the prompts of a run take one after another."""
 
-    def __init__(self, run: Run, places: int) -> None:
+    def __init__(self, run: DecodingRun, places: int) -> None:
         self.offered = 0  # forwards so far, each counted once for every place
         self.useful = 0  # those in which the place had a prompt that was not done
         self._run = run

@@ -13,11 +13,11 @@ from jaxtyping import Int
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.sampler.advance import faults_of, require_scores
 from llada_jax.sampler.canvas import VISIBLE
+from llada_jax.sampler.decoding_run import DecodingRun, checked_run
 from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.own_rule import require_numbers
 from llada_jax.sampler.prompts import Prompts, end_ids
 from llada_jax.sampler.record import tokens_committed
-from llada_jax.sampler.run import Run, checked_run
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.types import Denoiser, Params
 from llada_jax.view.page import Page
@@ -133,7 +133,13 @@ class Ended(NamedTuple):
 
 
 def result_of(
-    run: Run, chosen: Sequence[int], ended: Ended, steps: Steps, seconds: float, *, trace: bool
+    run: DecodingRun,
+    chosen: Sequence[int],
+    ended: Ended,
+    steps: Steps,
+    seconds: float,
+    *,
+    trace: bool,
 ) -> Result:
     """Returns the result of prompts of a run, by their places, whose canvas rows are done."""
     config, model, infill = run.config, run.setup.model, run.infill

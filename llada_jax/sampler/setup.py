@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 
 from llada_jax.config import ModelConfig, SamplerConfig
-from llada_jax.constraint.canvas import Grammar
+from llada_jax.constraint.reach import Grammar
 from llada_jax.sampler.rules.own import OwnRule
 from llada_jax.sampler.rules.rule import Rule
 from llada_jax.sampler.windows.window import Window, doubling

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from llada_jax.config import require, require_choice
 from llada_jax.sampling_engine import paper_results
 from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, PREFETCH_ROWS, Column, loops
-from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.sampler_program import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
 SCALES_BYTES = 64
@@ -45,7 +45,7 @@ class Cycles(NamedTuple):
         return self.total / CYCLES_PER_MS
 
 
-class Timing(NamedTuple):
+class ProgramCost(NamedTuple):
     """What a program costs."""
 
     cycles: Cycles
@@ -60,7 +60,7 @@ def row_bytes(vlen: int) -> int:
 
 def time_program(
     program: SamplerProgram, hbm: Hbm | None = None, column: Column = "calibrated"
-) -> Timing:
+) -> ProgramCost:
     """Counts time, traffic, and how often each instruction runs; HBM is the fitted one by default.
 
     Raises ValueError for negative times of HBM, an unknown column, and what is not in hardware.
@@ -84,7 +84,7 @@ def time_program(
             spent["memory"] += times * hbm.load(size)
             traffic += times * size
         times *= instruction.operand("count") or 1
-    return Timing(Cycles(**spent), traffic, ran)
+    return ProgramCost(Cycles(**spent), traffic, ran)
 
 
 FITTED_TO = "the memory cycles at VLEN = 2048 and the latency at VLEN = 512"

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from llada_jax.config import require
 from llada_jax.sampling_engine.formats import Floats, LogitFormat, StoredLogits, largest, store
 from llada_jax.sampling_engine.machine import Machine
-from llada_jax.sampling_engine.programs import SamplerProgram
+from llada_jax.sampling_engine.sampler_program import SamplerProgram
 from llada_jax.sampling_engine.sampling import Sampling
 
 Ints = NDArray[np.int32]

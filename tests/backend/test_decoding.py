@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.evaluation.harness import evaluate
+from llada_jax.evaluation.evaluate import evaluate
 from llada_jax.evaluation.task import Item
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.model.quantize import QuantArray

@@ -9,8 +9,8 @@ from llada_jax.config import SamplerConfig
 from llada_jax.constraint.batch import Texts
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.sampler.continuous import Places
+from llada_jax.sampler.decoding_run import checked_run
 from llada_jax.sampler.prompts import with_ids
-from llada_jax.sampler.run import checked_run
 from llada_jax.testing import CONFIDENCES, EOS, EOT, MASK, PROMPTS, VOCAB
 from tests.constraint.tiny import accepts, by_letters
 from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, Worker, toy_decode, toy_denoiser

@@ -1,6 +1,6 @@
-"""Cache policies: each one's rule on small examples, and none beats the best of all caches."""
+"""Cache policies and prefetching: rules on small examples; none beats the best of all caches."""
 
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from typing import get_args
 
@@ -14,11 +14,14 @@ from llada_jax.experts.cache import (
     IntervalRefresh,
     LeastRecentlyUsed,
     MinusRecentScore,
+    Swap,
     make_cache,
+    refills,
+    swaps,
 )
 from llada_jax.experts.policy_run import ExpertPolicy, replay
 from llada_jax.experts.routing import Visit
-from llada_jax.experts.schedule import ExpertCosts
+from llada_jax.experts.schedule import ExpertCosts, resident_or_cpu
 from tests.experts.traces import small_trace, trace_of_loads
 
 CACHES = get_args(CacheName)
@@ -140,3 +143,68 @@ def test_bad_input():
         hits_of(trace, "fifo", 4, 5)
     with pytest.raises(ValueError, match="alpha is 0; allowed: above 0, up to 1"):
         MinusRecentScore(nothing(1, 2), alpha=0)
+
+
+PREFETCH_COSTS = ExpertCosts(
+    cpu_expert=3.0, cpu_row=1.0, cpu_first=0.0, accelerator=1.0, transfer=4.0, dense=0.0
+)
+SCHEDULE = partial(resident_or_cpu, costs=PREFETCH_COSTS)
+CACHE = make_cache("static", np.array([[3.0, 2, 1, 0]] * 3), 0.5)  # 0 is worth most, 3 least
+
+
+def foreseen(*loads):
+    """Gates of the layers ahead that foresee these loads."""
+    rows = max(map(sum, loads))
+    seen = np.full((len(loads), rows, 1), -1)
+    for ahead, each in enumerate(loads):
+        taken = np.repeat(np.arange(len(each)), each)
+        seen[ahead, : taken.size, 0] = taken
+    return seen
+
+
+def entered(wanted, resident):
+    """All swaps, each entered before the next one is asked for."""
+    found = []
+    for swap in wanted:
+        resident[swap.layer, [swap.expert, swap.victim]] = True, False
+        found.append(swap)
+    return found
+
+
+def foreseen_swaps(seen, resident, layer=0):
+    now = visit(0, [1, 0, 0, 0], layer=layer, foreseen=seen)
+    return entered(swaps(now, CACHE, resident, SCHEDULE), resident)
+
+
+def residents(*experts):
+    resident = np.zeros((3, 4), bool)
+    for layer, each in enumerate(experts):
+        resident[layer, list(each)] = True
+    return resident
+
+
+def test_the_layer_that_gains_most_comes_first():
+    """Layer 2 saves 3 + 5 - 1 s with expert 3, layer 1 only 3 + 1 s."""
+    found = foreseen_swaps(foreseen([0, 0, 0, 1], [0, 0, 0, 5]), residents([0, 1], [0, 1], [0, 1]))
+    assert found == [Swap(2, 3, 1), Swap(1, 3, 1)]
+
+
+def test_the_most_loaded_missing_expert_comes_first():
+    found = foreseen_swaps(foreseen([0, 0, 2, 4]), residents([0, 1], [0, 1], [0, 1]))
+    assert found[0] == Swap(1, 3, 1)
+
+
+def test_what_is_needed_more_is_not_given_up():
+    assert foreseen_swaps(foreseen([3, 3, 0, 3]), residents([0, 1], [0, 1], [0, 1])) == []
+
+
+def test_nothing_beyond_the_last_layer():
+    seen = foreseen([0, 0, 0, 1], [0, 0, 0, 5])
+    assert foreseen_swaps(seen, residents([0, 1], [0, 1], [0, 1]), layer=2) == []
+    assert foreseen_swaps(seen, residents([0, 1], [0, 1], [0, 1]), layer=1) == [Swap(2, 3, 1)]
+
+
+def test_a_refill_restores_what_the_cache_wants_latest_layer_first():
+    resident = residents([0, 2], [2, 3], [0, 1])
+    found = entered(refills(1, CACHE, resident), resident)
+    assert found == [Swap(1, 0, 3), Swap(1, 1, 2), Swap(0, 1, 2)]

@@ -15,7 +15,7 @@ from llada_jax.model.head import ScoreRules, head_weight, over_ids
 from llada_jax.model.measures import absorb_head, finish_head, merged, start_head
 from llada_jax.model.mesh import partition_of, require_divides
 from llada_jax.model.moe import moe_feed_forward
-from llada_jax.model.quantize import QuantArray, Shard, quantize
+from llada_jax.model.quantize import QuantArray, WeightShard, quantize
 from llada_jax.types import Asked
 from tests.drawn_params import drawn_params
 from tests.mesh.models import divisible
@@ -86,7 +86,7 @@ def test_own_experts_give_what_all_experts_give() -> None:
         whole = {name: getattr(experts, name) for name in every}
         if quantized:
             whole = {name: quantize(np.asarray(each), 8) for name, each in whole.items()}
-        parts = {name: Shard(each, ("expert", "model")) for name, each in whole.items()}
+        parts = {name: WeightShard(each, ("expert", "model")) for name, each in whole.items()}
         given, cut = experts._replace(**whole), experts._replace(**parts)
         run = jax.shard_map(
             partial(moe_feed_forward, config=config.moe),

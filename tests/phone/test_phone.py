@@ -8,7 +8,7 @@ import pytest
 
 import llada_jax as lj
 from llada_jax.config.timed_buckets import MODELLED, LatencyTable
-from llada_jax.phone.dynamics import Decoding
+from llada_jax.phone.dynamics import Techniques
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.memory import most_rows
 from llada_jax.phone.profile import PROFILES
@@ -71,7 +71,7 @@ def test_a_run_has_its_seconds_and_what_they_rest_on(timed):
 
 def test_other_buffers_are_within_what_a_run_is_not_sure_of(phone):
     """A buffer's size is in whole steps: a fifth more may cost much, as copies no longer hide."""
-    run = PublishedTasks(GRAPHS_8B, 1).workloads("GSM8K", 128, Decoding())[0]
+    run = PublishedTasks(GRAPHS_8B, 1).workloads("GSM8K", 128, Techniques())[0]
     usual, size = phone.time(run, "llada_8b"), phone.profile.memory.buffer_mib
     larger, smaller = (
         replace(phone, profile=phone.profile.with_values({"memory.buffer_mib": factor * size}))

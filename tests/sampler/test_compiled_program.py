@@ -10,8 +10,8 @@ import llada_jax as lj
 from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import init_params
+from llada_jax.sampler.decoding_run import checked_run
 from llada_jax.sampler.prompts import with_ids
-from llada_jax.sampler.run import checked_run
 
 SHAPE = ModelConfig(
     family="llada", vocab_size=64, width=16, n_layers=2, n_heads=2, n_kv_heads=2, head_dim=8,

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from llada_jax.config import Loop, SamplerConfig
 from llada_jax.sampler.continuous import Places
+from llada_jax.sampler.decoding_run import checked_run
 from llada_jax.sampler.generate import Result
 from llada_jax.sampler.prompts import with_ids
-from llada_jax.sampler.run import checked_run
 from llada_jax.types import Denoiser
 from tests.sampler.test_faults import ONE_BY_ONE, POISONED, poisoned
 from tests.sampler.toy import CONFIG, toy_decode, toy_denoiser

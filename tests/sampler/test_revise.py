@@ -8,8 +8,8 @@ from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
 from tests.sampler.rows_alone import assert_row_is
+from tests.sampler.rules.test_staged import events
 from tests.sampler.scripted import Scripted
-from tests.sampler.test_staged import events
 from tests.sampler.toy import CONFIG, MASK, toy_decode
 
 WINO = SamplerConfig(gen_length=16, block_length=8, steps=16, accept="wino")

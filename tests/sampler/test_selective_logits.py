@@ -5,10 +5,10 @@ import pytest
 
 from llada_jax.config import SamplerConfig
 from llada_jax.sampler.trace import Event
-from tests.sampler.test_multi_block import PROMPTS, SLIDING
+from tests.sampler.rules.test_staged import SLIDING as STAGED
 from tests.sampler.test_revise import EDIT, WINO
-from tests.sampler.test_staged import SLIDING as STAGED
 from tests.sampler.toy import toy_decode
+from tests.sampler.windows.test_multi_block import PROMPTS, SLIDING
 
 THRESHOLD = SamplerConfig(gen_length=16, block_length=8, steps=16, cache="dual", threshold=0.3)
 CASES = {

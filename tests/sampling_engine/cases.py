@@ -6,7 +6,7 @@ import numpy as np
 
 from llada_jax.sampling_engine.host import Decisions, StepInputs, run_sampler, store_logits
 from llada_jax.sampling_engine.instructions import Instruction
-from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.sampler_program import compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
 MODES = get_args(Mode)

@@ -15,7 +15,7 @@ from llada_jax.sampling_engine.cycles import (
     time_program,
 )
 from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction, loops
-from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.sampler_program import compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
 from tests.sampling_engine.cases import MODES
 

@@ -11,7 +11,7 @@ from llada_jax.sampling_engine.instructions import (
     loops,
     render,
 )
-from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.sampler_program import compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
 from tests.sampling_engine.cases import MODES, program
 

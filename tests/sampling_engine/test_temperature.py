@@ -8,7 +8,7 @@ import pytest
 from experiments.sampling_engine.format_costs import random_inputs
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, gumbel_noise, start_scores
 from llada_jax.sampling_engine.host import run_sampler, store_logits
-from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.sampler_program import compile_sampler
 from llada_jax.sampling_engine.sampling import Sampling
 from tests.sampling_engine.cases import exact_engine
 from tests.sampling_engine.reference import committed

@@ -52,7 +52,7 @@ class Missing(ValueError):
     """A contender that is not here, in one line."""
 
 
-class Running:
+class ContenderProcess:
     """A contender's process, which is asked to time itself."""
 
     def __init__(self, contender: Contender, process: subprocess.Popen[str], errors: IO[str]):
@@ -78,7 +78,7 @@ class Running:
 
 
 @contextmanager
-def started(contender: Contender, told: Mapping[str, Any]) -> Iterator[Running]:
+def started(contender: Contender, told: Mapping[str, Any]) -> Iterator[ContenderProcess]:
     """Runs a contender's process. Raises Missing where it does not get ready."""
     settings = json.dumps({**told, **contender.told})
     command = [contender.python, "-m", f"experiments.bench.rivals.{contender.module}", settings]
@@ -96,7 +96,7 @@ def started(contender: Contender, told: Mapping[str, Any]) -> Iterator[Running]:
         except OSError as error:
             raise Missing(str(error)) from error
         stack.callback(process.communicate)
-        yield Running(contender, process, errors)
+        yield ContenderProcess(contender, process, errors)
 
 
 def seconds_a_step(command: str, values: Mapping[str, object], few: int, many: int) -> float:

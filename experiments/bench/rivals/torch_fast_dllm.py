@@ -23,7 +23,7 @@ from experiments.bench.rivals.answers import LayerClock, answer_lines
 WIDE = torch.bfloat16
 
 
-class Model:
+class TorchLLaDA:
     """LLaDA with random weights, and one cache of a whole canvas."""
 
     def __init__(self, shape: Any, length: int, clock: LayerClock):
@@ -168,7 +168,7 @@ def main(settings: str) -> None:
         if told.checkout:
             model = Checkout(Path(told.checkout), shape, clock)
         else:
-            model = Model(shape, told.cached, clock)
+            model = TorchLLaDA(shape, told.cached, clock)
         canvas = torch.full((told.cached,), shape.mask_id)
         model.forward(canvas, 0, told.cached)  # fills the cache
 

@@ -8,7 +8,7 @@ import ml_dtypes  # noqa: F401  (bfloat16 by name)
 import numpy as np
 
 from llada_jax.backend.canvases import Turn, sizes_within
-from llada_jax.backend.exported.calibration import emulated_name
+from llada_jax.backend.exported.calibration_export import emulated_name
 from llada_jax.backend.exported.contents import buckets
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.backend.litert.first_opening import pack_in_child

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from llada_jax import atomic
 from llada_jax.backend import steps
 from llada_jax.backend.exported import verify
-from llada_jax.backend.exported.calibration import write_calibration
+from llada_jax.backend.exported.calibration_export import write_calibration
 from llada_jax.backend.exported.contents import Export, layer_bytes, outer_bytes, shard_layers
 from llada_jax.backend.exported.manifest import (
     MANIFEST,

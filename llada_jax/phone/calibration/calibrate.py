@@ -75,7 +75,7 @@ class Calibration:
     """Numbers in whole steps that changed: the parent's and the phone's."""
 
 
-class Rows:
+class CostModel:
     """Prices measured rows of a shape by a profile's classes of kernels."""
 
     def __init__(self, shape: Shape, kernels: str, cpu: str) -> None:
@@ -117,9 +117,11 @@ class Rows:
 class _Prior:
     """The parent's numbers in units of their doubts, and what rows say of them."""
 
-    def __init__(self, parent: Profile, rows: Rows, measured: Sequence[Measurement]) -> None:
-        self._parent, self._rows, self.measured = parent, rows, measured
-        self.entries = rows.numbers(parent)
+    def __init__(
+        self, parent: Profile, cost_model: CostModel, measured: Sequence[Measurement]
+    ) -> None:
+        self._parent, self._cost_model, self.measured = parent, cost_model, measured
+        self.entries = cost_model.numbers(parent)
         self.doubts = np.array([doubt_of(each) for each in self.entries.values()])
         self._wanted = np.log([1e-3 * each.median_ms for each in measured])
         spreads = [math.log(m.p95_ms / m.p5_ms) / (2 * 1.645) for m in measured]
@@ -133,7 +135,7 @@ class _Prior:
     def logs(self, z: np.ndarray) -> np.ndarray:
         """Returns logarithms of the rows' seconds."""
         moved = self.profile(z)
-        return np.log([self._rows.seconds(moved, each) for each in self.measured])
+        return np.log([self._cost_model.seconds(moved, each) for each in self.measured])
 
     def misfit(self, z: np.ndarray) -> np.ndarray:
         return (self.logs(z) - self._wanted) / self.noise
@@ -181,9 +183,9 @@ def calibrate(
     """Returns a phone's profile from rows that were measured on it, as `Phone.calibrate` does."""
     fitted = [each for each in measurements if not each.held_out]
     require(bool(fitted), "no row is left to fit; allowed: at least one that is not held out")
-    rows = Rows(shape, kernels, cpu)
-    stepped, counted = _whole_steps(parent, rows, fitted)
-    prior = _Prior(stepped, rows, fitted)
+    cost_model = CostModel(shape, kernels, cpu)
+    stepped, counted = _whole_steps(parent, cost_model, fitted)
+    prior = _Prior(stepped, cost_model, fitted)
     z, covariance = prior.posterior()
     deviations = np.sqrt(np.diag(covariance))
     felt = np.abs(prior.slopes(z)).max(axis=0) > _FELT
@@ -204,22 +206,22 @@ def calibrate(
         profile_of(name, parent.phone, numbers),
         tuple(identified),
         tuple(_correlations(paths, covariance, np.flatnonzero(learned))),
-        tuple(_predictions(_Prior(stepped, rows, held), z, covariance)),
+        tuple(_predictions(_Prior(stepped, cost_model, held), z, covariance)),
         counted,
     )
 
 
 def _whole_steps(
-    parent: Profile, rows: Rows, measured: Sequence[Measurement]
+    parent: Profile, cost_model: CostModel, measured: Sequence[Measurement]
 ) -> tuple[Profile, dict[str, tuple[float, float]]]:
     """Returns the parent with the tiles and passes that the rows speak for, and what changed."""
-    paths = [f"npu.{rows.kernels}.{each}" for each in ("tile_rows", "pass_rows")]
+    paths = [f"npu.{cost_model.kernels}.{each}" for each in ("tile_rows", "pass_rows")]
     now = tuple(parent.numbers[path].value for path in paths)
-    found = {now: _Prior(parent, rows, measured).evidence() + STRONG}
+    found = {now: _Prior(parent, cost_model, measured).evidence() + STRONG}
     for choice in product(TILES, PASSES):
         if choice[0] <= choice[1] and choice != now:
             changed = parent.with_values(dict(zip(paths, choice, strict=True)))
-            found[choice] = _Prior(changed, rows, measured).evidence()
+            found[choice] = _Prior(changed, cost_model, measured).evidence()
     best = max(found, key=lambda choice: found[choice])
     changed = parent.with_values(dict(zip(paths, best, strict=True)))
     pairs = zip(paths, now, best, strict=True)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import SamplerConfig, require
-from llada_jax.sampler.policy import policy
+from llada_jax.sampler.policy_pytree import policy
 from llada_jax.sampler.rules.rule import Rule, require_for_revision
 
 HeadNeed = Literal["top_k", "log_sum_exp", "current", "listed", "divergence"]

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from llada_jax.config import SamplerConfig, require
 from llada_jax.sampler.candidates import Candidates, ranks
 from llada_jax.sampler.canvas import VISIBLE, Canvas
-from llada_jax.sampler.policy import Policy
+from llada_jax.sampler.policy_pytree import Policy
 from llada_jax.types import Scores
 
 Rescore = Literal["shadow", "token"]

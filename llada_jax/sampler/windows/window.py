@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.sampler.canvas import Canvas, CanvasLayout
-from llada_jax.sampler.policy import Policy
+from llada_jax.sampler.policy_pytree import Policy
 
 
 class Span(NamedTuple):

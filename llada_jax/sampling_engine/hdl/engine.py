@@ -42,7 +42,7 @@ Choice = tuple[Wire, Wire]
 """When a word is the result, and the word."""
 
 
-class Sizes(NamedTuple):
+class EngineSizes(NamedTuple):
     """What an engine has room for."""
 
     vlen: int
@@ -53,7 +53,7 @@ class Sizes(NamedTuple):
     """Of the memories "vector", "fp", "int" and "program"."""
 
 
-def engine(sizes: Sizes) -> Circuit:
+def engine(sizes: EngineSizes) -> Circuit:
     """Builds the engine.
 
     Inputs: `hbm_row` while `hbm_valid`, rows from HBM. Outputs: `request` with `address` and
@@ -65,7 +65,7 @@ def engine(sizes: Sizes) -> Circuit:
 class _Engine:
     """The wires of one engine. Units add to what registers and rows may become, and when."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: EngineSizes) -> None:
         self._vlen, self._slots, words = sizes.vlen, sizes.slots, sizes.words
         self._vector = Memory("vector", words["vector"], sizes.vlen * HALF, sizes.vlen)
         self._fp, self._int = (Memory(name, words[name], WIDTH) for name in ("fp", "int"))

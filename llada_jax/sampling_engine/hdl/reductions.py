@@ -14,7 +14,7 @@ from llada_jax.sampling_engine.hdl.wires import Register, Wire, cat, either, hel
 def max_index(lanes: Sequence[Wire], used: Wire, valid: Wire) -> tuple[Wire, Wire, Wire]:
     """Returns the largest BF16 number of the lanes in use, its first lane, and the token."""
     numbers = [mux(used[i], lane, MINUS_INFINITY) for i, lane in enumerate(lanes)]
-    level = [_Best(held(order(number)), held(number[-1]), ()) for number in numbers]
+    level = [_KeyedNumber(held(order(number)), held(number[-1]), ()) for number in numbers]
     valid = held(valid)
     while len(level) > 1:
         level = [_larger(*pair) for pair in zip(level[::2], level[1::2], strict=True)]
@@ -23,7 +23,7 @@ def max_index(lanes: Sequence[Wire], used: Wire, valid: Wire) -> tuple[Wire, Wir
     return cat(mux(key[-1], key[:-1], ~key[:-1]), sign), cat(*place), valid
 
 
-class _Best(NamedTuple):
+class _KeyedNumber(NamedTuple):
     """A number's key, its sign (as -0 has the key of 0), and the bits of its place."""
 
     key: Wire
@@ -31,11 +31,11 @@ class _Best(NamedTuple):
     place: tuple[Wire, ...]
 
 
-def _larger(first: _Best, second: _Best) -> _Best:
+def _larger(first: _KeyedNumber, second: _KeyedNumber) -> _KeyedNumber:
     """Returns registers with the larger number; the first where they are equal."""
     later = first.key < second.key
     places = (mux(later, b, a) for a, b in zip(first.place, second.place, strict=True))
-    return _Best(
+    return _KeyedNumber(
         held(mux(later, second.key, first.key)),
         held(mux(later, second.sign, first.sign)),
         tuple(map(held, (*places, later))),

@@ -10,11 +10,11 @@ import numpy as np
 from llada_jax.config import require
 from llada_jax.sampling_engine.cycles import Hbm, time_program
 from llada_jax.sampling_engine.formats import StoredLogits, rounded
-from llada_jax.sampling_engine.hdl.engine import Sizes, engine
+from llada_jax.sampling_engine.hdl.engine import EngineSizes, engine
 from llada_jax.sampling_engine.hdl.wires import Circuit, Memory, Wire
 from llada_jax.sampling_engine.instructions import encode
 from llada_jax.sampling_engine.machine import Machine
-from llada_jax.sampling_engine.programs import SamplerProgram
+from llada_jax.sampling_engine.sampler_program import SamplerProgram
 
 _EXPRESSIONS = {
     "const": "{width}'d{data}",
@@ -152,11 +152,11 @@ def exported(program: SamplerProgram, machine: Machine) -> dict[str, str]:
     return {"engine.v": verilog(circuit), "bench.v": bench, **texts}
 
 
-def sizes_of(program: SamplerProgram) -> Sizes:
+def sizes_of(program: SamplerProgram) -> EngineSizes:
     """Returns the smallest engine that runs a program, with sizes that are powers of two."""
     words = {**program.memory_map.words, "program": len(program.instructions) + 1}
     sizes = {name: 1 << (each - 1).bit_length() for name, each in words.items()}
-    return Sizes(program.engine.vlen, program.sampling.rows, sizes)
+    return EngineSizes(program.engine.vlen, program.sampling.rows, sizes)
 
 
 def images(program: SamplerProgram, machine: Machine) -> dict[str, list[int]]:

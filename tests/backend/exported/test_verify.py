@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llada_jax.backend.exported import calibration, verify
+from llada_jax.backend.exported import calibration_export, verify
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.verify import StoredWeights
 from llada_jax.backend.litert import tflite
@@ -140,12 +140,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, steps in (("shard-00", bodies), ("head", head_steps(MODEL, SETTINGS.rows))):
         lowered = [lower(step, SETTINGS.quant) for step in steps]
         tflite.write(folder / f"{name}.tflite", lowered, EXPORT.weights)
-    for name, graph, quant, cases in calibration._golden(EXPORT, {}):
+    for name, graph, quant, cases in calibration_export._golden(EXPORT, {}):
         if (folder / graph).exists():
             path = folder / f"golden-{name}.tar"
             verify.write_golden(path, folder / graph, verify.tolerance(quant), cases)
     shutil.copy(Path(verify.__file__).with_name("calibration.sh"), folder)
-    calibration._write_rows([], folder / "calibration-rows.csv")
+    calibration_export._write_rows([], folder / "calibration-rows.csv")
     return folder
 
 

@@ -13,8 +13,8 @@ from experiments.evaluate import __main__ as entry
 from experiments.evaluate.result_rows import decoder_rows
 from experiments.generate.elsewhere import on_phones
 from experiments.report import __main__ as report
-from llada_jax.evaluation import harness
 from llada_jax.evaluation.environment import environment
+from llada_jax.evaluation.evaluate import Trial
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.tasks import load_task
@@ -121,8 +121,8 @@ def test_an_interrupted_run_goes_on_where_it_stopped(finished, tmp_path, monkeyp
         if indices[0] == 0:
             raise KeyboardInterrupt
 
-    answers = harness.Trial.answers
-    monkeypatch.setattr(harness.Trial, "answers", interrupted)
+    answers = Trial.answers
+    monkeypatch.setattr(Trial, "answers", interrupted)
     with pytest.raises(SystemExit, match="130"):
         run(folder, *CELL)
     assert not (folder / "results.json").exists()

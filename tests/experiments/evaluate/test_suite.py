@@ -9,7 +9,7 @@ import pytest
 from experiments.evaluate import __main__ as entry
 from experiments.evaluate import suite
 from experiments.report import __main__ as report
-from llada_jax.evaluation import harness
+from llada_jax.evaluation.evaluate import Trial
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.evaluation.trajectory import PUBLISHED
@@ -108,7 +108,7 @@ def test_one_table_has_a_line_for_each_decoder(finished, random_model):
 
 def test_a_finished_suite_decodes_nothing_again(finished, random_model, monkeypatch):
     folder, rows = finished
-    monkeypatch.setattr(harness.Trial, "answers", None)
+    monkeypatch.setattr(Trial, "answers", None)
     assert run(folder, f"model={random_model}") == rows
 
 
@@ -138,7 +138,7 @@ def test_a_finished_suite_is_judged_again_and_timed_on_phones(
 ):
     folder, rows = finished
     shutil.copytree(folder, tmp_path / "run")
-    monkeypatch.setattr(harness.Trial, "answers", None)
+    monkeypatch.setattr(Trial, "answers", None)
     again = run(tmp_path / "run", f"model={random_model}", "phones=[SM8750]")
     phones = {name: row for name, row in again.items() if "/phone/" in name}
     assert {name: row for name, row in again.items() if name not in phones} == rows

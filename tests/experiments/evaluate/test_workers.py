@@ -13,7 +13,7 @@ import pytest
 
 from experiments.evaluate import __main__ as entry
 from experiments.harness.run import REPOSITORY
-from llada_jax.evaluation import harness
+from llada_jax.evaluation.evaluate import Trial
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.locked import locked
 from tests.experiments.in_process import run_experiment
@@ -61,14 +61,14 @@ def stored(folder: Path) -> dict[str, object]:
 def test_three_workers_of_which_one_is_killed_leave_what_one_run_leaves(
     run, alone, tmp_path, monkeypatch
 ):
-    folder, answers = tmp_path / "run", harness.Trial.answers
+    folder, answers = tmp_path / "run", Trial.answers
 
     def killed(trial, indices):
         yield next(answers(trial, indices))
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(harness.Trial, "answers", killed)
+        patch.setattr(Trial, "answers", killed)
         with pytest.raises(SystemExit, match="130"):
             run(*worker(0))
     files = sorted(each.name for each in (folder / "generations").glob("*.jsonl"))

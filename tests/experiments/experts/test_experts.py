@@ -6,7 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments.experts.__main__ import ExpertsConfig, experts
-from experiments.experts.hybrimoe_tables import PUBLISHED, Cell, gains_of
+from experiments.experts.hybrimoe_tables import PUBLISHED, Scenario, gains_of
 from experiments.harness.run import REPOSITORY, Run, read_config
 from tests.experts import traces
 
@@ -81,9 +81,11 @@ def test_the_papers_tables(tmp_path):
 
 def test_gains_of_cells_and_their_average():
     trace, shape = traces.small_trace(), traces.SMALL
-    cells = [Cell(f"small/{slots}", "decode", shape, slots / 16, trace, 6) for slots in (4, 8)]
-    rows = {row.name: row for row in gains_of("decode", cells)}
-    gains = [rows[f"decode/{cell.name}/gain"].value for cell in cells]
+    scenarios = [
+        Scenario(f"small/{slots}", "decode", shape, slots / 16, trace, 6) for slots in (4, 8)
+    ]
+    rows = {row.name: row for row in gains_of("decode", scenarios)}
+    gains = [rows[f"decode/{scenario.name}/gain"].value for scenario in scenarios]
     before, after = (rows[f"decode/small/8/{name}"].value for name in ("ktransformers", "hybrimoe"))
     assert gains[1] == pytest.approx(before / after)
     average = rows["average/decode"]

@@ -1,12 +1,18 @@
-"""A run folder: empty until something happened, whole afterwards."""
+"""A run: its settings, whether it is a sweep, and its folder, empty until something happened."""
 
 import json
+from dataclasses import dataclass, field
+from typing import Literal
+from unittest.mock import patch
 
 import pytest
 from omegaconf import OmegaConf
 
+from experiments.harness.data_only import DataOnlyLoader
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run
+from experiments.harness.run import Run, entry_point, read_config
+from llada_jax.config import require
+from tests.experiments.in_process import run_experiment
 
 ROW = ResultRow(name="steps", value=2, unit="steps")
 
@@ -69,3 +75,111 @@ def test_damaged_settings_of_a_folder_are_named(run, content):
     (run.folder / "config.yaml").write_bytes(content)
     with pytest.raises(ValueError, match=r"config\.yaml is damaged"):
         run.require_own_folder()
+
+
+@dataclass(frozen=True)
+class Settings:
+    shape: str
+
+
+@pytest.fixture
+def shapes_of(tmp_path):
+    """Runs a command, and returns the setting of each of its runs."""
+    (tmp_path / "asked_mode.yaml").write_text("")
+
+    def shapes(*arguments):
+        found = []
+
+        def note(config, run):
+            found.append(config.shape)
+            run.begin()
+
+        folders = [f"hydra.run.dir={tmp_path}/run", f"hydra.sweep.dir={tmp_path}/sweep"]
+        with patch("experiments.harness.run.CONF", tmp_path):
+            run_experiment(entry_point("asked_mode", note, Settings), [*arguments, *folders])
+        return found
+
+    return shapes
+
+
+def test_settings_of_a_run_are_composed_once(shapes_of):
+    load, calls = DataOnlyLoader.load_configuration, []
+
+    def counted(*given, **options):
+        calls.append(options)
+        return load(*given, **options)
+
+    with patch.object(DataOnlyLoader, "load_configuration", counted):
+        assert shapes_of("+shape=a") == ["a"]
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("said", ["-m", "hydra.mode=MULTIRUN"])
+def test_a_sweep_runs_each_value(shapes_of, said):
+    assert shapes_of(said, "+shape=a,b") == ["a", "b"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    spokes: int
+    radius: float = 1.0
+
+    def __post_init__(self):
+        require(self.spokes > 0, f"spokes is {self.spokes}; allowed: 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bicycle:
+    colour: Literal["red", "green"]
+    front: Wheel
+    back: Wheel | None = None
+    name: str | None = None
+    electric: bool = False
+    spare: Wheel = field(default_factory=lambda: Wheel(spokes=1))
+
+
+def read(**values):
+    values = {"colour": "red", "front": {"spokes": 8}, **values}
+    return read_config(Bicycle, OmegaConf.create(values))
+
+
+def test_sections_become_dataclasses():
+    bicycle = read(back={"spokes": 9, "radius": 2}, name="Ann", electric=True)
+    assert bicycle == Bicycle(
+        colour="red",
+        front=Wheel(spokes=8),
+        back=Wheel(spokes=9, radius=2.0),
+        name="Ann",
+        electric=True,
+    )
+    assert bicycle.back is not None and type(bicycle.back.radius) is float
+    assert read(back=None, name=None) == read()
+
+
+def test_interpolations_are_resolved():
+    assert read(back={"spokes": "${front.spokes}"}).back == Wheel(spokes=8)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"color": "red"}, r"^color is no setting; allowed: colour, front, back, name, electric"),
+        (
+            {"front": {"spoke": 8}},
+            r"^front\.spoke is no setting; allowed: spokes, radius \(did you mean spokes\?\)$",
+        ),
+        ({"back": {"radius": 1.0}}, r"^back\.spokes is missing$"),
+        ({"front": 8}, r"^front is 8; allowed: a section of settings$"),
+        ({"front": None}, r"^front is None; allowed: a section"),
+        ({"front": {"spokes": 8.5}}, r"^front\.spokes is 8\.5; allowed: a whole number$"),
+        ({"front": {"spokes": True}}, r"^front\.spokes is True; allowed: a whole number$"),
+        ({"front": {"spokes": 8, "radius": "wide"}}, r"^front\.radius is 'wide'; allowed: a num"),
+        ({"electric": 1}, r"^electric is 1; allowed: true or false$"),
+        ({"name": 7}, r"^name is 7; allowed: text$"),
+        ({"colour": "blue"}, r"^colour is 'blue'; allowed: 'red', 'green'$"),
+        ({"front": {"spokes": 0}}, r"^front: spokes is 0; allowed: 1 or more$"),
+    ],
+)
+def test_errors_name_the_key_and_what_is_allowed(values, message):
+    with pytest.raises(ValueError, match=message):
+        read(**values)

@@ -18,7 +18,7 @@ from llada_jax.experts.decoding.expert_slots import ExpertSlots
 from llada_jax.experts.policy_run import LayerDecision
 from llada_jax.experts.schedule import Schedule
 from llada_jax.model.forward import cache_for, forward_rows
-from tests.experts.decoding.test_recorded_forward import FAMILIES, model, rows_of
+from tests.experts.decoding.test_recording import FAMILIES, model, rows_of
 
 
 @functools.cache

@@ -7,18 +7,18 @@ import pytest
 
 import llada_jax as lj
 from experiments.calibrate import drawn_phone, measured
-from llada_jax.backend.exported.calibration import calibration_rows
-from llada_jax.phone.calibration.calibrate import Rows, calibrate
+from llada_jax.backend.exported.calibration_export import calibration_rows
+from llada_jax.phone.calibration.calibrate import CostModel, calibrate
 from llada_jax.phone.calibration.measurements import hold_out
 from llada_jax.phone.profile import load_profile
 
 PARENT = load_profile("SM8750")
-ROWS = Rows("llada_8b", "vendor", "tuned")
+COST_MODEL = CostModel("llada_8b", "vendor", "tuned")
 PLAN = calibration_rows()
 
 
 def rows_of(phone, count=None, seed=0, noise=0.02):
-    return list(measured(phone, ROWS, PLAN[:count], seed, noise))
+    return list(measured(phone, COST_MODEL, PLAN[:count], seed, noise))
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +57,13 @@ def test_the_profile_is_a_file_that_loads(found, tmp_path):
 def test_ten_rows_of_a_drawn_phone_predict_the_others():
     errors, before, inside = [], [], []
     for seed in (0, 1):
-        phone = drawn_phone(PARENT, ROWS, seed)
+        phone = drawn_phone(PARENT, COST_MODEL, seed)
         rows = rows_of(phone, seed=seed)
         held = [replace(row, held_out=True) for row in rows[30:]]
         fit = calibrate([*rows[:10], *held], PARENT, "llada_8b")
         errors += [abs(each.ms / each.measurement.median_ms - 1) for each in fit.predicted]
         inside += [each.is_inside for each in fit.predicted]
-        before += [abs(1e3 * ROWS.seconds(PARENT, row) / row.median_ms - 1) for row in held]
+        before += [abs(1e3 * COST_MODEL.seconds(PARENT, row) / row.median_ms - 1) for row in held]
     assert np.median(errors) < 0.05 < np.median(before)
     assert np.mean(inside) >= 0.85
 

@@ -12,7 +12,15 @@ from typing import Any, get_args
 import numpy as np
 from scipy import optimize
 
-from llada_jax.phone.dynamics import BLOCK, STABLE, VISIBLE, Decoding, Dynamics, decode, statistics
+from llada_jax.phone.dynamics import (
+    BLOCK,
+    STABLE,
+    VISIBLE,
+    Dynamics,
+    Techniques,
+    decode,
+    statistics,
+)
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.simulate import ForwardTimer, GraphsLike
 from llada_jax.phone.system import Processor, System
@@ -170,5 +178,5 @@ def mean_latency(
     dynamics: Dynamics, prompt: int, tokens: int, phone: ForwardTimer, runs: int
 ) -> float:
     """Returns mean seconds of llada.cpp's decoding, over so many runs of the process."""
-    found = (decode(dynamics, Decoding(), prompt, tokens, seed) for seed in range(runs))
+    found = (decode(dynamics, Techniques(), prompt, tokens, seed) for seed in range(runs))
     return float(np.mean([phone.latency(workload) for workload in found]))

@@ -11,7 +11,7 @@ from llada_jax.sampling_engine.hdl.gates import Netlist
 from llada_jax.sampling_engine.hdl.wires import Circuit, Wire, source
 from llada_jax.sampling_engine.host import loaded, store_logits
 from llada_jax.sampling_engine.machine import Machine
-from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.sampler_program import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
 from tests.sampling_engine.hdl.gate_simulation import GateSimulation
 

@@ -10,7 +10,7 @@ from llada_jax.sampling_engine.formats import StoredLogits
 from llada_jax.sampling_engine.hdl.verilog import hbm_words, images
 from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, OPCODE_BITS
 from llada_jax.sampling_engine.machine import Machine
-from llada_jax.sampling_engine.programs import SamplerProgram
+from llada_jax.sampling_engine.sampler_program import SamplerProgram
 
 NAMES = {spec.opcode: name for name, spec in INSTRUCTION_SET.items()}
 

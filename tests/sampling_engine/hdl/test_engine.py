@@ -14,7 +14,7 @@ from llada_jax.sampling_engine.hdl.gates import Netlist
 from llada_jax.sampling_engine.hdl.verilog import images, sizes_of
 from llada_jax.sampling_engine.hdl.wires import Circuit, held
 from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction
-from llada_jax.sampling_engine.programs import F_BEST, F_TOTAL
+from llada_jax.sampling_engine.sampler_program import F_BEST, F_TOTAL
 from llada_jax.sampling_engine.sampling import Sampling
 from tests.sampling_engine.hdl.cases import prepared
 from tests.sampling_engine.hdl.gate_simulation import GateSimulation

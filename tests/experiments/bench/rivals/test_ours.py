@@ -7,7 +7,7 @@ import pytest
 from experiments.bench.random_weights import random_params
 from experiments.bench.rivals.answers import LayerClock
 from experiments.bench.rivals.ours import Ours, clocked
-from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
+from experiments.bench.rivals.rivals_bench import RivalsBenchConfig, time_rivals
 from llada_jax.build.denoisers import denoiser_for
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import ScoreRules

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
-from llada_jax.constraint.canvas import Placed, reach
 from llada_jax.constraint.patterns import Constraint
+from llada_jax.constraint.reach import Placed, reach
 from llada_jax.sampler.canvas import MASKED, STABLE, Canvas
 from llada_jax.sampler.constrained import held
 from llada_jax.sampler.record import ClassScores, StepScores

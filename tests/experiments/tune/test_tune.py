@@ -17,9 +17,8 @@ from experiments.tune import __main__ as entry
 from experiments.tune import search as searching
 from experiments.tune.judge import Judge, Judged, Price, modelled_price
 from experiments.tune.search import Candidate, fastest_allowed, front
-from experiments.tune.settings import Axes, Family, TuneConfig, drawn, first_proposals
+from experiments.tune.settings import Axes, SamplerFamily, TuneConfig, drawn, first_proposals
 from llada_jax.config import SamplerConfig
-from llada_jax.evaluation import harness
 from llada_jax.phone.workload import Forward, Workload
 from tests.experiments.in_process import run_experiment
 
@@ -77,7 +76,7 @@ def test_the_fastest_is_chosen_confirmed_and_written(interrupted):
 @pytest.mark.slow
 def test_the_same_command_decodes_nothing_again(interrupted, random_model, monkeypatch):
     folder, rows = interrupted
-    monkeypatch.setattr(harness, "generate_stream", None)
+    monkeypatch.setattr("llada_jax.evaluation.evaluate.generate_stream", None)
     assert run(random_model, folder) == rows
 
 
@@ -169,14 +168,17 @@ def test_bad_axes_are_named(over, message):
 
 def test_values_that_another_makes_too_large_are_as_large():
     staged = SamplerConfig(cache="blockwise", accept="staged")
-    family = Family(name="staged", sampler=staged, over=Axes(theta_visible=(0.95,)))
+    family = SamplerFamily(name="staged", sampler=staged, over=Axes(theta_visible=(0.95,)))
     assert family.sampler_with([0.95]).theta_visible == staged.theta_stable
 
 
 def test_the_families_own_samplers_and_their_neighbours_come_first():
     own = SamplerConfig(cache="blockwise", threshold=0.9)
     rows = Axes(threshold=(0.7, 0.8, 0.9), block_length=(32, 64))
-    families = [Family(name="a", sampler=own, over=rows), Family(name="b", sampler=own)]
+    families = [
+        SamplerFamily(name="a", sampler=own, over=rows),
+        SamplerFamily(name="b", sampler=own),
+    ]
     proposed = [
         drawn(families, lambda name, n, places=places: places[name])
         for places in first_proposals(families)

@@ -48,7 +48,7 @@ def test_a_family_is_an_argument(checkpoint):
 
 
 def test_a_family_is_an_entry_point(checkpoint, installed):
-    installed("[llada_jax.families]\nmine = tests.model.test_user_families:MINE\n")
+    installed("[llada_jax.families]\nmine = tests.model.families.test_family:MINE\n")
     assert lj.load(checkpoint).config.family == "mine"
 
 

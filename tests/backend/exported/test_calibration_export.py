@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import llada_jax as lj
-from llada_jax.backend.exported import calibration
-from llada_jax.backend.exported.calibration import ROWS, calibration_rows
+from llada_jax.backend.exported import calibration_export
+from llada_jax.backend.exported.calibration_export import ROWS, calibration_rows
 from llada_jax.config import PhoneConfig
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.calibration.measurements import read_measurements
@@ -23,7 +23,7 @@ case "$*" in
   *benchmark_litert_model*) echo "$*" >> calls; case "$*" in *rows33*) exit 1 ;; esac ;;
 esac
 """
-SCRIPT = Path(calibration.__file__).with_name("calibration.sh")
+SCRIPT = Path(calibration_export.__file__).with_name("calibration.sh")
 
 
 def run_script(folder: Path, status: int) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,7 @@ def run_script(folder: Path, status: int) -> subprocess.CompletedProcess[str]:
     adb.chmod(0o755)
     latency = b"".join(bytes([n << 3 | 5]) + b"\x00\x00\x80\x3f" for n in (5, 6, 7))  # 1.0 each
     (folder / "sample.pb").write_bytes(bytes([2 << 3 | 2, len(latency)]) + latency)
-    calibration._write_rows(calibration_rows()[:6], folder / "calibration-rows.csv")
+    calibration_export._write_rows(calibration_rows()[:6], folder / "calibration-rows.csv")
     shutil.copy(SCRIPT, folder)
     (folder / "signatures").touch()
     with tarfile.open(folder / "golden-head.tar", "w") as archive:
@@ -74,7 +74,7 @@ def test_rows_straddle_tiles_and_caches():
 
 
 def test_every_row_has_its_graph():
-    steps = calibration._steps(architecture("tiny"))
+    steps = calibration_export._steps(architecture("tiny"))
     for row in calibration_rows(head_rows=()):
         if row["cache" if row["graph"] == "layers" else "rows"] <= 128:
             assert row["signature"] in {step.name for step in steps[row["file"]]}

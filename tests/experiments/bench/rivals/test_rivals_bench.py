@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from experiments.bench.peak import Peak, instruction_sets
-from experiments.bench.rivals import suite
+from experiments.bench.rivals import rivals_bench
 from experiments.bench.rivals.contender import Contender, Missing, Timed, seconds_a_step, started
-from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
+from experiments.bench.rivals.rivals_bench import RivalsBenchConfig, time_rivals
 from llada_jax.config import ModelConfig
 
 SHAPE = ModelConfig(
@@ -46,9 +46,9 @@ def timed(monkeypatch, tmp_path):
     def running(self, contender):
         yield Pretended(contender, calls)
 
-    monkeypatch.setattr(suite._Suite, "_running", running)
-    monkeypatch.setattr(suite, "error_of_gguf", lambda shape, path: 0.07)
-    monkeypatch.setattr(suite, "measure_peak", lambda numbers, cores: Peak(1e6, "pretended"))
+    monkeypatch.setattr(rivals_bench._Suite, "_running", running)
+    monkeypatch.setattr(rivals_bench, "error_of_gguf", lambda shape, path: 0.07)
+    monkeypatch.setattr(rivals_bench, "measure_peak", lambda numbers, cores: Peak(1e6, "pretended"))
 
     def run(**changes):
         config = replace(CONFIG, scratch=str(tmp_path / "scratch"), **changes)

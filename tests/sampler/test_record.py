@@ -10,8 +10,8 @@ from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.record import standing_probability
 from llada_jax.testing import toy_denoiser, toy_logits
 from llada_jax.types import Asked, HeadOut, Measured
+from tests.sampler.rules.test_staged import STAGED, doubted
 from tests.sampler.scripted import Scripted
-from tests.sampler.test_staged import STAGED, doubted
 from tests.sampler.toy import CONFIG
 
 STORY = SamplerConfig(

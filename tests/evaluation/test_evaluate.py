@@ -12,10 +12,9 @@ import pytest
 
 import llada_jax as lj
 from llada_jax.checkpoint import model_path, save_huggingface
-from llada_jax.evaluation import harness
+from llada_jax.evaluation.evaluate import Trial, evaluate, fingerprint
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.graded import Evaluation
-from llada_jax.evaluation.harness import evaluate
 from llada_jax.evaluation.likelihood import log_likelihoods
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Item, Task
@@ -89,8 +88,8 @@ def test_a_folder_goes_on_where_it_was_interrupted(found, model, tmp_path, monke
         if indices[0] == 0:
             raise KeyboardInterrupt
 
-    answers = harness.Trial.answers
-    monkeypatch.setattr(harness.Trial, "answers", interrupted)
+    answers = Trial.answers
+    monkeypatch.setattr(Trial, "answers", interrupted)
     with pytest.raises(KeyboardInterrupt):
         even(model, folder=tmp_path / "run")
     again = even(model, folder=tmp_path / "run")
@@ -99,7 +98,7 @@ def test_a_folder_goes_on_where_it_was_interrupted(found, model, tmp_path, monke
     traces = zip(again.store.traces(), found.store.traces(), strict=True)
     assert all(ours.same_decoding(theirs) for (_, ours), (_, theirs) in traces)
     assert Evaluation.load(tmp_path / "run", task=EVEN).score == found.score
-    monkeypatch.setattr(harness.Trial, "answers", None)
+    monkeypatch.setattr(Trial, "answers", None)
     assert repr(even(model, folder=tmp_path / "run")) == repr(again)
     with pytest.raises(ValueError, match=r"threshold is 0\.0001 there and 0\.5 here"):
         even(model, SHORT.replace(threshold=0.5), folder=tmp_path / "run")
@@ -122,7 +121,7 @@ def test_a_preset_has_the_length_of_the_tasks_answers(model, monkeypatch):
         asked.append(trial.sampler)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(harness.Trial, "answers", noted)
+    monkeypatch.setattr(Trial, "answers", noted)
     with pytest.raises(KeyboardInterrupt):
         evaluate(model, "yes_no", "staged", items=1, progress=False)
     assert asked == [lj.SamplerConfig.preset("staged", gen_length=64, steps=64)]
@@ -158,7 +157,7 @@ def test_a_model_without_a_tokenizer_is_refused(model):
 def test_a_fingerprint_is_the_same_in_tiles():
     pytest.importorskip("llvmlite")
     model = lj.load("tiny")
-    assert harness.fingerprint(lj.tiled(model)) == harness.fingerprint(model)
+    assert fingerprint(lj.tiled(model)) == fingerprint(model)
 
 
 def test_a_model_without_numbers_has_no_score(model, tmp_path):
@@ -179,14 +178,14 @@ def test_a_model_is_its_content(model, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model_path("tiny") / name, folder)
     first = lj.load(folder)
-    assert lj.load(folder, "int8").fingerprint == first.fingerprint == harness.fingerprint(first)
+    assert lj.load(folder, "int8").fingerprint == first.fingerprint == fingerprint(first)
     even(first, folder=tmp_path / "run", items=1)
     matrix = np.array(params.layers[0].attention.query)
     matrix[0, 0] += 1  # no vector differs
     layer = params.layers[0]._replace(attention=params.layers[0].attention._replace(query=matrix))
     other = params._replace(layers=(layer, *params.layers[1:]))
     in_memory = [lj.Model(config, each, None) for each in (params, other)]
-    assert len(set(map(harness.fingerprint, in_memory))) == 2
+    assert len(set(map(fingerprint, in_memory))) == 2
     save_huggingface(folder, config, other)
     with pytest.raises(ValueError, match=r"with other settings: fingerprint is '\w{32}' there an"):
         even(lj.load(folder), folder=tmp_path / "run", items=2)
@@ -201,7 +200,7 @@ def test_no_experiment_is_needed(tmp_path):
 import sys
 sys.modules["hydra"] = sys.modules["omegaconf"] = sys.modules["experiments"] = None
 from llada_jax.config import SamplerConfig
-from llada_jax.evaluation.harness import evaluate
+from llada_jax.evaluation.evaluate import evaluate
 from llada_jax.evaluation.likelihood import log_likelihoods
 sampler = SamplerConfig(gen_length=32, steps=32, threshold=0.01, cache="blockwise")
 print(evaluate("tiny", "yes_no", sampler, items=1, folder={str(tmp_path)!r}, progress=False))

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("lm_eval", reason="needs the extra eval")
 from experiments.lm_eval.__main__ import HARNESS, evaluate, rows_of
 from experiments.lm_eval.tasks import harness_tasks, tasks_of
-from tests.experiments.test_lm_eval import DATA, Oracle, config_of
+from tests.experiments.lm_eval.test_lm_eval import DATA, Oracle, config_of
 
 ADDED = {
     "task_id": "Ours/0",

@@ -26,8 +26,8 @@ from experiments.bench.random_weights import (
 )
 from experiments.bench.rivals.contender import (
     Contender,
+    ContenderProcess,
     Missing,
-    Running,
     Timed,
     left_out,
     seconds_a_step,
@@ -151,7 +151,7 @@ class _Suite:
                 yield Contender(name, "llama_cpp_forward", "int8", told, python, decodes=False)
 
     @contextmanager
-    def _running(self, contender: Contender) -> Iterator[Running]:
+    def _running(self, contender: Contender) -> Iterator[ContenderProcess]:
         """Starts a contender once the weights that it reads are there."""
         runtime, _, quant = contender.name.partition("/")
         folder = self._scratch / contender.name
@@ -168,7 +168,7 @@ class _Suite:
             yield running
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _beside(self, ours: Running, other: Contender) -> Iterator[ResultRow]:
+    def _beside(self, ours: ContenderProcess, other: Contender) -> Iterator[ResultRow]:
         """Times another one in turns with ours. Where it is missing, or ends, it says so."""
         try:
             with self._running(other) as running:
@@ -194,7 +194,7 @@ class _Suite:
         yield "decode", self._steps, DECODINGS
 
     def _in_turns(
-        self, ours: Running, other: Running, work: str, number: int, times: int
+        self, ours: ContenderProcess, other: ContenderProcess, work: str, number: int, times: int
     ) -> list[TimedPair]:
         def theirs() -> Timed:
             if work == "forward" or other.contender.decodes:
@@ -222,7 +222,7 @@ class _Suite:
         return ResultRow(f"weight_error/{contender.name}", error, "of the weights' size")
 
     def _seconds(
-        self, running: Running, work: str, number: int, asked: list[Timed]
+        self, running: ContenderProcess, work: str, number: int, asked: list[Timed]
     ) -> Iterator[ResultRow]:
         contender, about = running.contender, running.about
         for part, of in self._parts(work).items():
@@ -233,7 +233,7 @@ class _Suite:
             share = speed / self._peaks[contender.numbers].ops_per_second
             yield ResultRow(f"peak_share/{contender.name}/{number}", share, "of the peak")
 
-    def _canvas_steps(self, ours: Running, name: str, command: str) -> Iterator[ResultRow]:
+    def _canvas_steps(self, ours: ContenderProcess, name: str, command: str) -> Iterator[ResultRow]:
         """Times a program's step of the whole canvas beside ours, of the layers that there are."""
         values = {
             "gguf": self._scratch / f"{self._config.formats[-1]}.gguf",

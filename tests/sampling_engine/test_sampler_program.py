@@ -2,7 +2,7 @@
 
 import pytest
 
-from llada_jax.sampling_engine.programs import compile_sampler, memory_map_of
+from llada_jax.sampling_engine.sampler_program import compile_sampler, memory_map_of
 from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
 
 PAPER = dict(batch=16, rows=32, vocab=126464)

@@ -1,4 +1,4 @@
-"""A run: prompts that were checked, and what decodes them. Its canvases begin here, and go on."""
+"""A decoding run: checked prompts, and what decodes them. Its canvases begin here, and go on."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,8 +13,8 @@ from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
-from llada_jax.constraint.canvas import Placed
 from llada_jax.constraint.patterns import Constraint
+from llada_jax.constraint.reach import Placed
 from llada_jax.on_mesh import begun_on
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
@@ -29,7 +29,7 @@ from llada_jax.types import Denoiser, KVCache, Params
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class DecodingRun:
     """Prompts that were checked, and what decodes them, whatever number of them at a time."""
 
     setup: Setup
@@ -146,7 +146,7 @@ def checked_run(
     refresher: Refresher | None = None,
     texts: Texts | None = None,
     keeps_scores: KeptScores = False,
-) -> Run:
+) -> DecodingRun:
     """Checks everything before anything is computed.
 
     Args:
@@ -188,7 +188,7 @@ def checked_run(
         placed = placed_texts(texts, rows, mask_id, config.gen_length, infill=infill)
         setup = replace(setup, grammar=grammar_of(texts, ends))
     given = texts.constraints if texts else ()
-    return Run(
+    return DecodingRun(
         setup, denoiser, params, rows, seeds, loop, infill, on_step, refresher, placed, given
     )
 
