@@ -20,8 +20,7 @@ SMALLER = {
 """What is put in place of what, where a notebook takes minutes as it stands."""
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-QUICK = [ROOT / "notebooks" / f"{name}.ipynb" for name in
-         ("quickstart", "structured_output", "the_phone")]  # fmt: skip
+QUICK = [ROOT / "notebooks" / f"{name}.ipynb" for name in ("quickstart", "the_phone")]
 
 
 def run(paths: Sequence[Path], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
