@@ -242,7 +242,7 @@ class _Suite:
             "threads": available_cores(),
         }
         try:
-            step = seconds_a_step(command, values, BLOCKS, self._steps)
+            step = seconds_a_step(command, values, BLOCKS, max(self._steps, 2 * BLOCKS))
         except Missing as error:
             return left_out(name, str(error))
         ratio = step / ours.ask("forward", CANVAS).seconds

@@ -108,9 +108,11 @@ def test_who_crashes_or_is_missing_is_named_and_the_others_go_on(timed, capsys):
     assert "left out: Fast-dLLM in PyTorch: rivals.torch_python names no interpreter" in lines
 
 
-def test_a_program_is_timed_by_its_steps(timed, capsys):
+@pytest.mark.parametrize("tokens_per_step", [4, 32])
+def test_a_program_is_timed_by_its_steps(tokens_per_step, timed, capsys):
     sleeps = f"{sys.executable} -c 'import time; time.sleep(0.01*{{steps}})'"
-    rows, _ = timed(programs=(f"slow={sleeps}", "gone=/no/program {gguf}"))
+    programs = (f"slow={sleeps}", "gone=/no/program {gguf}")
+    rows, _ = timed(programs=programs, tokens_per_step=tokens_per_step)
     assert 0.005 < rows["step/slow"].value < 0.05
     assert rows["ratio/step/slow"].value == pytest.approx(rows["step/slow"].value / 192)
     assert "left out: gone: " in capsys.readouterr().err
