@@ -117,7 +117,7 @@ def replicate(config: SudokuConfig, run: Run) -> None:
     head, _ = fit_quality_head(model.params, model.config, map(cells_alone, unseen))
     told = {"weight": head.weight.tolist(), "bias": head.bias.item()}
     run.write("quality_head.json", json.dumps(told) + "\n")
-    rows = list(tqdm(_scores(config, model, orders(config, head)), unit="order and blanks"))
+    rows = list(tqdm(_scores(config, model, orders(config, head)), unit="result"))
     points: dict[str, list[ScorePoint]] = {}
     for row, blanks in rows[::2]:
         low, high = row.interval or (row.value, row.value)
