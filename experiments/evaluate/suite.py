@@ -16,7 +16,7 @@ from experiments.harness.tiled import check_tiles
 from experiments.harness.workers import filled
 from llada_jax.evaluation.evaluate import lengthened
 from llada_jax.evaluation.graded import Evaluation, compared
-from llada_jax.evaluation.tally import joined
+from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task
 
@@ -58,12 +58,12 @@ def evaluate_suite(
     }
     samplers = {decoder.name: decoder.sampler for decoder in suite.decoders}
     parts = {name: [found[name, task] for task in suite.tasks] for name in samplers}
-    rows = [*_decoders(suite, parts, config.phones), *_beside_thresholds(suite, parts)]
+    tallies = {name: joined([each.tally for each in found]) for name, found in parts.items()}
+    rows = [*_decoders(suite, parts, config.phones), *_beside_thresholds(suite, tallies)]
     for (decoder, task), part in found.items():
         rows += decoder_rows(f"{suite.name}/{decoder}/{task}", [part], config.phones)
     if suite.thresholds:
-        curves = _by_rows(suite, {row.name: row for row in rows})
-        drawn = forwards_curves(suite.name, curves, "row-forwards an answer")
+        drawn = forwards_curves(suite.name, _by_rows(suite, tallies), "row-forwards an answer")
         save(drawn, run.folder / "equal_quality.png")
     run.finish(rows, suite_tables(suite.name, samplers, suite.tasks, rows))
 
@@ -78,26 +78,20 @@ def _decoders(suite: SuiteConfig, parts: Parts, socs: Sequence[str]) -> Iterator
             yield from difference_rows(row, compared(found, parts[baseline]), items)
 
 
-def _beside_thresholds(suite: SuiteConfig, parts: Parts) -> Iterator[ResultRow]:
+def _beside_thresholds(suite: SuiteConfig, tallies: Mapping[str, Tally]) -> Iterator[ResultRow]:
     """Yields what each other decoder costs beside the suite's thresholds; nothing without these."""
     if not suite.thresholds:
         return
-    tallies = {name: joined([each.tally for each in found]) for name, found in parts.items()}
     curve, baseline = [tallies[name] for name in suite.thresholds], tallies[suite.decoders[0].name]
     for name in (name for name in tallies if name not in suite.thresholds):
         yield from equal_quality_rows(f"{suite.name}/{name}", tallies[name], curve, baseline)
 
 
-def _by_rows(suite: SuiteConfig, rows: Mapping[str, ResultRow]) -> dict[str, list[ScorePoint]]:
+def _by_rows(suite: SuiteConfig, tallies: Mapping[str, Tally]) -> dict[str, list[ScorePoint]]:
     """Returns scores at their row-forwards: of the thresholds as one curve, of others alone."""
-
-    def point(decoder: str) -> ScorePoint:
-        score = rows[f"{suite.name}/{decoder}/exact_match"]
-        low, high = score.interval or (score.value, score.value)
-        return ScorePoint(
-            rows[f"{suite.name}/{decoder}/row_forwards"].value, score.value, low, high
-        )
-
-    others = (each.name for each in suite.decoders if each.name not in suite.thresholds)
-    curves = {"one threshold": [point(name) for name in suite.thresholds]}
-    return curves | {name: [point(name)] for name in others}
+    points = {}
+    for name, tally in tallies.items():
+        assert tally.row_forwards is not None, "costs at equal quality were found"
+        points[name] = ScorePoint(tally.row_forwards, tally.exact_match, *tally.interval)
+    one = [points.pop(name) for name in suite.thresholds]
+    return {"one threshold": one} | {name: [point] for name, point in points.items()}
