@@ -65,12 +65,14 @@ class StatedTraining(NamedTuple):
     Attributes:
       arguments: of the `experiments.train` that began it; None where today's command was not yet.
       commit: of the code, and of a bundled parent.
+      parent: whose parameters it began with; empty where it began with none.
       outdated: tasks that are gone or whose items are others now, with the version that was
         trained on.
     """
 
     arguments: list[str] | None
     commit: str
+    parent: str
     outdated: Mapping[str, int]
 
 
@@ -84,11 +86,13 @@ def stated_trainings(folder: Path) -> list[StatedTraining]:
 def _training(section: str) -> StatedTraining:
     command = re.search(r"^    python -m experiments\.train(.*)$", section, re.MULTILINE)
     commit = re.search(r"Code and versions: commit (\w+)", section)
+    parent = re.search(r"the parameters of `(\S+)` as of the commit", section)
     tasks = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \| [\d.]+ \| .*\|$", section, re.MULTILINE)
     assert tasks, "the card does not say what the model was trained on"
     return StatedTraining(
         shlex.split(command[1]) if command else None,
         commit[1] if commit else "",
+        parent[1] if parent else "",
         {name: int(version) for name, version in tasks if not _is_of_today(name, int(version))},
     )
 

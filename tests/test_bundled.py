@@ -47,7 +47,7 @@ def test_the_intervals_of_its_scores_are_those_of_its_counts(name):
         assert (score.low, score.high) == pytest.approx((low, high), abs=6e-4)
 
 
-@pytest.mark.parametrize("name", ["long", "revising", "small", "tiny"])
+@pytest.mark.parametrize("name", ["small", "tiny"])
 def test_models_that_people_measure_with_are_scored_on_tasks_of_today(name):
     """Or on tasks that are gone, which nobody measures any more."""
     assert not set(outdated_tasks(model_path(name))) & set(task_names())

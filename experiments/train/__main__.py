@@ -3,7 +3,7 @@
     python -m experiments.train hydra.run.dir=outputs/small
     python -m experiments.train train.steps=200 hydra.run.dir=outputs/short
     python -m experiments.train --config-name train_moe hydra.run.dir=outputs/tiny_moe
-    python -m experiments.train --config-name train_self_fill hydra.run.dir=outputs/revising
+    python -m experiments.train --config-name train_all hydra.run.dir=outputs/all
 
 The same command resumes a run that was stopped, from its last checkpoint; with more steps it is
 prolonged, and other settings are refused. The run folder gets `config.yaml`, `env.json`,

@@ -69,7 +69,7 @@ def test_the_shipped_configuration_is_valid():
 
 @pytest.mark.parametrize(
     ("name", "start"),
-    [("train", "copying"), ("train_moe", "random"), ("train_self_fill", "copying")],
+    [("train", "copying"), ("train_moe", "random"), ("train_all", "copying")],
 )
 def test_every_recipe_is_valid(name, start):
     with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
