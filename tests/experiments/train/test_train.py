@@ -67,6 +67,14 @@ def test_the_shipped_configuration_is_valid():
         assert run.train.max_gen_length >= task.gen_length
 
 
+def test_long_answers_are_scored_on_fewer_items():
+    score = read_config(entry.RunConfig, composed("score.items=50", "score.long_items=20")).score
+    found = {name: score.items_of(load_task(name)) for name in ("word_problems", "inventory")}
+    assert found == {"word_problems": 50, "inventory": 20}
+    few = read_config(entry.RunConfig, composed("score.items=5", "score.long_items=20")).score
+    assert few.items_of(load_task("inventory")) == 5
+
+
 @pytest.mark.parametrize(
     ("name", "start"),
     [("train", "copying"), ("train_moe", "random"), ("train_all", "copying")],
