@@ -77,7 +77,7 @@ def test_the_suite_has_the_decoders_that_are_reported_on_every_task():
     )
     assert shipped == REPORTED | {"blockwise_threshold": committing_for_good, "lean": lean}
     assert suite.name == "decoding" and suite.decoders[0].name == "llada"
-    assert set(suite.tasks) == set(task_names()) - {"inventory"}, "a token a forward takes an hour"
+    assert set(suite.tasks) == set(task_names()) - {"inventory"}, "a token a forward takes long"
 
 
 @pytest.mark.parametrize("sampler", PRESETS)
