@@ -49,7 +49,7 @@ def test_the_first_steps_go_as_they_went(folder, training, log, tmp_path):
     if training.outdated:
         pytest.skip(f"it was trained on items of other versions: {training.outdated}")
     config = recipe(training.arguments)
-    if config.parent is not None:
+    if training.parent:
         parent = bundled_as_of(training.commit, training.parent, tmp_path / "parent")
         config = replace(config, parent=str(parent))
     assert goes_alike(first_steps(folder, config, log, FIRST_STEPS, tmp_path / "run"))
