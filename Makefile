@@ -5,7 +5,7 @@ VENV ?= .venv
 PYTHON_VERSIONS ?= 3.13 3.12 3.11
 WORKERS ?= 2
 ARGS ?=
-QUICK_TESTS ?= $(wildcard tests/test_*.py tests/build tests/model tests/checkpoint tests/sampler/test_goldens.py)
+QUICK_TESTS ?= $(wildcard tests/test_*.py tests/api tests/model tests/checkpoint tests/sampler/test_goldens.py)
 
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install -qq --constraint constraints.txt

@@ -23,15 +23,15 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.backend.exported.calibration_export import calibration_rows
 from llada_jax.config import require
-from llada_jax.phone.calibration.calibrate import MODEL_DOUBT, Calibration, CostModel, calibrate
-from llada_jax.phone.calibration.measurements import (
+from llada_jax.phones.calibration.calibrate import MODEL_DOUBT, Calibration, CostModel, calibrate
+from llada_jax.phones.calibration.measurements import (
     Measurement,
     hold_out,
     read_measurements,
     write_measurements,
 )
-from llada_jax.phone.profile import Profile, load_profile
-from llada_jax.phone.uncertainty import doubt_of
+from llada_jax.phones.profile import Profile, load_profile
+from llada_jax.phones.uncertainty import doubt_of
 
 SHOWN_CORRELATIONS = 5
 COUNTS = (0, 10, 30)

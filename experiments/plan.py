@@ -24,9 +24,9 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
 from llada_jax.config import ModelConfig, require, require_numbers
-from llada_jax.phone.memory import temporaries_mib
-from llada_jax.phone.profile import load_profile
-from llada_jax.phone.swap_plan import mapping_path
+from llada_jax.phones.memory import temporaries_mib
+from llada_jax.phones.profile import load_profile
+from llada_jax.phones.swap_plan import mapping_path
 from llada_jax.swap.address_space import MIB, Budget, MappingPath, Plan, PlanError
 from llada_jax.swap.graph import Graph, kv_bytes_per_token, model_graph
 from llada_jax.swap.greedy_planner import Greedy

@@ -17,7 +17,7 @@ import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import require
-from llada_jax.phone.profile import load_profile
+from llada_jax.phones.profile import load_profile
 from llada_jax.sampler.replay import replay
 from llada_jax.view.animation import animated_svg
 from llada_jax.view.page import page_of, phone_timeline

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from llada_jax.build.denoisers import score_rules
+from llada_jax.api.denoisers import score_rules
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model.head import ScoreRules, gumbel_noise, without
 from llada_jax.model.measures import absorb_head, finish_head, start_head

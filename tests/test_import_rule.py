@@ -110,7 +110,7 @@ ROOM_OF_MODULE = {
     "llada_jax.experts.decoding.generation": "build",
     "llada_jax.experts.decoding": "experts_decoding",
     # They lower steps, which takes JAX.
-    **{f"llada_jax.phone.{name}": "build" for name in ("calibration", "graphs", "phone")},
+    **{f"llada_jax.phones.{name}": "build" for name in ("calibration", "graphs", "phone")},
     **{f"llada_jax.evaluation.{name}": "build" for name in ("evaluate", "lm_eval_model")},  # decode
 }
 """Files and folders of one room that belong to another one."""
@@ -217,13 +217,13 @@ def test_a_planted_breach_is_caught(tmp_path, path, source):
     [
         ("sampler/step.py", "from llada_jax.types import Rows\nfrom . import accept"),
         ("sampler/__init__.py", "from .step import step"),
-        ("swap/address_space.py", "from llada_jax import atomic"),
+        ("swap/address_space.py", "from llada_jax.io import atomic"),
         ("build.py", "from llada_jax import checkpoint, sampler"),
         ("phone/cost.py", "from llada_jax.lowered import Lowered"),
         ("swap/planner.py", "import heapq\nimport numpy as np"),
         ("sampling_engine/hdl/cell.py", "import numpy as np"),
         ("training/data.py", "from llada_jax.evaluation.tasks import word_problems"),
-        ("__init__.py", "from llada_jax.build import load"),
+        ("__init__.py", "from llada_jax.api import load"),
     ],
 )
 def test_an_allowed_import_passes(tmp_path, path, source):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from llada_jax import atomic
+from llada_jax.io import atomic
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.exported.writer import write_export

@@ -12,7 +12,7 @@ from llada_jax.evaluation.generations import ALONE, Worker
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task, task_names
 from llada_jax.model.mesh import mesh_for
-from llada_jax.phone.profile import load_profile
+from llada_jax.phones.profile import load_profile
 from llada_jax.revision.tiles import Kind
 
 CELLS = "cells"

@@ -14,9 +14,9 @@ from llada_jax.evaluation.metrics import Paired
 from llada_jax.evaluation.tally import Cost, Tally, brought_back, cost_at_equal_quality, joined
 from llada_jax.evaluation.trajectory import PUBLISHED, UNITS, regime
 from llada_jax.model.architecture import architecture
-from llada_jax.phone.profile import Profile
-from llada_jax.phone.uncertainty import with_uncertainty
-from llada_jax.phone.workload import Workload, from_trace
+from llada_jax.phones.profile import Profile
+from llada_jax.phones.uncertainty import with_uncertainty
+from llada_jax.phones.workload import Workload, from_trace
 
 SHAPE, DOUBTED = "llada_8b", 8
 """Of modelled latencies: the model's shape, and how many questions tell their doubt."""

@@ -36,8 +36,8 @@ from llada_jax.experts.schedule import ExpertCosts, all_on_accelerator, fastest
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
 from llada_jax.experts.synthetic import STATISTICS, denoising_trace
 from llada_jax.lowered import Lowered, LoweredWeight, product_with
-from llada_jax.phone.cost import price_on_npu, stored_bits
-from llada_jax.phone.profile import load_profile
+from llada_jax.phones.cost import price_on_npu, stored_bits
+from llada_jax.phones.profile import load_profile
 
 MODELS = (LLADA2_MINI, LLADA_MOE)
 TOKENS_PER_STEP = 2.55

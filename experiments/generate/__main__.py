@@ -37,7 +37,7 @@ from experiments.harness.tiled import check_tiles
 from llada_jax.config import ONE_DEVICE, MeshConfig, SamplerConfig, require
 from llada_jax.constraint.patterns import Measure
 from llada_jax.model.mesh import mesh_for
-from llada_jax.phone.profile import load_profile
+from llada_jax.phones.profile import load_profile
 from llada_jax.revision.tiles import Kind
 from llada_jax.sampler.trace import Event
 from llada_jax.text import Tokenizer

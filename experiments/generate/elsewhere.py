@@ -7,8 +7,8 @@ from functools import partial
 import llada_jax as lj
 from experiments.evaluate.result_rows import SHAPE
 from experiments.harness.results import ResultRow, aligned
-from llada_jax.phone.graphs import unknown_so_far
-from llada_jax.phone.workload import vanilla
+from llada_jax.phones.graphs import unknown_so_far
+from llada_jax.phones.workload import vanilla
 
 HERE, PLAIN = "this_machine/plain_sampler", "plain_sampler"
 REPEATS = 3

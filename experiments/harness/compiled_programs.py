@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-from llada_jax.cache_folder import cache_folder
+from llada_jax.io.cache_folder import cache_folder
 
 LIMIT = 1 << 30
 SHORTEST = 0.02

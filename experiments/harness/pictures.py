@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llada_jax import atomic
+from llada_jax.io import atomic
 from llada_jax.evaluation.metrics import Reliability
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from llada_jax.config import require
 from llada_jax.evaluation.evaluate import Trial
 from llada_jax.evaluation.generations import GenerationStore, Worker
-from llada_jax.locked import locked
+from llada_jax.io.locked import locked
 
 _FOLDERS = ("hydra.run.dir=", "hydra.sweep.dir=")
 

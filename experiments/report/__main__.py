@@ -41,7 +41,7 @@ from experiments.report.runs import (
     training_metrics,
 )
 from llada_jax.config import require
-from llada_jax.phone.profile import load_profile
+from llada_jax.phones.profile import load_profile
 
 Results = Mapping[Path, Sequence[Mapping[str, Any]]]
 """Of runs, by their folders."""

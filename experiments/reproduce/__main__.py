@@ -5,7 +5,7 @@
     python -m experiments.reproduce chapters=[fig11] hydra.run.dir=outputs/fig11
 
 The run folder gets `report.md` and `results.json`. Values are modelled; `fitted` says of each
-whether its reference went into the calibration, which tests/phone/fitting is.
+whether its reference went into the calibration, which tests/phones/fitting is.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +22,8 @@ from experiments.reproduce.chapter import SOCS, TEXTS, Chapter, is_close
 from experiments.reproduce.fig11 import by_own_session, fig11, fig12
 from experiments.reproduce.parts import genie, held_out, ledger3b, platform
 from llada_jax.config import require
-from llada_jax.phone.graphs import graphs_of, unknown_so_far
-from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phones.graphs import graphs_of, unknown_so_far
+from llada_jax.phones.published_tasks import PublishedTasks
 
 CHAPTERS: Mapping[str, Callable[[PublishedTasks], Chapter]] = {
     each.__name__: each

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from experiments.harness.estimates import difference, mean_of, ratio
 from experiments.harness.results import Kind
 from experiments.reproduce.chapter import PAPER, TEXTS, Chapter, band, chapter, modelled, phone_of
-from llada_jax.phone.dynamics import SOURCE, Techniques
-from llada_jax.phone.memory import Footprint, footprint, transfers_by_rule
-from llada_jax.phone.profile import load_profile
-from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.simulate import Energy, simulate
-from llada_jax.phone.system import Runtime, System
-from llada_jax.phone.uncertainty import POWER_SPREAD
-from llada_jax.phone.workload import Workload, autoregressive, blockwise, vanilla
+from llada_jax.phones.dynamics import SOURCE, Techniques
+from llada_jax.phones.memory import Footprint, footprint, transfers_by_rule
+from llada_jax.phones.profile import load_profile
+from llada_jax.phones.published_tasks import PublishedTasks
+from llada_jax.phones.simulate import Energy, simulate
+from llada_jax.phones.system import Runtime, System
+from llada_jax.phones.uncertainty import POWER_SPREAD
+from llada_jax.phones.workload import Workload, autoregressive, blockwise, vanilla
 
 ADDRESS_SPACE_MIB = (3840, 4096)
 """What is known of the limit on SM8750, whose middle the profile has: so much was mapped at one

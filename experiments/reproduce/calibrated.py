@@ -6,8 +6,8 @@ from typing import Any
 
 from experiments.harness.results import ResultRow
 from experiments.reproduce.chapter import PAPER, TASKS, Chapter, chapter, modelled
-from llada_jax.phone.cost import price_on_cpu, price_on_npu
-from llada_jax.phone.dynamics import (
+from llada_jax.phones.cost import price_on_cpu, price_on_npu
+from llada_jax.phones.dynamics import (
     SOURCE,
     STABLE,
     VISIBLE,
@@ -15,11 +15,11 @@ from llada_jax.phone.dynamics import (
     statistics,
     unstable_per_block,
 )
-from llada_jax.phone.memory import WeightTransfers
-from llada_jax.phone.profile import load_profile
-from llada_jax.phone.published_tasks import PublishedTasks, ffn_down, table2_seconds
-from llada_jax.phone.simulate import ForwardTimer
-from llada_jax.phone.system import System
+from llada_jax.phones.memory import WeightTransfers
+from llada_jax.phones.profile import load_profile
+from llada_jax.phones.published_tasks import PublishedTasks, ffn_down, table2_seconds
+from llada_jax.phones.simulate import ForwardTimer
+from llada_jax.phones.system import System
 
 
 def table2(world: PublishedTasks) -> Chapter:

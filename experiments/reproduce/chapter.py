@@ -11,13 +11,13 @@ from typing import Any
 from experiments.harness.estimates import Estimate
 from experiments.harness.results import ResultRow
 from llada_jax.config_files import read_yaml
-from llada_jax.phone.graphs import graphs_of
-from llada_jax.phone.profile import Profile, load_profile
-from llada_jax.phone.published_tasks import CANVAS
-from llada_jax.phone.simulate import ForwardTimer
-from llada_jax.phone.system import System
-from llada_jax.phone.uncertainty import TWO_SIDED, Moved, moved_profiles, strongest
-from llada_jax.phone.workload import Workload
+from llada_jax.phones.graphs import graphs_of
+from llada_jax.phones.profile import Profile, load_profile
+from llada_jax.phones.published_tasks import CANVAS
+from llada_jax.phones.simulate import ForwardTimer
+from llada_jax.phones.system import System
+from llada_jax.phones.uncertainty import TWO_SIDED, Moved, moved_profiles, strongest
+from llada_jax.phones.workload import Workload
 
 PAPER = "arXiv 2606.13740"
 TASKS = ("GSM8K", "BoolQ", "ARC-C", "HellaSwag")

@@ -27,11 +27,11 @@ from experiments.reproduce.chapter import (
     modelled,
     phone_of,
 )
-from llada_jax.phone.dynamics import Techniques
-from llada_jax.phone.profile import load_profile
-from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.system import System
-from llada_jax.phone.workload import Workload, autoregressive, blockwise, vanilla
+from llada_jax.phones.dynamics import Techniques
+from llada_jax.phones.profile import load_profile
+from llada_jax.phones.published_tasks import PublishedTasks
+from llada_jax.phones.system import System
+from llada_jax.phones.workload import Workload, autoregressive, blockwise, vanilla
 
 FIGURE = f"{PAPER}, Figure 11"
 SYSTEMS = {

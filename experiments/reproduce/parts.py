@@ -12,13 +12,13 @@ from experiments.harness.results import ResultRow
 from experiments.reproduce.chapter import Chapter, band, chapter, modelled
 from llada_jax.config import Quant
 from llada_jax.lowered import LoweredWeight, product_step
-from llada_jax.phone.cost import price_on_npu
-from llada_jax.phone.graphs import graphs_of
-from llada_jax.phone.profile import load_profile
-from llada_jax.phone.published_tasks import PublishedTasks, one_pass, read_figures
-from llada_jax.phone.system import System
-from llada_jax.phone.timeline import LaneTask, run
-from llada_jax.phone.uncertainty import with_uncertainty
+from llada_jax.phones.cost import price_on_npu
+from llada_jax.phones.graphs import graphs_of
+from llada_jax.phones.profile import load_profile
+from llada_jax.phones.published_tasks import PublishedTasks, one_pass, read_figures
+from llada_jax.phones.system import System
+from llada_jax.phones.timeline import LaneTask, run
+from llada_jax.phones.uncertainty import with_uncertainty
 
 LEDGER_CLASSES: Mapping[str, tuple[Quant, str]] = {
     "w16a16": ("float32", "native_fp16"),

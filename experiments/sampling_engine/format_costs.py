@@ -14,7 +14,7 @@ import numpy as np
 import llada_jax as lj
 from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.results import ResultRow, share_row
-from llada_jax.build.denoisers import denoiser_for, score_rules
+from llada_jax.api.denoisers import denoiser_for, score_rules
 from llada_jax.config import SamplerConfig, require_counts
 from llada_jax.evaluation.tasks import load_task, word_problems
 from llada_jax.model.head import ScoreRules, logits_of, without

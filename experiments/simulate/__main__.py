@@ -25,20 +25,20 @@ from experiments.harness.estimates import mean_of
 from experiments.harness.pictures import figure, save
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax import atomic
+from llada_jax.io import atomic
 from llada_jax.config import ModelConfig, Quant, require, require_choice, require_counts
 from llada_jax.model.architecture import architecture
-from llada_jax.phone.dynamics import Techniques
-from llada_jax.phone.graphs import Shape, graphs_of, unknown_so_far
-from llada_jax.phone.memory import weights_mib
-from llada_jax.phone.perfetto_trace import Counters, perfetto_trace
-from llada_jax.phone.phone import ModelledRun
-from llada_jax.phone.profile import load_profile
-from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.routed_layers import ASSUMED
-from llada_jax.phone.system import System
-from llada_jax.phone.timeline import LANES, Timeline
-from llada_jax.phone.workload import Workload, from_trace
+from llada_jax.phones.dynamics import Techniques
+from llada_jax.phones.graphs import Shape, graphs_of, unknown_so_far
+from llada_jax.phones.memory import weights_mib
+from llada_jax.phones.perfetto_trace import Counters, perfetto_trace
+from llada_jax.phones.phone import ModelledRun
+from llada_jax.phones.profile import load_profile
+from llada_jax.phones.published_tasks import PublishedTasks
+from llada_jax.phones.routed_layers import ASSUMED
+from llada_jax.phones.system import System
+from llada_jax.phones.timeline import LANES, Timeline
+from llada_jax.phones.workload import Workload, from_trace
 from llada_jax.swap.address_space import MIB
 from llada_jax.swap.planners import planner
 

@@ -21,7 +21,7 @@ from llada_jax.evaluation.graded import Evaluation, compared
 from llada_jax.evaluation.metrics import Paired
 from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.evaluation.task import TaskItems
-from llada_jax.phone.workload import Workload
+from llada_jax.phones.workload import Workload
 
 _ROUNDS = 7
 

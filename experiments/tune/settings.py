@@ -12,7 +12,7 @@ from llada_jax.evaluation.evaluate import PLACES, lengthened
 from llada_jax.evaluation.task import TaskItems, ValidationItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.architecture import architecture
-from llada_jax.phone.profile import load_profile
+from llada_jax.phones.profile import load_profile
 from llada_jax.swap.planners import planner
 
 HERE = "here"

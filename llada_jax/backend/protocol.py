@@ -1,6 +1,6 @@
 """What a backend is: it takes steps, which are functions with static shapes, and gives executables.
 
-A new backend is one file that implements `Backend`, and one line in `llada_jax.build`.
+A new backend is one file that implements `Backend`, and one line in `llada_jax.api`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

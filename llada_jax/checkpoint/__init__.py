@@ -18,7 +18,7 @@ from llada_jax.checkpoint.huggingface import (
 from llada_jax.checkpoint.sources import Checkpoint
 from llada_jax.checkpoint.tensors import Dtype, read_params
 from llada_jax.config import ModelConfig, require, require_choice
-from llada_jax.content import content_hash, file_state
+from llada_jax.io.content import content_hash, file_state
 from llada_jax.model.params import ModelParams
 from llada_jax.text import TOKENIZER_FILES
 

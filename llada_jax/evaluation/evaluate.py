@@ -19,8 +19,8 @@ import jax.monitoring
 import numpy as np
 from tqdm import tqdm
 
-from llada_jax.build.decoding import generate_stream
-from llada_jax.build.loading import Model, load
+from llada_jax.api.decoding import generate_stream
+from llada_jax.api.loading import Model, load
 from llada_jax.config import Loop, SamplerConfig, require, require_counts
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import (

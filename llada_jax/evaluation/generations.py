@@ -15,7 +15,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llada_jax import atomic
+from llada_jax.io import atomic
 from llada_jax.config import require, require_counts
 from llada_jax.evaluation.stored import (
     first_difference,

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from llada_jax.build.decoding import generate_stream
-from llada_jax.build.loading import Model
+from llada_jax.api.decoding import generate_stream
+from llada_jax.api.loading import Model
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import (

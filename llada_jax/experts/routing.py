@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.archive import load_archive, save_archive
+from llada_jax.io.archive import load_archive, save_archive
 from llada_jax.config import require
 
 FORMAT = 3

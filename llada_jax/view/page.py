@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from llada_jax import atomic
+from llada_jax.io import atomic
 from llada_jax.config import require
 
 _FRAME = '<iframe srcdoc="{}" sandbox="allow-scripts" style="width:100%;height:760px;border:0">'
@@ -64,7 +64,7 @@ def page_of(runs: Sequence[Mapping[str, Any]]) -> Page:
 
 
 def phone_timeline(run: Any) -> dict[str, Any]:
-    """Returns what a page shows of a run on a phone (`llada_jax.phone.phone.ModelledRun`), as plain
+    """Returns what a page shows of a run on a phone (`llada_jax.phones.phone.ModelledRun`), as plain
     JSON: each kind of forward with its tasks (name, lane, start and length in ms), and the kind of
     each forward in order."""
     numbers = {forward: number for number, forward in enumerate(run.steps)}

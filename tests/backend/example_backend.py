@@ -3,7 +3,7 @@
 A backend gets steps, which are functions of named arrays with static shapes, and the weights, one
 tensor at a time. It gives for each step an object that allocates inputs and runs. With that,
 `llada_jax.generate(model, prompts, backend=ExampleBackend())` decodes; a name of its own is one
-line in `llada_jax.build`.
+line in `llada_jax.api`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -12,9 +12,9 @@ from experiments import calibrate
 from experiments.calibrate import measured
 from experiments.harness.run import REPOSITORY, Run, read_config
 from llada_jax.backend.exported.calibration_export import calibration_rows
-from llada_jax.phone.calibration.calibrate import CostModel
-from llada_jax.phone.calibration.measurements import read_measurements, write_measurements
-from llada_jax.phone.profile import load_profile
+from llada_jax.phones.calibration.calibrate import CostModel
+from llada_jax.phones.calibration.measurements import read_measurements, write_measurements
+from llada_jax.phones.profile import load_profile
 
 
 def composed(*overrides: str) -> calibrate.CalibrateConfig:

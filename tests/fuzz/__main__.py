@@ -22,7 +22,7 @@ from random import Random
 from typing import NamedTuple
 
 from llada_jax.checkpoint import fingerprint
-from llada_jax.content import content_hash
+from llada_jax.io.content import content_hash
 from tests.fuzz.judge import BAD, CRASH, GOOD, HANG, LAX, OTHER, RAW, Verdict, Watch, digest, judge
 from tests.fuzz.kinds import KINDS, Kind, Safetensors
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from llada_jax.checkpoint import load_params, save_huggingface
 from llada_jax.evaluation.generations import Generation, GenerationBatch, GenerationStore
 from llada_jax.evaluation.task import Item
-from llada_jax.phone.profile import PROFILES, load_profile
+from llada_jax.phones.profile import PROFILES, load_profile
 from llada_jax.sampler.trace import Trace
 from llada_jax.text import Tokenizer
 from tests.backend.models import GQA, random_params

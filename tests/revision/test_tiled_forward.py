@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.build import decoding, denoisers
+from llada_jax.api import decoding, denoisers
 from llada_jax.config import ModelConfig, MoEConfig
 from llada_jax.model.forward import forward_rows
 from llada_jax.model.head import ScoreRules, score_rows

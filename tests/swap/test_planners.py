@@ -3,14 +3,14 @@
 import pytest
 from hypothesis import given, settings
 
-from llada_jax.phone.swap_plan import mapping_path
+from llada_jax.phones.swap_plan import mapping_path
 from llada_jax.swap.address_space import MIB, Budget, PlanError
 from llada_jax.swap.graph import Graph, Operator, kv_bytes_per_token, model_graph
 from llada_jax.swap.greedy_planner import Greedy, ResidentRegion, alternate
 from llada_jax.swap.plan_checker import problems
 from llada_jax.swap.planners import PLANNERS, planner, steady
 from llada_jax.swap.stall_times import least_step_ns, stall_of
-from tests.phone.small import PHONE
+from tests.phones.small import PHONE
 from tests.swap.small_graphs import FIGURE_10, budgets, chain, graphs, one_buffer
 from tests.swap.test_graph import LLADA_8B
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from llada_jax.phone.timeline import LaneTask, TimedTask, Timeline
+from llada_jax.phones.timeline import LaneTask, TimedTask, Timeline
 from llada_jax.sampler.generate import Result
 from llada_jax.view.page import Page, page_of, phone_timeline
 from tests.sampler.drawn_trace import drawn_trace

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from llada_jax import atomic
+from llada_jax.io import atomic
 from llada_jax.backend.exported import verify
 from llada_jax.backend.exported.contents import Export, float32_shards, shard_layers
 from llada_jax.backend.exported.manifest import File, UnfinishedExport

@@ -20,7 +20,7 @@ from llada_jax.backend.resources import require_disk, require_memory
 from llada_jax.backend.session import Shard
 from llada_jax.backend.steps import head_chunks
 from llada_jax.config import require
-from llada_jax.inside import inside
+from llada_jax.io.inside import inside
 
 
 class Exported:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from llada_jax import atomic
+from llada_jax.io import atomic
 from llada_jax.backend.exported import verify
 from llada_jax.backend.exported.contents import Export, float32_shards
 from llada_jax.backend.exported.manifest import UnfinishedExport

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from llada_jax import atomic
+from llada_jax.io import atomic
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.protocol import Bucket, Executable, Step, Weights
 from llada_jax.backend.qnn.context import read_tflite, signatures

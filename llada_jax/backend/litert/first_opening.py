@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from llada_jax import atomic
+from llada_jax.io import atomic
 from llada_jax.backend.litert.runtime import LiteRT
 
 _SECONDS, _BYTES_PER_SECOND = 120, 1_000_000

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from llada_jax import atomic
+from llada_jax.io import atomic
 from llada_jax.backend.litert import tflite as tflite_file
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Inputs, Step, Weights

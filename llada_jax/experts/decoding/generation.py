@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Int
 
 from llada_jax import checkpoint
-from llada_jax.build.denoisers import denoiser_for, score_rules
-from llada_jax.build.loading import Model
+from llada_jax.api.denoisers import denoiser_for, score_rules
+from llada_jax.api.loading import Model
 from llada_jax.config import SamplerConfig, require
 from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
 from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from llada_jax import atomic
+from llada_jax.io import atomic
 from llada_jax.config import ModelConfig, require
 from llada_jax.experts.decoding.budgeted_forward import around_experts, run_expert
 from llada_jax.experts.decoding.expert_file import ExpertFile, page_aligned

@@ -14,7 +14,7 @@ from llada_jax.backend.exported import calibration_export
 from llada_jax.backend.exported.calibration_export import ROWS, calibration_rows
 from llada_jax.config import PhoneConfig
 from llada_jax.model.architecture import architecture
-from llada_jax.phone.calibration.measurements import read_measurements
+from llada_jax.phones.calibration.measurements import read_measurements
 
 ADB = """#!/bin/sh
 case "$*" in

@@ -124,7 +124,7 @@ def test_a_folder_for_two_canvases_packs_them_and_gives_the_tokens_of_one_for_si
     prompts = [PROMPT, PROMPT[:2], PROMPT[1:]]
     config = SHORT.replace(cache="blockwise")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llada_jax.build.denoisers.Exported", lambda folder: program)
+        patch.setattr("llada_jax.api.denoisers.Exported", lambda folder: program)
         packed = lj.generate(lj.load(folder), prompts, config, backend="litert")
     assert ran, "two canvases share a forward"
     for row, prompt in enumerate(prompts):

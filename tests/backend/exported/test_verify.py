@@ -22,7 +22,7 @@ from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.steps import body_step, head_steps
 from llada_jax.backend.weights import InMemory
 from llada_jax.config import ExportConfig, ModelConfig, PhoneConfig, Quant
-from llada_jax.phone.calibration.measurements import read_timing
+from llada_jax.phones.calibration.measurements import read_timing
 from tests.backend.models import (
     GQA,
     VARIANTS,

@@ -25,7 +25,7 @@ from llada_jax.backend.litert.runtime import LiteRT, tflite
 from llada_jax.backend.session import FORBIDDEN_LOGIT
 from llada_jax.checkpoint import fingerprint, model_path, save_huggingface
 from llada_jax.config import ExportConfig, Quant
-from llada_jax.locked import locked
+from llada_jax.io.locked import locked
 from llada_jax.model.head import score_rows
 from tests.backend.litert.test_tflite import constants
 from tests.backend.models import GQA, random_params

@@ -18,11 +18,11 @@ from llada_jax.backend.qnn.context import read_context, require_qnn
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu, Emulator
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import InMemory
-from llada_jax.build.denoisers import score_rules
+from llada_jax.api.denoisers import score_rules
 from llada_jax.config import PhoneConfig
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.model.layers import HIDDEN_SCORE
-from llada_jax.phone.calibration.measurements import read_timing
+from llada_jax.phones.calibration.measurements import read_timing
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 

@@ -15,7 +15,7 @@ from experiments.evaluate import __main__ as entry
 from experiments.harness.run import REPOSITORY
 from llada_jax.evaluation.evaluate import Trial
 from llada_jax.evaluation.generations import GenerationStore
-from llada_jax.locked import locked
+from llada_jax.io.locked import locked
 from tests.experiments.in_process import run_experiment
 
 ITEMS = 7

@@ -1,4 +1,4 @@
-"""Experts on phones cost what the profiles of llada_jax/phone/profiles say; policies on stored
+"""Experts on phones cost what the profiles of llada_jax/phones/profiles say; policies on stored
 routing: its statistics, beside published ones, and rows of every cell."""
 
 import json
@@ -18,7 +18,7 @@ from experiments.experts.policies_on_phones import (
 from experiments.harness.run import REPOSITORY, Run, read_config
 from llada_jax.experts.routing import RoutingTrace
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE
-from llada_jax.phone.profile import load_profile
+from llada_jax.phones.profile import load_profile
 
 
 @pytest.mark.parametrize("soc", ["SM8750", "SM8850"])

@@ -13,7 +13,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 from experiments.harness.run import REPOSITORY, entry_point
-from llada_jax.locked import locked
+from llada_jax.io.locked import locked
 from tests.experiments.in_process import run_experiment
 
 ConfigStore.instance().store("nothing", {"seed": 0})

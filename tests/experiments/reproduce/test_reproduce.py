@@ -14,9 +14,9 @@ from experiments.reproduce import __main__ as reproduce
 from experiments.reproduce import fig11
 from experiments.reproduce.__main__ import CHAPTERS
 from experiments.reproduce.chapter import LENGTHS, TASKS
-from llada_jax.phone.graphs import graphs_of
-from llada_jax.phone.profile import load_profile
-from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phones.graphs import graphs_of
+from llada_jax.phones.profile import load_profile
+from llada_jax.phones.published_tasks import PublishedTasks
 
 RUNS = 8
 

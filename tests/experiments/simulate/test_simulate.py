@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 import llada_jax as lj
 from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.simulate import __main__ as simulate
-from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.system import System
-from llada_jax.phone.workload import blockwise
-from tests.phone.small import PHONE, SHAPE
+from llada_jax.phones.published_tasks import PublishedTasks
+from llada_jax.phones.system import System
+from llada_jax.phones.workload import blockwise
+from tests.phones.small import PHONE, SHAPE
 
 SOURCE = "published statistics (arXiv 2606.13740, Figures 5 and 8)"
 

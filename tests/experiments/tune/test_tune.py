@@ -19,7 +19,7 @@ from experiments.tune.judge import Judge, Judged, Price, modelled_price
 from experiments.tune.search import Candidate, fastest_allowed, front
 from experiments.tune.settings import Axes, SamplerFamily, TuneConfig, drawn, first_proposals
 from llada_jax.config import SamplerConfig
-from llada_jax.phone.workload import Forward, Workload
+from llada_jax.phones.workload import Forward, Workload
 from tests.experiments.in_process import run_experiment
 
 FAMILIES = (

@@ -8,7 +8,7 @@ from experiments.bench.random_weights import random_params
 from experiments.bench.rivals.answers import LayerClock
 from experiments.bench.rivals.ours import Ours, clocked
 from experiments.bench.rivals.rivals_bench import RivalsBenchConfig, time_rivals
-from llada_jax.build.denoisers import denoiser_for
+from llada_jax.api.denoisers import denoiser_for
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import ScoreRules
 from llada_jax.model.quantize import QuantArray

@@ -1,0 +1,206 @@
+"""Decoding with a model: prompts as one batch, as a stream, and canvases with holes."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from llada_jax.backend.protocol import Backend
+from llada_jax.backend.resources import available_cores
+from llada_jax.api.denoisers import backend_denoiser, has_tiles, score_rules
+from llada_jax.api.loading import Model
+from llada_jax.config import Loop, SamplerConfig, require
+from llada_jax.constraint.batch import Constraints, texts_of
+from llada_jax.revision.tiled_forward import tiled_denoiser
+from llada_jax.revision.tiles import TileMultiplier
+from llada_jax.sampler.continuous import Places
+from llada_jax.sampler.decoding_run import checked_run
+from llada_jax.sampler.generate import Kept, Result, decode
+from llada_jax.sampler.loops import Refresher
+from llada_jax.sampler.prompts import Prompts, end_ids, with_ids
+from llada_jax.sampler.record import OnStep
+from llada_jax.types import Denoiser, Params
+
+_worker = partial(ThreadPoolExecutor, max_workers=1, thread_name_prefix="revision")
+"""Makes the thread that refreshes tokens beside the host loop."""
+
+
+def generate(
+    model: Model,
+    prompts: Prompts,
+    config: SamplerConfig | None = None,
+    *,
+    backend: str | Backend = "xla",
+    seed: int | Sequence[int] = 0,
+    trace: Kept = False,
+    on_step: OnStep | None = None,
+    loop: Loop | None = None,
+    refresh_on: Model | None = None,
+    holes: bool = False,
+    constraint: Constraints | None = None,
+) -> Result:
+    """Decodes prompts: [B, P] ids, or a list of lists of different lengths.
+
+    Args:
+      config: how to decode; default: LLaDA's schedule on the whole canvas.
+      backend: where the forward runs. `xla`; `xla_fused`, with cuDNN's attention on a GPU; `litert`
+        (the extra `npu`), with the numbers that the parameters have: float32, int8 or int4; `qnn`
+        (the extra `qnn`), an emulated SM8750 in float16; or a `Backend`, for example an
+        `EmulatedNpu` of another SoC.
+      seed: one for the batch, or one for each row.
+      trace: keep what every forward did in `Result.trace`; `"scores"` keeps its predictions, too,
+        and `"margins"` how far each was from the second one.
+      on_step: called after each forward with a `StepView`; runs the host loop.
+      loop: `compiled` or `host`; default: compiled, unless `on_step` is given.
+      refresh_on: what the worker of `refresh="worker"` runs, for example `tiled(model)` (the extra
+        `revision`); default: the model on the run's own backend.
+      holes: the prompts are canvases whose holes are filled, as `infill` does.
+      constraint: what the texts are to be: `regex`, `json_schema` or `choice`, or a list of such,
+        one for each prompt. Each generation ends as such a text within its `gen_length`.
+
+    Raises:
+      ValueError: one message that names the bad value and what is allowed, before any computation.
+      FloatingPointError: the model gave a score that is NaN or infinite: one message that names
+        each such canvas, the forward and the position. Nothing is returned of the others.
+    """
+    with ExitStack() as threads:
+        settings = _settings(model, config, backend, loop, refresh_on, threads, constraint, on_step)
+        result = decode(
+            prompts=prompts, seed=seed, trace=trace, on_step=on_step, infill=holes, **settings
+        )
+    if result.recorded is not None and model.tokenizer is not None:
+        ids = np.union1d(result.recorded.tokens, result.recorded.event_token)
+        result.recorded.settings["pieces"] = model.tokenizer.pieces(ids.tolist())
+    return _of_model(result, model)
+
+
+class ResultStream(Iterator[Result]):
+    """The results of `generate_stream`, in the order of the prompts."""
+
+    def __init__(self, results: Iterator[Result], places: Places) -> None:
+        self._results, self._places = results, places
+
+    def __next__(self) -> Result:
+        """Returns the next result, when all before it were returned and it is there."""
+        return next(self._results)
+
+    @property
+    def useful(self) -> float:
+        """Returns the share of the places' forwards so far that a prompt took part in."""
+        return self._places.useful / max(1, self._places.offered)
+
+
+def generate_stream(
+    model: Model,
+    prompts: Prompts,
+    config: SamplerConfig | None = None,
+    *,
+    places: int = 8,
+    together: int | Sequence[int] = 1,
+    backend: str | Backend = "xla",
+    seed: int | Sequence[int] = 0,
+    trace: bool = False,
+    loop: Loop | None = None,
+    refresh_on: Model | None = None,
+    constraint: Constraints | None = None,
+) -> ResultStream:
+    """Decodes many prompts, a few at a time: one that is done gives its place to the next.
+
+    A result is that of `generate` on the same prompts, its trace included, but for seconds: the
+    result's are its share of the time, and those of single forwards are NaN.
+
+    Args:
+      places: how many prompts are decoded at a time. It changes no token.
+      together: how many prompts, one after the other, a result is of; or of each result so many.
+      The others: as in `generate`.
+
+    Raises:
+      ValueError: as `generate`, when it is called.
+      FloatingPointError: as `generate`, in place of the first bad canvas's result.
+    """
+    for name, count in (("places", places), ("together", np.min(together))):
+        require(count > 0, f"{name} is {count}; allowed: 1 or more")
+    opened = ExitStack()
+    with ExitStack() as threads:
+        settings = _settings(model, config, backend, loop, refresh_on, threads, constraint)
+        taken = Places(checked_run(prompts=prompts, seed=seed, **settings), places)
+        opened = threads.pop_all()
+
+    def results() -> Iterator[Result]:
+        with opened:
+            yield from (_of_model(each, model) for each in taken.results(together, trace=trace))
+
+    return ResultStream(results(), taken)
+
+
+def _settings(
+    model: Model,
+    config: SamplerConfig | None,
+    backend: str | Backend,
+    loop: Loop | None,
+    refresh_on: Model | None,
+    threads: ExitStack,
+    constraint: Constraints | None,
+    on_step: OnStep | None = None,
+) -> dict[str, Any]:
+    """Returns what decodes, as the sampler takes it; closing `threads` ends those it starts."""
+    config = with_ids(config or SamplerConfig(), model.config)
+    denoiser = backend_denoiser(model, backend, score_rules(config))
+    refreshing = denoiser, model.params
+    if refresh_on is not None:
+        refreshing = _refreshing(refresh_on, config, model, threads)
+    worker = threads.enter_context(_worker())  # the first to end: its job may run the others
+    texts = None
+    if constraint is not None:
+        ends = end_ids(config, model.config)
+        texts = texts_of(constraint, model.tokenizer, ends, model.config.vocab_size)
+    needs_host = on_step or not denoiser.traceable or config.has_worker
+    return {
+        "denoiser": denoiser,
+        "params": model.params,
+        "model": model.config,
+        "config": config,
+        "loop": loop or ("host" if needs_host else "compiled"),
+        "refresher": Refresher(worker, *refreshing),
+        "texts": texts,
+    }
+
+
+def _of_model(result: Result, model: Model) -> Result:
+    """Returns the result with the model's name and tokenizer."""
+    if result.recorded is not None:
+        result.recorded.settings["fingerprint"] = model.fingerprint
+    return result if model.tokenizer is None else replace(result, to_text=model.tokenizer.decode)
+
+
+def infill(
+    model: Model, canvases: Prompts, config: SamplerConfig | None = None, **options: Any
+) -> Result:
+    """Fills the [MASK] holes of canvases, wherever they are; all other tokens stay.
+
+    Blocks count from the canvas's start. Of `config`, `gen_length` is only used with `steps`, to
+    give the steps per block. Options, result and errors as `generate`.
+    """
+    return generate(model, canvases, config, holes=True, **options)
+
+
+def _refreshing(
+    refresh_on: Model, config: SamplerConfig, model: Model, threads: ExitStack
+) -> tuple[Denoiser, Params]:
+    """Returns the functions that a worker runs, and their parameters."""
+    require(
+        config.has_worker, "refresh_on is a model without a worker; allowed: with refresh='worker'"
+    )
+    require(
+        refresh_on.config == model.config,
+        "refresh_on is a model of another configuration; allowed: the same one",
+    )
+    rules, params = score_rules(config), refresh_on.params
+    if not has_tiles(params):
+        return backend_denoiser(refresh_on, "xla", rules), params
+    multiply = threads.enter_context(TileMultiplier(available_cores()))
+    return tiled_denoiser(refresh_on.config, rules, multiply), params

@@ -1,0 +1,135 @@
+"""A model's functions on a backend, as the sampler drives them. Each is compiled once and kept."""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from llada_jax.backend.exported.manifest import MANIFEST
+from llada_jax.backend.exported.opened import EmulatedExport, Exported
+from llada_jax.backend.litert.runtime import LiteRT
+from llada_jax.backend.program import CompiledOnDemand
+from llada_jax.backend.protocol import Backend
+from llada_jax.backend.qnn.emulated_npu import ROW_BUCKETS as NPU_ROW_BUCKETS
+from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
+from llada_jax.backend.session import Session
+from llada_jax.backend.weights import quant_of
+from llada_jax.api.loading import Model
+from llada_jax.config import ModelConfig, SamplerConfig, require
+from llada_jax.model import forward as model_forward
+from llada_jax.model.forward import PLAIN, LayerHooks
+from llada_jax.model.grouped_product import with_paired_int4
+from llada_jax.model.head import ScoreRules, score_rows
+from llada_jax.model.layers import fused_attend_to_cache
+from llada_jax.model.measures import measure_rows
+from llada_jax.model.mesh import mesh_denoiser, mesh_of, specs_of
+from llada_jax.model.params import ModelParams
+from llada_jax.revision.tiles import Tiles
+from llada_jax.types import Denoiser, Params
+
+
+def has_tiles(params: Params) -> bool:
+    """Returns whether the matrices are tiles."""
+    return any(isinstance(leaf, Tiles) for leaf in jax.tree.leaves(params))
+
+
+def score_rules(config: SamplerConfig) -> ScoreRules:
+    """Returns what a sampler's settings mean to the head; `config` names its special ids."""
+    forbidden = [] if config.parity.predict_mask else [config.mask_id]
+    forbidden += [config.eos_id] if config.logits_eos_inf else []
+    discounted = [config.eos_id, config.eot_id] if config.confidence_eos_eot_inf else []
+    return ScoreRules(
+        forbidden=tuple(i for i in forbidden if i is not None),
+        discounted=tuple(i for i in discounted if i is not None),
+        temperature=config.temperature,
+        confidence_dtype=config.parity.confidence_dtype,
+        noise_dtype=config.parity.noise_dtype,
+        spread=config.remasking in ("entropy", "margin") or config.rule.spread,
+    )
+
+
+_BACKENDS: dict[str, Callable[[ModelParams], Backend]] = {
+    "litert": lambda params: LiteRT(quant_of(params)),
+    "qnn": lambda params: EmulatedNpu(),
+}
+"""Backends that run compiled steps outside JAX, by name."""
+XLA: dict[str, LayerHooks] = {
+    "xla": PLAIN,
+    "xla_fused": LayerHooks(attend_with=fused_attend_to_cache),
+}
+"""How JAX runs the model, by name."""
+
+
+def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) -> Denoiser:
+    """Returns the model's functions on a backend.
+
+    Raises ValueError for an unknown backend, ImportError where its packages are not installed.
+    """
+    if isinstance(backend, str) or model.artifact:
+        allowed = ("litert", "qnn") if model.artifact else (*XLA, *_BACKENDS)
+        names = ", ".join(map(repr, allowed))
+        require(backend in allowed, f"backend is {backend!r}; allowed: {names}")
+    require(
+        not has_tiles(model.params),
+        "the model has tiles; allowed: as refresh_on, for the worker of refresh='worker'",
+    )
+    mesh = mesh_of(model.params)
+    require(
+        mesh is None or backend in XLA,
+        f"backend is {backend!r}, and the model is on a mesh; allowed: {', '.join(map(repr, XLA))}",
+    )
+    if isinstance(backend, str) and backend in XLA:
+        if mesh is not None:
+            return mesh_denoiser(model.config, rules, XLA[backend], mesh, specs_of(model.params))
+        return denoiser_for(model.config, rules, XLA[backend])
+    if model.artifact:
+        manifest = (model.artifact / MANIFEST).read_bytes()
+        opened = _exported(model.artifact, manifest, backend == "qnn")
+        return Session(opened, rules).denoiser()
+    return Session(_program(backend, model.config, _Same(model.params)), rules).denoiser()
+
+
+@lru_cache(maxsize=1)
+def _exported(folder: Path, manifest: bytes, emulated: bool) -> Exported:
+    """Opens an export, kept as long as the manifest, with its hashes of all files, is the same."""
+    return EmulatedExport(folder) if emulated else Exported(folder)
+
+
+class _Same(NamedTuple):
+    """Parameters as a key: equal where they are the very same object."""
+
+    params: ModelParams
+
+    def __hash__(self) -> int:
+        return id(self.params)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.params is other.params
+
+
+@lru_cache(maxsize=4)
+def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> CompiledOnDemand:
+    if isinstance(backend, str):
+        backend = _BACKENDS[backend](same.params)
+    if isinstance(backend, EmulatedNpu):  # a phone scores on its CPU
+        head = LiteRT(quant_of(same.params))
+        return CompiledOnDemand(config, same.params, backend, head, NPU_ROW_BUCKETS, canvases=(1,))
+    return CompiledOnDemand(config, same.params, backend)
+
+
+@lru_cache(maxsize=64)
+def denoiser_for(config: ModelConfig, rules: ScoreRules, hooks: LayerHooks = PLAIN) -> Denoiser:
+    """Returns the model's functions in JAX, kept so that each is compiled once."""
+
+    def forward_rows(params, rows, cache):
+        return model_forward.forward_rows(params, config, rows, cache, hooks)
+
+    def empty_cache(params, batch, length):
+        return model_forward.cache_for(params, config, batch, length)
+
+    score, measure = partial(score_rows, rules=rules), partial(measure_rows, rules=rules)
+    return Denoiser(
+        forward_rows, score, empty_cache, measure_rows=measure, for_loops=with_paired_int4
+    )

@@ -1,0 +1,295 @@
+"""A model from wherever it is, or in words; and what is done with it: export, tiles, logits."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from llada_jax import checkpoint
+from llada_jax.backend.exported.contents import Export
+from llada_jax.backend.exported.manifest import MANIFEST, Manifest
+from llada_jax.backend.exported.writer import write_export
+from llada_jax.backend.protocol import Inputs
+from llada_jax.checkpoint import open_checkpoint
+from llada_jax.config import ExportConfig, ModelConfig, require
+from llada_jax.io.content import content_hash
+from llada_jax.model import forward as model_forward
+from llada_jax.model.families.family import Family, add_family, families
+from llada_jax.model.mesh import agreed
+from llada_jax.model.params import param_count
+from llada_jax.programs import kept, own_jit
+from llada_jax.revision.tiled_forward import pack_params
+from llada_jax.revision.tiles import Tiles
+from llada_jax.text import Tokenizer
+from llada_jax.types import Params
+
+
+class _Model(NamedTuple):
+    config: ModelConfig
+    params: Params
+    """Arrays, as `llada_jax.model.params.ModelParams`; None where the model is an export."""
+    tokenizer: Tokenizer | None
+    """The checkpoint's tokenizer; None where it brings none."""
+    artifact: Path | None = None
+    """Folder that the backend runs; None unless the model is an export."""
+    source: str | None = None
+    """Name or path that `load` was given."""
+    fingerprint: str | None = None
+    """Names the content of the files that it was loaded from; of an export, that of its manifest.
+    None where it was made in memory."""
+
+
+class Model(_Model):
+    """A model that is ready to run."""
+
+    __slots__ = ()
+
+    def _replace(self, **changes: Any) -> "Model":
+        """Returns a copy with some fields changed; what the files did not hold has no name."""
+        if changes.keys() & {"config", "params", "tokenizer"}:
+            changes = {"fingerprint": None} | changes
+        return super()._replace(**changes)
+
+    @property
+    def stored_as(self) -> str:
+        """Returns the numbers of its layers: a dtype, the kind of its tiles, or `exported`."""
+        if self.params is None:
+            return "exported"
+        weight = self.params.layers[0].attention.query
+        tiled = isinstance(weight, Tiles)
+        return f"{weight.kind} tiles" if tiled else str(jax.tree.leaves(weight)[0].dtype)
+
+    def __repr__(self) -> str:
+        """Names the model in one line, without its arrays."""
+        name = "" if self.source is None else f"{self.source!r}, "
+        count = param_count(self.config)
+        return f"Model({name}family {self.config.family}, {count:,} parameters, {self.stored_as})"
+
+
+def load(
+    source: str | os.PathLike[str],
+    dtype: str | None = None,
+    *,
+    family: Family | str | None = None,
+    block_length: int | None = None,
+    experts: bool = True,
+    mesh: Mesh | None = None,
+) -> Model:
+    """Loads a model.
+
+    Args:
+      source: a bundled name (`"tiny"`), a folder in the Hugging Face layout, a `.gguf` file, or
+        a folder that `export` wrote.
+      dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading); default: as stored,
+        and float32 for bundled models.
+      family: how a checkpoint that no known family answers to is spelled, known from then on; or
+        the name of the family that it is of, whatever its configuration looks like. Other
+        distributions add families by entry points of the group `llada_jax.families`.
+      block_length: the block of block-causal attention, where the checkpoint does not say it
+        (dllm's BD3LM).
+      experts: False leaves the routed experts of a mixture out: `generate_within_budget` reads
+        them from a file of their own.
+      mesh: the devices that share the model, of `llada_jax.mesh`; default: one has it whole.
+
+    Raises:
+      FileNotFoundError, ValueError: one message that names the file and what is wrong with it,
+        before any tensor is read; NaN, infinity, and a file that is written meanwhile are found as
+        they are.
+    """
+    name = None if family is None else add_family(family)
+    if (Path(source) / MANIFEST).is_file():
+        require(mesh is None, f"{source} is an export; allowed on a mesh: a checkpoint")
+        return _load_exported(Path(source), dtype)
+    settings = f"model {source}, dtype {dtype}, mesh {mesh and dict(mesh.shape)}"
+    before = checkpoint.file_states(source)
+    config, params, tokenizer_folder = checkpoint.load_params(source, dtype, name, experts, mesh)
+    tokenizer = tokenizer_folder and _tokenizer(tokenizer_folder, config)
+    fingerprint = agreed(settings, partial(checkpoint.fingerprint, source))
+    require(
+        checkpoint.file_states(source) == before,
+        f"{source} was changed while it was loaded; allowed: files that nobody writes meanwhile",
+    )
+    if config.mask_id is None and tokenizer is not None and tokenizer.mask_id is not None:
+        config = config.replace(mask_id=tokenizer.mask_id)
+    if block_length is not None:
+        require(
+            config.block_length in (None, block_length),
+            f"block_length is {block_length}; allowed: {config.block_length}, the checkpoint's own",
+        )
+        config = config.replace(block_length=block_length)
+    return Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
+
+
+def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
+    family = families().get(config.family)
+    return replace(Tokenizer.from_folder(folder), variables=family.template if family else {})
+
+
+def _load_exported(folder: Path, dtype: str | None) -> Model:
+    manifest = Manifest.load(folder)
+    quant = manifest.settings.quant
+    require(
+        dtype in (None, quant),
+        f"dtype is {dtype!r}, but {folder} is exported as {quant!r}; allowed: None",
+    )
+    has_tokenizer = any(file.name == "tokenizer.json" for file in manifest.others)
+    tokenizer = _tokenizer(folder, manifest.model) if has_tokenizer else None
+    fingerprint = content_hash(folder, [folder / MANIFEST])
+    return Model(manifest.model, None, tokenizer, folder, str(folder), fingerprint)
+
+
+def export(
+    source: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    settings: ExportConfig | None = None,
+    *,
+    verify: bool = True,
+    samples: Sequence[Inputs] = (),
+) -> Manifest:
+    """Writes a model as a folder of `.tflite` files, which `load` takes.
+
+    A checkpoint of any size is read tensor by tensor; see `llada_jax.backend.exported.writer`.
+
+    Args:
+      settings: default: int8, for the CPU.
+      verify: run every file against JAX before the folder gets its name.
+      samples: forwards that `llada_jax.backend.program.Recorder` recorded, for phones with static
+        quantization.
+
+    Raises:
+      FileNotFoundError, ValueError: one message that names what is wrong, before anything is
+        written; an export that was interrupted goes on with the same call.
+      ImportError: the extra `npu` is not installed.
+    """
+    weights, tokenizer = open_checkpoint(source)
+    config = weights.config
+    if config.mask_id is None and tokenizer is not None:
+        config = config.replace(mask_id=Tokenizer.from_folder(tokenizer).mask_id)
+    settings = settings or ExportConfig()
+    fingerprint = partial(checkpoint.fingerprint, source)
+    what = Export(config, weights, settings, str(source), tokenizer, verify, samples, fingerprint)
+    return write_export(Path(folder), what)
+
+
+def forward(
+    model: Model, tokens: Int[Array, "B L"], block_length: int | None = None
+) -> Float[Array, "B L V"]:
+    """Returns the logits of every position: [B, L] ids to [B, L, V] float32.
+
+    Attention is bidirectional, or block-causal where the family is; `block_length` makes it
+    block-causal with blocks of that length, counted from position 0.
+    """
+    require(model.artifact is None, f"{model.artifact} is an export: it has no parameters for JAX")
+    array = jnp.asarray(tokens)
+    vocab = model.config.vocab_size
+    require(
+        array.ndim == 2 and array.size > 0 and jnp.issubdtype(array.dtype, jnp.integer),
+        f"tokens are {array.dtype} of shape {array.shape}; allowed: integers [B, L], not empty",
+    )
+    require(
+        bool((array >= 0).all() and (array < vocab).all()),
+        f"tokens span {array.min()} to {array.max()}; allowed: 0 to {vocab - 1} (the vocabulary)",
+    )
+    require(
+        block_length is None or block_length > 0,
+        f"block_length is {block_length}; allowed: 1 or more",
+    )
+    config = model.config.replace(block_length=block_length or model.config.block_length)
+    return _forward(array.shape)(model.params, config, array.astype(jnp.int32))
+
+
+@kept
+def _forward(*shape: Any) -> Callable[..., Array]:
+    return own_jit(model_forward.forward, static_argnums=1)
+
+
+def tiled(model: Model) -> Model:
+    """Returns the model with its matrices as the NPU's tiles, for `generate(refresh_on=)`: int4 in
+    groups of 32. A model loaded as int4 keeps its integers.
+
+    Raises:
+      ValueError: an export, a model with experts, or a matrix that has no tiles.
+    """
+    require(model.artifact is None, "the model is an export; allowed: a model with parameters")
+    tiles = pack_params(model.params, model.config)
+    return model._replace(params=tiles, fingerprint=model.fingerprint)
+
+
+@dataclass(frozen=True)
+class Description:
+    """A checkpoint that was looked through."""
+
+    config: ModelConfig
+    parameters: int
+    bytes: int
+    """Of its tensors, as they are stored."""
+    kinds: dict[str, int]
+    """How many tensors there are of each number type."""
+    presets: tuple[str, ...]
+    """Presets of `SamplerConfig` that decode it, the published one first."""
+    missing: tuple[str, ...]
+    """What decoding or a chat needs and the folder does not have."""
+
+    def __str__(self) -> str:
+        """Says it in lines."""
+        config, moe = self.config, self.config.moe
+        experts = f", {moe.n_experts} experts, {moe.experts_per_token} a token" if moe else ""
+        ids = {name: getattr(config, f"{name}_id") for name in ("mask", "eos", "eot", "pad")}
+        ids |= {"stop": ", ".join(map(str, config.stop_ids)) or None}
+        blocks = f"causal between blocks of {config.block_length}"
+        own = "predict the next position" if config.shift_logits else "predict their own"
+        attention, outputs = {
+            "finished": ("causal before the current block, which sees itself whole",
+                         "predict the next position before the current block, there their own"),
+            "filled": ("causal, tokens before masks", own),
+        }.get(config.causal or "", (blocks if config.block_length else "full", own))  # fmt: skip
+        lines = {
+            "family": config.family,
+            "shape": f"{config.n_layers} layers, width {config.width}, {config.n_heads} heads on "
+            f"{config.n_kv_heads} of {config.head_dim}, feed-forward {config.ffn_width}, "
+            f"vocabulary {config.vocab_size:,}, up to {config.max_length:,} tokens{experts}",
+            "parameters": f"{self.parameters:,}",
+            "bytes": f"{self.bytes:,} ({', '.join(f'{n} {k}' for k, n in self.kinds.items())})",
+            "ids": ", ".join(f"{name} {id_}" for name, id_ in ids.items() if id_ is not None),
+            "attention": attention,
+            "outputs": outputs,
+            "decoded by": ", ".join(self.presets) or "no preset",
+            "missing": "; ".join(self.missing) or "nothing",
+        }
+        return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
+
+
+def describe(source: str | os.PathLike[str], *, family: Family | str | None = None) -> Description:
+    """Looks a checkpoint through without loading it: the header of each file, no weight.
+
+    Arguments and errors as `load`: what would not load is refused in the same sentence. Exports are
+    refused.
+    """
+    name = None if family is None else add_family(family)
+    opened, folder = open_checkpoint(source, name)
+    config, stored = opened.config, opened.stored.values()
+    tokenizer = folder and Tokenizer.from_folder(folder)
+    if config.mask_id is None and tokenizer is not None:
+        config = config.replace(mask_id=tokenizer.mask_id)
+    needed = {
+        "a mask id (SamplerConfig(mask_id=...))": config.mask_id,
+        "an EOS id": config.eos_id,
+        "tokenizer.json": tokenizer,
+        "a chat template": tokenizer and tokenizer.chat_template,
+    }
+    return Description(
+        config,
+        param_count(config),
+        sum(tensor.row_bytes * tensor.shape[0] for tensor in stored),
+        dict(Counter(tensor.kind for tensor in stored)),
+        tuple(families()[config.family].presets),
+        tuple(what for what, found in needed.items() if found is None),
+    )

@@ -1,0 +1,101 @@
+"""A record of arrays with its settings: one .npz file with a checksum, whole or not at all.
+
+Nothing in a file is believed: what it inflates to is bounded before it is inflated, and an array
+has the bytes that its header says, or the file is refused.
+"""
+
+import hashlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, is_zipfile
+
+import numpy as np
+
+from llada_jax.io import atomic
+from llada_jax.config import require
+
+_LARGEST = 1 << 29
+"""Bytes of a record, inflated: 512 MiB."""
+_DAMAGED = (
+    *(EOFError, KeyError, IndexError, ValueError, BadZipFile, zlib.error),
+    *(OSError, RuntimeError),  # a zip's directory that names a place or a method which is none
+    *(OverflowError, struct.error),
+    MemoryError,  # an array whose header says that it has more than there is
+)
+
+
+def save_archive(
+    path: str | os.PathLike[str],
+    arrays: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    version: int,
+) -> None:
+    """Writes arrays by name, and settings (plain JSON) with the version of the record's format.
+
+    Raises ValueError for more than 512 MiB.
+    """
+    arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    size = sum(array.nbytes for array in arrays.values())
+    require(size <= _LARGEST, f"{path} would hold {size} bytes; allowed: up to {_LARGEST}")
+    text = json.dumps({"format": version, **settings}, sort_keys=True)
+    about = {"settings": np.array(text), "sha256": np.array(_sha256(text, arrays))}
+    with atomic.new_file(path) as part, part.open("wb") as file:
+        np.savez_compressed(file, **about, **arrays)
+
+
+def load_archive(
+    path: str | os.PathLike[str], names: Iterable[str], version: int, *, kind: str, short: str
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Returns the arrays of these names, and the settings, of a file of `save_archive`.
+
+    Raises ValueError, which names the file and the `kind` of record (or, for another version, what
+    it is called in `short`), for anything else.
+    """
+    with Path(path).open("rb") as file:
+        require(is_zipfile(file), f"{path} is no {kind} of llada_jax; allowed: a whole .npz file")
+        file.seek(0)
+        try:
+            with ZipFile(file) as archive:
+                text, found = _settings(archive)
+                version_found = found.pop("format", None)
+                known = version_found == version
+                arrays = {name: _array(archive, name) for name in names} if known else {}
+                whole = not known or str(_array(archive, "sha256")) == _sha256(text, arrays)
+                require(whole, "its SHA-256 is another")
+        except _DAMAGED as error:
+            raise ValueError(f"{path} is no {kind} of llada_jax: {error}") from error
+    require(known, f"{path} has {short} format {version_found!r}; allowed: {version}")
+    return arrays, found
+
+
+def _settings(archive: ZipFile) -> tuple[str, dict[str, Any]]:
+    """Returns the settings as they stand and as an object, once the archive's size is known."""
+    size = sum(info.file_size for info in archive.infolist())
+    require(size <= _LARGEST, f"it would inflate to {size} bytes; allowed: up to {_LARGEST}")
+    text = str(_array(archive, "settings"))
+    found = json.loads(text)
+    require(isinstance(found, dict), "its settings are no object")
+    return text, found
+
+
+def _array(archive: ZipFile, name: str) -> np.ndarray:
+    info = archive.getinfo(f"{name}.npy")
+    method = info.compress_type
+    require(method in (ZIP_STORED, ZIP_DEFLATED), f"{name} is packed by method {method}")
+    with archive.open(info) as member:
+        array = np.lib.format.read_array(member, allow_pickle=False)
+        require(not member.read(1), f"{name} has more bytes than its array")
+    return array
+
+
+def _sha256(settings: str, arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(settings.encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,160 @@
+"""A timeline as a trace that ui.perfetto.dev opens: Perfetto's own protobuf."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from itertools import accumulate, count
+from typing import Any, NamedTuple
+
+from llada_jax.phones.profile import Power
+from llada_jax.phones.simulate import watts
+from llada_jax.phones.timeline import LANES, Timeline, stretches
+from llada_jax.swap.address_space import MIB
+
+Curve = Sequence[tuple[float, float]]
+"""Seconds, each with the value from then on."""
+Span = tuple[float, float]
+Arrows = tuple[Sequence[int], Sequence[int]]
+"""Numbers of the arrows that leave a task, and of those that end in it."""
+_NONE: Arrows = (), ()
+_SEQUENCE = 1
+_MAPPED = "mapped and in use"
+_TITLES = {"npu": "NPU", "staging": "Staging", "cpu": "CPU (head, revision)"}
+
+
+class Counters(NamedTuple):
+    """What a trace counts beside the tasks."""
+
+    power: Power
+    mapped_mib: float
+    """Of the NPU's address space, all the time; copies into slots come beside it."""
+    of_plan: Curve = ()
+    """All MiB that are mapped and in use in a plan's own steps, instead."""
+
+
+def perfetto_trace(
+    timeline: Timeline, title: str, counters: Counters, measured: Sequence[float] = ()
+) -> bytes:
+    """Returns the content of a trace's file.
+
+    It has a track for each lane, an arrow from each transfer to what needs it, and counters of the
+    memory's GB/s, of watts, and of MiB that are mapped and in use. A plan's are of its own steps,
+    which wait for no head. Tasks without length are left out: they say nothing in a picture.
+
+    Args:
+      measured: seconds of the same forwards where the run was recorded, which then lie below.
+
+    Raises ImportError, which names the extra, where `perfetto` is not installed.
+    """
+    if find_spec("perfetto") is None:
+        raise ImportError("a trace for Perfetto needs the extra `plots`: pip install .[plots]")
+    trace = _PerfettoTrace()
+    modelled = trace.process(title)
+    lanes = {lane: trace.track(_TITLES[lane], modelled) for lane in LANES}
+    arrows = _arrows(timeline)
+    for event in timeline.events:
+        if event.end > event.start:
+            task, name = event.task, event.task.name
+            lost = {"waited": event.waited, "slowed": event.slowed, **task.parts}
+            span = event.start, event.end
+            trace.slice(lanes[task.lane], name, span, lost, arrows.get(name, _NONE))
+    for name, unit, values in _counted(timeline, counters):
+        trace.counter(trace.track(name, modelled, unit), values)
+    if counters.of_plan:
+        track = trace.track(_MAPPED, trace.process("the plan's own steps, modelled"), "MiB")
+        trace.counter(track, counters.of_plan)
+    if measured:
+        track, now = trace.track("forwards", trace.process("measured where it ran")), 0.0
+        for step, seconds in enumerate(measured):
+            trace.slice(track, f"forward {step}", (now, now + seconds), {}, _NONE)
+            now += seconds
+    return trace.builder.serialize()
+
+
+def _arrows(timeline: Timeline) -> Mapping[str, Arrows]:
+    """Returns an arrow from each transfer to each task that waits for it, by the task's name."""
+    transfers = {e.task.name for e in timeline.events if e.task.lane == "staging"}
+    arrows: dict[str, tuple[list[int], list[int]]] = {}
+    number = 0
+    for event in timeline.events:
+        for need in transfers.intersection(event.task.needs):
+            number += 1
+            arrows.setdefault(need, ([], []))[0].append(number)
+            arrows.setdefault(event.task.name, ([], []))[1].append(number)
+    return arrows
+
+
+def _counted(timeline: Timeline, counters: Counters) -> Iterator[tuple[str, str, Curve]]:
+    """Yields name, unit and values at times of each counter; all of them end with the run."""
+    now, rates, power = 0.0, [], []
+    for seconds, busy in stretches(timeline):
+        rates.append((now, sum(e.task.dram_bytes / (e.end - e.start) for e in busy.values()) / 1e9))
+        power.append((now, watts(list(busy), counters.power)))
+        now += seconds
+    yield "memory", "GB/s", [*rates, (now, 0.0)]
+    yield "power", "W", [*power, (now, counters.power.idle_w)]
+    if not counters.of_plan:
+        yield _MAPPED, "MiB", _mapped(timeline, counters.mapped_mib)
+
+
+def _mapped(timeline: Timeline, always: float) -> Curve:
+    """Returns MiB over time: a copy's weights count until what waits for them ends."""
+    changes = {0.0: always, timeline.seconds: 0.0}
+    ends = {need: event.end for event in timeline.events for need in event.task.needs}
+    for event in timeline.events:
+        if event.task.lane == "staging":
+            mib = event.task.dram_bytes / 2 / MIB  # a copy reads and writes memory
+            for time, change in ((event.start, mib), (ends.get(event.task.name, event.end), -mib)):
+                changes[time] = changes.get(time, 0.0) + change
+    times = sorted(changes)
+    return list(zip(times, accumulate(changes[time] for time in times), strict=True))
+
+
+class _PerfettoTrace:
+    """Packets of a trace, in seconds from its start."""
+
+    def __init__(self) -> None:
+        from perfetto.trace_builder.proto_builder import TraceProtoBuilder
+
+        self.builder = TraceProtoBuilder()
+        self._uuids = count(1)
+
+    def process(self, title: str) -> int:
+        descriptor = self._descriptor()
+        descriptor.process.pid, descriptor.process.process_name = descriptor.uuid, title
+        return descriptor.uuid
+
+    def track(self, name: str, parent: int, unit: str | None = None) -> int:
+        descriptor = self._descriptor()
+        descriptor.name, descriptor.parent_uuid = name, parent
+        descriptor.sibling_order_rank = descriptor.uuid
+        if unit is not None:
+            descriptor.counter.unit_name = unit
+        return descriptor.uuid
+
+    def slice(
+        self, track: int, name: str, span: Span, lost: Mapping[str, float], arrows: Arrows
+    ) -> None:
+        event = self._event(track, span[0], "SLICE_BEGIN")
+        event.name = name
+        event.flow_ids.extend(arrows[0])
+        event.terminating_flow_ids.extend(arrows[1])
+        for part, value in lost.items():
+            event.debug_annotations.add(name=f"{part}, ms", double_value=value * 1e3)
+        self._event(track, span[1], "SLICE_END")
+
+    def counter(self, track: int, values: Curve) -> None:
+        for time, value in values:
+            self._event(track, time, "COUNTER").double_counter_value = value
+
+    def _descriptor(self) -> Any:
+        descriptor = self.builder.add_packet().track_descriptor
+        descriptor.uuid = next(self._uuids)
+        return descriptor
+
+    def _event(self, track: int, seconds: float, kind: str) -> Any:
+        packet = self.builder.add_packet()
+        packet.timestamp = round(seconds * 1e9)
+        packet.trusted_packet_sequence_id = _SEQUENCE
+        event = packet.track_event
+        event.track_uuid, event.type = track, getattr(event, f"TYPE_{kind}")
+        return event
