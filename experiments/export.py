@@ -15,11 +15,11 @@ import llada_jax as lj
 from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
+from llada_jax.api.denoisers import score_rules
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.program import CompiledOnDemand, Recorder, bucket_size
 from llada_jax.backend.protocol import Bucket, Inputs
 from llada_jax.backend.session import Session
-from llada_jax.api.denoisers import score_rules
 from llada_jax.config import STATIC_PRECISIONS, ExportConfig, SamplerConfig, require, require_counts
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.sampler.generate import decode

@@ -28,7 +28,7 @@ EVERYTHING = {
         "revision",
         "lowered",
         "backend",
-        "phone",
+        "phones",
         "swap",
         "constraint",
     ),
@@ -40,12 +40,13 @@ EVERYTHING = {
         "training",
         "evaluation",
         "tasks",
-        "build",
+        "api",
         "testing",
     ),
 }
 
 ALLOWED = {
+    "io": set(),
     "atomic": set(),
     "cache_folder": set(),
     "locked": {"config"},
@@ -70,7 +71,7 @@ ALLOWED = {
     "lowered": set(),
     "backend": {"content", "lowered", "model", "text", "config_files", *DATA},
     "swap": {"architecture", "config"},
-    "phone": {"lowered", "swap", "architecture", "config_files", "config"},
+    "phones": {"lowered", "swap", "architecture", "config_files", "config"},
     "sampling_engine": {"config"},
     "hdl": {"sampling_engine", "config"},
     "experts": {"archive", "config"},
@@ -78,7 +79,7 @@ ALLOWED = {
     "tasks": {"config_files", "config"},
     "training": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "evaluation": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
-    "build": EVERYTHING,
+    "api": EVERYTHING,
     "testing": EVERYTHING,
     "__init__": EVERYTHING,
 }
@@ -107,17 +108,18 @@ ROOM_OF_MODULE = {
     **{f"llada_jax.evaluation.{name}": "tasks" for name in ("task", "tasks", "wording")},
     "llada_jax.model.architecture": "architecture",  # plain data, of `model` by its subject
     "llada_jax.sampling_engine.hdl": "hdl",
-    "llada_jax.experts.decoding.generation": "build",
+    "llada_jax.experts.decoding.generation": "api",
     "llada_jax.experts.decoding": "experts_decoding",
     # They lower steps, which takes JAX.
-    **{f"llada_jax.phones.{name}": "build" for name in ("calibration", "graphs", "phone")},
-    **{f"llada_jax.evaluation.{name}": "build" for name in ("evaluate", "lm_eval_model")},  # decode
+    **{f"llada_jax.phones.{name}": "api" for name in ("calibration", "graphs", "phone")},
+    **{f"llada_jax.evaluation.{name}": "api" for name in ("evaluate", "lm_eval_model")},  # decode
 }
 """Files and folders of one room that belong to another one."""
 
 
 def room_of(module: str) -> str:
-    """`llada_jax.model.params` -> `model`."""
+    """`llada_jax.model.params` -> `model`; each file of `io` is a room of its own."""
+    module = module.replace("llada_jax.io.", "llada_jax.")
     for owned, room in ROOM_OF_MODULE.items():
         if module == owned or module.startswith(owned + "."):
             return room
@@ -189,8 +191,8 @@ def test_the_table_names_rooms_that_exist_or_are_planned():
         ("sampler/step.py", "def late():\n    from llada_jax.model import layers"),
         ("rows.py", "from llada_jax.model import layers"),
         ("model/layers.py", "import experiments.generate.__main__"),
-        ("atomic.py", "import numpy as np"),
-        ("atomic.py", "from llada_jax.config import require"),
+        ("io/atomic.py", "import numpy as np"),
+        ("io/atomic.py", "from llada_jax.config import require"),
         ("config.py", "import numpy as np"),
         ("lowered.py", "import jax"),
         ("lowered.py", "from llada_jax.backend import lower"),
@@ -199,7 +201,7 @@ def test_the_table_names_rooms_that_exist_or_are_planned():
         ("sampling_engine/machine.py", "from llada_jax.sampling_engine.hdl import top_k"),
         ("experts/cache.py", "import jax"),
         ("experts/cache.py", "from llada_jax.experts.decoding import expert_file"),
-        ("experts/decoding/expert_file.py", "from llada_jax import build"),
+        ("experts/decoding/expert_file.py", "from llada_jax import api"),
         ("experts/cache.py", "from llada_jax.swap import planner"),
         ("evaluation/tasks/sums.py", "from llada_jax.text import Tokenizer"),
         ("helpers.py", "import os"),
@@ -218,8 +220,8 @@ def test_a_planted_breach_is_caught(tmp_path, path, source):
         ("sampler/step.py", "from llada_jax.types import Rows\nfrom . import accept"),
         ("sampler/__init__.py", "from .step import step"),
         ("swap/address_space.py", "from llada_jax.io import atomic"),
-        ("build.py", "from llada_jax import checkpoint, sampler"),
-        ("phone/cost.py", "from llada_jax.lowered import Lowered"),
+        ("api.py", "from llada_jax import checkpoint, sampler"),
+        ("phones/cost.py", "from llada_jax.lowered import Lowered"),
         ("swap/planner.py", "import heapq\nimport numpy as np"),
         ("sampling_engine/hdl/cell.py", "import numpy as np"),
         ("training/data.py", "from llada_jax.evaluation.tasks import word_problems"),

@@ -33,7 +33,7 @@ timed = phone.time(result.trace, shape="llada_8b")
 plan = phone.plan("llada_8b")
 
 package = Path(lj.__file__).parent
-profile = (package / "phone" / "profiles" / "SM8750.yaml").read_text()
+profile = (package / "phones" / "profiles" / "SM8750.yaml").read_text()
 Path("my_phone.yaml").write_text(profile.replace("soc: SM8750", "soc: mine"))
 mine = lj.phone("my_phone.yaml").time(result.trace, shape="llada_8b")
 
@@ -108,7 +108,7 @@ def test_the_wheel_has_every_file_of_the_package_and_the_license(built):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {name for name in names if ".dist-info/" not in name} == package_files()
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-    for kept in ("py.typed", "phone/published/fit.json", "model/architecture/llada_8b.yaml"):
+    for kept in ("py.typed", "phones/published/fit.json", "model/architecture/llada_8b.yaml"):
         assert f"llada_jax/{kept}" in names
 
 

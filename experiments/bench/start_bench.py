@@ -22,8 +22,8 @@ import llada_jax as lj
 from experiments.bench.random_weights import export_random
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of, in_own_process, spread, times_in_turns
-from llada_jax.backend.exported.opened import Exported
 from llada_jax.api.denoisers import denoiser_for, score_rules
+from llada_jax.backend.exported.opened import Exported
 from llada_jax.checkpoint import save_huggingface, sources
 from llada_jax.config import ExportConfig, ModelConfig, require_counts
 from llada_jax.model.params import init_params

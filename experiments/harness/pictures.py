@@ -7,8 +7,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llada_jax.io import atomic
 from llada_jax.evaluation.metrics import Reliability
+from llada_jax.io import atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,8 +25,8 @@ from experiments.harness.estimates import mean_of
 from experiments.harness.pictures import figure, save
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax.io import atomic
 from llada_jax.config import ModelConfig, Quant, require, require_choice, require_counts
+from llada_jax.io import atomic
 from llada_jax.model.architecture import architecture
 from llada_jax.phones.dynamics import Techniques
 from llada_jax.phones.graphs import Shape, graphs_of, unknown_so_far

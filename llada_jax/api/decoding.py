@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from llada_jax.backend.protocol import Backend
-from llada_jax.backend.resources import available_cores
 from llada_jax.api.denoisers import backend_denoiser, has_tiles, score_rules
 from llada_jax.api.loading import Model
+from llada_jax.backend.protocol import Backend
+from llada_jax.backend.resources import available_cores
 from llada_jax.config import Loop, SamplerConfig, require
 from llada_jax.constraint.batch import Constraints, texts_of
 from llada_jax.revision.tiled_forward import tiled_denoiser

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 
+from llada_jax.api.loading import Model
 from llada_jax.backend.exported.manifest import MANIFEST
 from llada_jax.backend.exported.opened import EmulatedExport, Exported
 from llada_jax.backend.litert.runtime import LiteRT
@@ -16,7 +17,6 @@ from llada_jax.backend.qnn.emulated_npu import ROW_BUCKETS as NPU_ROW_BUCKETS
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.session import Session
 from llada_jax.backend.weights import quant_of
-from llada_jax.api.loading import Model
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.forward import PLAIN, LayerHooks

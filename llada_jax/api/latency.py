@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from llada_jax.backend.protocol import Backend
 from llada_jax.api.denoisers import backend_denoiser
 from llada_jax.api.loading import Model
+from llada_jax.backend.protocol import Backend
 from llada_jax.config import LatencyTable, ascending_counts, require
 from llada_jax.model.finite import require_finite_results
 from llada_jax.model.head import ScoreRules

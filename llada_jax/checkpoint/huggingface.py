@@ -15,7 +15,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from llada_jax.io.atomic import new_folder
 from llada_jax.checkpoint.sources import (
     FLOATS,
     Checkpoint,
@@ -28,6 +27,7 @@ from llada_jax.checkpoint.sources import (
 from llada_jax.checkpoint.tensors import kept_dtype
 from llada_jax.config import ModelConfig, require, require_choice, shortened
 from llada_jax.config.checks import parse_json, read_object
+from llada_jax.io.atomic import new_folder
 from llada_jax.io.inside import inside
 from llada_jax.model.families.config_json import config_from_hf, config_to_hf
 from llada_jax.model.families.family import families

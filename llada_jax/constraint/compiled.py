@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from llada_jax.io.archive import load_archive, save_archive
-from llada_jax.io.cache_folder import cache_folder
 from llada_jax.config import require
 from llada_jax.constraint.automaton import FAR, Automaton, text_automaton, token_automaton
 from llada_jax.constraint.byte_automaton import of_regex
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.spelling import own_steps, spelled_tokens
+from llada_jax.io.archive import load_archive, save_archive
+from llada_jax.io.cache_folder import cache_folder
 from llada_jax.text import Tokenizer
 
 MOST_STATES = 4096

@@ -15,7 +15,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llada_jax.io import atomic
 from llada_jax.config import require, require_counts
 from llada_jax.evaluation.stored import (
     first_difference,
@@ -26,6 +25,7 @@ from llada_jax.evaluation.stored import (
     stored_text,
 )
 from llada_jax.evaluation.task import Item
+from llada_jax.io import atomic
 from llada_jax.sampler.trace import Trace
 
 FORMAT = 1

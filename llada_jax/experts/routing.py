@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.io.archive import load_archive, save_archive
 from llada_jax.config import require
+from llada_jax.io.archive import load_archive, save_archive
 
 FORMAT = 3
 ABSENT = -1

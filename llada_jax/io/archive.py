@@ -16,8 +16,8 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
 import numpy as np
 
-from llada_jax.io import atomic
 from llada_jax.config import require
+from llada_jax.io import atomic
 
 _LARGEST = 1 << 29
 """Bytes of a record, inflated: 512 MiB."""

@@ -13,9 +13,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from llada_jax.io import atomic
 from llada_jax.config import require, require_choice
 from llada_jax.config_files import find_yaml, read_yaml
+from llada_jax.io import atomic
 
 PROFILES = Path(__file__).parent / "profiles"
 Tag = Literal["measured", "vendor", "derived", "inferred"]

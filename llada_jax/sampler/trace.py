@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.io.archive import load_archive, save_archive
 from llada_jax.config import require
+from llada_jax.io.archive import load_archive, save_archive
 from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.record import Event
 from llada_jax.sampler.replay import replay

@@ -22,8 +22,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
 from tqdm import tqdm
 
-from llada_jax.io import atomic
 from llada_jax.config import ModelConfig, TrainConfig, require
+from llada_jax.io import atomic
 from llada_jax.model.architecture.parameters import named_specs
 from llada_jax.model.finite import require_finite_tree
 from llada_jax.model.mesh import mesh_of, require_divides, shardings

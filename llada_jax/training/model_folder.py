@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llada_jax.io.atomic import new_folder
 from llada_jax.checkpoint import save_huggingface
 from llada_jax.config import ModelConfig
+from llada_jax.io.atomic import new_folder
 from llada_jax.model.params import ModelParams
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")

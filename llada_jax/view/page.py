@@ -11,8 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from llada_jax.io import atomic
 from llada_jax.config import require
+from llada_jax.io import atomic
 
 _FRAME = '<iframe srcdoc="{}" sandbox="allow-scripts" style="width:100%;height:760px;border:0">'
 
@@ -64,9 +64,11 @@ def page_of(runs: Sequence[Mapping[str, Any]]) -> Page:
 
 
 def phone_timeline(run: Any) -> dict[str, Any]:
-    """Returns what a page shows of a run on a phone (`llada_jax.phones.phone.ModelledRun`), as plain
-    JSON: each kind of forward with its tasks (name, lane, start and length in ms), and the kind of
-    each forward in order."""
+    """Returns a run on a phone (`llada_jax.phones.phone.ModelledRun`) as plain JSON for a page.
+
+    Each kind of forward has its tasks (name, lane, start and length in ms), and `forwards` lists the
+    kind of each forward in order.
+    """
     numbers = {forward: number for number, forward in enumerate(run.steps)}
 
     def task(event: Any) -> list[Any]:

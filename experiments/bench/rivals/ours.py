@@ -18,9 +18,9 @@ import jax.numpy as jnp
 
 from experiments.bench.random_weights import random_params
 from experiments.bench.rivals.answers import LayerClock, answer_lines
+from llada_jax.api.denoisers import denoiser_for, score_rules
 from llada_jax.backend.exported.opened import Exported
 from llada_jax.backend.session import Session
-from llada_jax.api.denoisers import denoiser_for, score_rules
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.model.finite import require_finite_results
 from llada_jax.rows import make_rows

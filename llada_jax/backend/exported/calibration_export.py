@@ -15,7 +15,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from llada_jax.io import atomic
 from llada_jax.backend.exported import verify
 from llada_jax.backend.exported.contents import Export, float32_shards, shard_layers
 from llada_jax.backend.exported.manifest import File, UnfinishedExport
@@ -24,6 +23,7 @@ from llada_jax.backend.qnn.compiler import compile_context
 from llada_jax.backend.qnn.quantizer import write_quantized
 from llada_jax.backend.steps import body_step, head_chunks
 from llada_jax.config import ModelConfig, Precision, require
+from llada_jax.io import atomic
 from llada_jax.model.params import named_specs
 from llada_jax.model.quantize import linear
 

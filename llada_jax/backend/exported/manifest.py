@@ -12,10 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from llada_jax.io import atomic
 from llada_jax.backend.exported.contents import Export
 from llada_jax.config import ExportConfig, ModelConfig, read_object, require
 from llada_jax.config_files import checked_dataclass
+from llada_jax.io import atomic
 from llada_jax.io.content import file_hash
 from llada_jax.io.inside import inside
 

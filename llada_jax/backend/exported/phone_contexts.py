@@ -14,7 +14,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from llada_jax.io import atomic
 from llada_jax.backend.exported import verify
 from llada_jax.backend.exported.contents import Export, float32_shards
 from llada_jax.backend.exported.manifest import UnfinishedExport
@@ -25,6 +24,7 @@ from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.qnn.quantizer import write_quantized
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.config import STATIC_PRECISIONS, require
+from llada_jax.io import atomic
 
 _A16_BROKEN_ROWS = 16
 

@@ -23,13 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from llada_jax.io import atomic
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.protocol import Bucket, Executable, Step, Weights
 from llada_jax.backend.qnn.context import read_tflite, signatures
 from llada_jax.backend.steps import body_step, bucket_of, head_chunks, head_step, padded, resized
 from llada_jax.backend.weights import pieces_of, restore, store, stored_as
 from llada_jax.config import ModelConfig, Quant
+from llada_jax.io import atomic
 from llada_jax.model.layers import rotation
 
 _TOLERANCE = {"float32": 1e-3, "fp16": 0.03}

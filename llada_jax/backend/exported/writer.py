@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from llada_jax.io import atomic
 from llada_jax.backend import steps
 from llada_jax.backend.exported import verify
 from llada_jax.backend.exported.calibration_export import write_calibration
@@ -45,6 +44,7 @@ from llada_jax.backend.protocol import Step
 from llada_jax.backend.resources import require_disk
 from llada_jax.backend.steps import body_step, head_steps
 from llada_jax.config import require
+from llada_jax.io import atomic
 from llada_jax.io.inside import inside
 from llada_jax.io.locked import LOCK_FILE, locked
 from llada_jax.model.quantize import QuantArray, dequantize

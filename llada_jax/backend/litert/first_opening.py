@@ -12,8 +12,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from llada_jax.io import atomic
 from llada_jax.backend.litert.runtime import LiteRT
+from llada_jax.io import atomic
 
 _SECONDS, _BYTES_PER_SECOND = 120, 1_000_000
 """A file that takes longer for its size hangs; whole ones pack a hundred times as fast."""

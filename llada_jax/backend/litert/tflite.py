@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from llada_jax.io import atomic
 from llada_jax.backend.litert.install import litert_converter, litert_schema
 from llada_jax.backend.protocol import Weights
 from llada_jax.backend.silenced import silenced
 from llada_jax.backend.weights import pieces_of, store
 from llada_jax.config import require
+from llada_jax.io import atomic
 from llada_jax.lowered import Lowered, LoweredWeight
 
 MAX_FILE_BYTES = 2**31 - 1

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from llada_jax.io import atomic
 from llada_jax.backend.litert import tflite as tflite_file
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Inputs, Step, Weights
@@ -24,6 +23,7 @@ from llada_jax.backend.qnn.context import op_name, read_tflite, require_qnn, sig
 from llada_jax.backend.silenced import silenced
 from llada_jax.backend.steps import bucket_of, padded, resized
 from llada_jax.config import STATIC_PRECISIONS, Precision, require
+from llada_jax.io import atomic
 
 Samples = Mapping[str, Sequence[Mapping[str, np.ndarray]]]
 """Recorded values of all inputs, by signature and name."""

@@ -19,8 +19,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from llada_jax.io import atomic
 from llada_jax.config import ModelConfig, require, require_choice
+from llada_jax.io import atomic
 from llada_jax.model.architecture.parameters import is_routed
 from llada_jax.model.params import FeedForward
 from llada_jax.model.quantize import INT4_GROUP, Bits, QuantArray, dequantize, quantize

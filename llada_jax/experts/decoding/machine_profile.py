@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from llada_jax.io import atomic
 from llada_jax.config import ModelConfig, require
 from llada_jax.experts.decoding.budgeted_forward import around_experts, run_expert
 from llada_jax.experts.decoding.expert_file import ExpertFile, page_aligned
 from llada_jax.experts.schedule import ExpertCosts
+from llada_jax.io import atomic
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.grouped_product import tile_rows
 from llada_jax.model.params import ModelParams

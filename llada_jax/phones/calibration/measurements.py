@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 
-from llada_jax.io import atomic
 from llada_jax.config import require, require_choice, require_counts
+from llada_jax.io import atomic
 from llada_jax.io.inside import inside
 
 ROWS_FILE = "rows.csv"

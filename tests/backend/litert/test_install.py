@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import llada_jax as lj
-from llada_jax.backend.litert import install
 from llada_jax.api import denoisers
+from llada_jax.backend.litert import install
 from llada_jax.config import ExportConfig
 
 EXTRA = r"pip install 'llada_jax\[npu\]'"

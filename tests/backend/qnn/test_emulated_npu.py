@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
+from llada_jax.api.denoisers import score_rules
 from llada_jax.backend.exported import phone_contexts, verify
 from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.exported.verify import example
@@ -18,7 +19,6 @@ from llada_jax.backend.qnn.context import read_context, require_qnn
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu, Emulator
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import InMemory
-from llada_jax.api.denoisers import score_rules
 from llada_jax.config import PhoneConfig
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.model.layers import HIDDEN_SCORE
