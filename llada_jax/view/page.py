@@ -66,8 +66,8 @@ def page_of(runs: Sequence[Mapping[str, Any]]) -> Page:
 def phone_timeline(run: Any) -> dict[str, Any]:
     """Returns a run on a phone (`llada_jax.phones.phone.ModelledRun`) as plain JSON for a page.
 
-    Each kind of forward has its tasks (name, lane, start and length in ms), and `forwards` lists the
-    kind of each forward in order.
+    Each kind of forward has its tasks (name, lane, start and length in ms), and `forwards` lists
+    the kind of each forward in order.
     """
     numbers = {forward: number for number, forward in enumerate(run.steps)}
 
