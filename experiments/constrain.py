@@ -30,10 +30,11 @@ import llada_jax as lj
 from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
-from llada_jax.config import SamplerConfig, require_counts
+from llada_jax.config import require_counts
 from llada_jax.evaluation.task import ANSWER_MARK, Item, Task, TaskItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.evaluation.tasks.choices import LETTERS
+from llada_jax.sampler.config import SamplerConfig
 
 SCHEMA = {
     "type": "object",

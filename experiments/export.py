@@ -20,8 +20,9 @@ from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.program import CompiledOnDemand, Recorder, bucket_size
 from llada_jax.backend.protocol import Bucket, Inputs
 from llada_jax.backend.session import Session
-from llada_jax.config import STATIC_PRECISIONS, ExportConfig, SamplerConfig, require, require_counts
+from llada_jax.config import STATIC_PRECISIONS, ExportConfig, require, require_counts
 from llada_jax.evaluation.tasks import word_problems
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 

@@ -23,15 +23,9 @@ from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, command_that_goes_on, entry_point
 from experiments.train.resume import TRAINING, Training
 from llada_jax.checkpoint import fingerprint, load_params
-from llada_jax.config import (
-    ONE_DEVICE,
-    MeshConfig,
-    SamplerConfig,
-    TrainConfig,
-    require,
-    require_counts,
-)
+from llada_jax.config import ONE_DEVICE, MeshConfig, TrainConfig, require, require_counts
 from llada_jax.model.mesh import mesh_for
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.text import Tokenizer
 from llada_jax.training.data import Example
 from llada_jax.training.loop import read_metrics, require_steps, train

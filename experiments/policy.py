@@ -22,10 +22,11 @@ import llada_jax as lj
 from experiments.evaluate.result_rows import difference_rows, tally_rows
 from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.run import Run, entry_point
-from llada_jax.config import SamplerConfig, require_choice, require_counts, require_numbers
+from llada_jax.config import require_choice, require_counts, require_numbers
 from llada_jax.evaluation.evaluate import lengthened
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.tasks import load_task
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.training.policy import (
     GRPO,
     advantages,

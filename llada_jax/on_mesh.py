@@ -100,7 +100,7 @@ def loop_on_all(
     run = jax.shard_map(
         in_group,
         mesh=mesh,
-        in_specs=(replace(decoding, setup=P(), params=place.params), of_canvas, P(), P()),
+        in_specs=(replace(decoding, spec=P(), params=place.params), of_canvas, P(), P()),
         out_specs=(of_canvas, P(None, axis), P(DATA), P(DATA)),
         check_vma=False,
     )

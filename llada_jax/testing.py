@@ -18,9 +18,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from llada_jax.api.denoisers import score_rules
-from llada_jax.config import ModelConfig, SamplerConfig, require
+from llada_jax.config import ModelConfig, require
 from llada_jax.model.head import ScoreRules, gumbel_noise, without
 from llada_jax.model.measures import absorb_head, finish_head, start_head
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
@@ -129,7 +130,7 @@ def check_rule(rule: Any, *, salts: Sequence[int] = (1, 2, 3), **settings: Any) 
       AssertionError: what it does wrong, with the rule's name.
     """
     lengths = {"gen_length": 24, "block_length": 8, "cache": "blockwise", **settings}
-    config = SamplerConfig(rule=rule, **lengths)
+    config = SamplerConfig.from_flat(rule=rule, **lengths)
     name = type(rule).__name__
     require(bool(salts), "salts is empty; allowed: one or more")
     for salt in salts:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from llada_jax.config import SamplerConfig
 from llada_jax.evaluation.tasks import load_task, task_names
+from llada_jax.sampler.config import SamplerConfig
 
 SCORE = re.compile(
     r"^\| (?P<task>\w+) \| (?P<items>\d+) \| (?P<name>\w+) \| gen_length (?P<gen_length>\d+), "
@@ -47,7 +47,7 @@ def stated_scores(folder: Path) -> list[StatedScore]:
 
 def _score(match: re.Match[str], seed: int) -> StatedScore:
     length, threshold = int(match["gen_length"]), match["threshold"]
-    sampler = SamplerConfig(
+    sampler = SamplerConfig.from_flat(
         gen_length=length,
         block_length=int(match["block_length"]),
         cache=match["cache"],

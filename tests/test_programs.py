@@ -17,7 +17,7 @@ from llada_jax.testing import TOY, toy_decode
 from tests.drawn_params import drawn_params
 
 LINUX = pytest.mark.skipif(not programs._MAPPINGS.exists(), reason="mappings are Linux's")
-SHORT = lj.SamplerConfig(gen_length=4, steps=1, block_length=4)
+SHORT = lj.SamplerConfig.from_flat(gen_length=4, steps=1, block_length=4)
 
 
 @pytest.fixture

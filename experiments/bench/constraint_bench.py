@@ -21,7 +21,7 @@ import llada_jax as lj
 from experiments.bench.hot_paths import forward_of
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of, times_in_turns
-from llada_jax.config import ModelConfig, SamplerConfig
+from llada_jax.config import ModelConfig
 from llada_jax.constraint.automaton import Automaton
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
 from llada_jax.constraint.compiled import automaton_of, read_automaton, write_automaton
@@ -31,10 +31,16 @@ from llada_jax.model.forward import cache_for
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.params import init_params
-from llada_jax.sampler.canvas import new_canvas
-from llada_jax.sampler.constrained import class_scores, constrained, forced, with_classes
+from llada_jax.sampler.config import SamplerConfig
+from llada_jax.sampler.constrained import (
+    class_scores,
+    commit_forced,
+    constrain_scores,
+    with_classes,
+)
+from llada_jax.sampler.layout import new_state
 from llada_jax.sampler.record import StepScores, spread
-from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.spec import StepSpec
 from llada_jax.types import HeadOut
 
 PROMPT, ROWS, GEN_LENGTH = 64, 32, 128
@@ -99,27 +105,29 @@ def _work(model: lj.Model, automaton: Automaton, hidden: Any) -> dict[str, Calla
     """Returns what measures classes in the head, and what the automaton does with them."""
     words = Constraint("words")
     texts = Texts((words,), {words.texts: automaton})
-    sampler = SamplerConfig(gen_length=GEN_LENGTH, block_length=ROWS, mask_id=MASK)
+    sampler = SamplerConfig.from_flat(gen_length=GEN_LENGTH, block_length=ROWS, mask_id=MASK)
     prompt = np.full(PROMPT, SPECIAL, np.int32)
     placed = placed_texts(texts, [prompt], MASK, GEN_LENGTH, infill=False)
     grammar = jax.tree.map(jnp.asarray, grammar_of(texts, (EOS,)))
     cache, length = cache_for(model.params, model.config, 1, 0), PROMPT + GEN_LENGTH
     keys = jax.random.split(jax.random.key(0), 1)
-    canvas = new_canvas([prompt], sampler, model.config, keys, cache, length, infill=False)
-    canvas = canvas._replace(text=Placed(*map(jnp.asarray, placed)))
-    setup = Setup(model.config, sampler, grammar=grammar)
-    asked = with_classes(setup, None)
+    canvas = new_state([prompt], sampler, model.config, keys, cache, length, infill=False)
+    canvas = canvas._replace(constraint=Placed(*map(jnp.asarray, placed)))
+    spec = StepSpec(model.config, sampler, grammar=grammar)
+    asked = with_classes(spec, None)
     measure = jax.jit(partial(measure_rows, rules=ScoreRules()))
     measured = partial(measure, model.params, hidden, None, asked)
 
     @jax.jit
-    def automaton_step(setup: Setup, canvas: Any, head: HeadOut) -> Any:
+    def automaton_step(spec: StepSpec, canvas: Any, head: HeadOut) -> Any:
         at = PROMPT + jnp.arange(ROWS, dtype=jnp.int32)[None]
         classes = class_scores(at, head, length)
-        scores = StepScores(spread(at, head.scores, length), classes=classes)
-        return constrained(setup, canvas, scores).here, forced(setup, canvas).tokens
+        scores = StepScores(
+            spread(at, head.scores, length), jnp.zeros((1, length), bool), classes=classes
+        )
+        return constrain_scores(spec, canvas, scores).here, commit_forced(spec, canvas).tokens
 
     return {
-        "automaton": partial(automaton_step, setup, canvas, measured()),
+        "automaton": partial(automaton_step, spec, canvas, measured()),
         "classes": lambda: measured().scores,  # classes without ids have no finite logits
     }

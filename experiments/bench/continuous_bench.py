@@ -16,10 +16,11 @@ import llada_jax as lj
 from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import Took, in_turns, spread
-from llada_jax.config import SamplerConfig, require, require_counts
+from llada_jax.config import require, require_counts
 from llada_jax.evaluation.evaluate import PLACES, lengthened
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task
+from llada_jax.sampler.config import SamplerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

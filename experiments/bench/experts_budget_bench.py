@@ -18,12 +18,13 @@ from experiments.bench.random_weights import RandomWeights, random_params
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import in_own_process
 from llada_jax.backend.resources import peak_memory
-from llada_jax.config import ModelConfig, Quant, SamplerConfig, require
+from llada_jax.config import ModelConfig, Quant, require
 from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts
 from llada_jax.experts.decoding.generation import generate_within_budget
 from llada_jax.experts.decoding.machine_profile import MachineProfile, measure_machine
 from llada_jax.experts.policy_run import POLICIES
 from llada_jax.experts.schedule import ExpertCosts
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.types import Params
 
 _QUANT: dict[str, Quant] = {"int8": "int8", "int4": "int4_block32"}
@@ -53,7 +54,9 @@ class ExpertsBudgetConfig:
 
     @property
     def sampler(self) -> SamplerConfig:
-        return SamplerConfig(gen_length=32, block_length=32, steps=self.steps, cache="blockwise")
+        return SamplerConfig.from_flat(
+            gen_length=32, block_length=32, steps=self.steps, cache="blockwise"
+        )
 
     @property
     def prompt(self) -> Sequence[Sequence[int]]:

@@ -15,7 +15,7 @@ import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import spread, times_in_turns
 from llada_jax.backend.resources import available_cores
-from llada_jax.config import ModelConfig, SamplerConfig
+from llada_jax.config import ModelConfig
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.grouped_product import grouped_product
 from llada_jax.model.head import ScoreRules, logits_of, score_rows
@@ -23,6 +23,7 @@ from llada_jax.model.params import init_params
 from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
 from llada_jax.revision.tiles import TileMultiplier
 from llada_jax.rows import make_rows
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.types import RowsOut
 
 PROMPT, GENERATED, BLOCK, STEPS = 64, 64, 32, 16
@@ -66,7 +67,7 @@ def decoding(model: lj.Model) -> Mapping[str, Ways]:
     # Without the special ids at the vocabulary's ends.
     ids = min(16, model.config.vocab_size // 4), model.config.vocab_size // 2
     prompt = jax.random.randint(jax.random.key(0), (1, PROMPT), *ids)
-    sampler = SamplerConfig(gen_length=GENERATED, block_length=BLOCK, steps=STEPS)
+    sampler = SamplerConfig.from_flat(gen_length=GENERATED, block_length=BLOCK, steps=STEPS)
     blockwise = sampler.replace(cache="blockwise")
     decode = partial(lj.generate, model, prompt)
     loops = {name: partial(decode, blockwise, loop=name) for name in ("host", "compiled")}

@@ -19,14 +19,8 @@ from experiments.bench.random_weights import export_random, random_params
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import Took, in_turns, spread
 from llada_jax.backend.resources import available_cores
-from llada_jax.config import (
-    ExportConfig,
-    ModelConfig,
-    SamplerConfig,
-    ascending_counts,
-    require,
-    require_counts,
-)
+from llada_jax.config import ExportConfig, ModelConfig, ascending_counts, require, require_counts
+from llada_jax.sampler.config import SamplerConfig
 
 PROMPT_LENGTH, TOKENS_PER_STEP, ROWS = 16, 2, (4, 8, 16, 32, 64, 128)
 
@@ -64,7 +58,7 @@ def time_packed(shape: ModelConfig, config: PackedBenchConfig, repeats: int) -> 
     for backend, model in _models(sliced, config):
         for block in config.block_lengths:
             lengths = {"gen_length": gen, "block_length": block, "steps": steps}
-            sampler = SamplerConfig(**lengths, cache="blockwise")
+            sampler = SamplerConfig.from_flat(**lengths, cache="blockwise")
             decode = partial(lj.generate, model, config=sampler, backend=backend)
             yield from _compared(f"packed/{backend}/block{block}", decode, prompts, repeats)
 

@@ -53,7 +53,7 @@ class StartBenchConfig:
 
     def __post_init__(self) -> None:
         require_counts(self, "prompt_length", "opening_layers")
-        _ = lj.SamplerConfig(**self.lengths)  # which checks them
+        _ = lj.SamplerConfig.from_flat(**self.lengths)  # which checks them
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -66,7 +66,7 @@ def time_start(
     """Yields lines and seconds of programs, and CPU-seconds of processes."""
     prompt = [0] * config.prompt_length
     for name, window in WINDOWS.items():
-        sampler = with_ids(lj.SamplerConfig(**config.lengths, **window), shape)
+        sampler = with_ids(lj.SamplerConfig.from_flat(**config.lengths, **window), shape)
         told = name, shape, sampler, prompt
         yield from in_own_process(_compiled_loop, *told, environment=NOTHING_KEPT)
     opened = shape.replace(n_layers=config.opening_layers)

@@ -6,7 +6,7 @@ from hydra.core.config_store import ConfigStore
 
 import llada_jax as lj
 from experiments.harness.tiled import check_tiles
-from llada_jax.config import ONE_DEVICE, MeshConfig, SamplerConfig, require, require_counts
+from llada_jax.config import ONE_DEVICE, MeshConfig, require, require_counts
 from llada_jax.evaluation.evaluate import PLACES, Trial, lengthened
 from llada_jax.evaluation.generations import ALONE, Worker
 from llada_jax.evaluation.task import TaskItems
@@ -14,6 +14,7 @@ from llada_jax.evaluation.tasks import load_task, task_names
 from llada_jax.model.mesh import mesh_for
 from llada_jax.phones.profile import load_profile
 from llada_jax.revision.tiles import Kind
+from llada_jax.sampler.config import SamplerConfig
 
 CELLS = "cells"
 """The folder, in that of a suite or a sweep, with a run for each decoder and task."""

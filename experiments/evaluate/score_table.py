@@ -13,9 +13,9 @@ from experiments.evaluate.result_rows import (
     tally_rows,
 )
 from experiments.harness.results import ResultRow, aligned, traces
-from llada_jax.config import SamplerConfig
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.trajectory import PUBLISHED, UNITS
+from llada_jax.sampler.config import SamplerConfig
 
 MATCH = "exact match (95 %)"
 SPEED = {

@@ -19,7 +19,7 @@ import llada_jax as lj
 from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
-from llada_jax.config import SamplerConfig, require_counts
+from llada_jax.config import require_counts
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.experts.decoding.generation import record_routing
 from llada_jax.experts.policy_run import POLICIES, bound, replay
@@ -38,6 +38,7 @@ from llada_jax.experts.synthetic import STATISTICS, denoising_trace
 from llada_jax.lowered import Lowered, LoweredWeight, product_with
 from llada_jax.phones.cost import price_on_npu, stored_bits
 from llada_jax.phones.profile import load_profile
+from llada_jax.sampler.config import SamplerConfig
 
 MODELS = (LLADA2_MINI, LLADA_MOE)
 TOKENS_PER_STEP = 2.55
@@ -221,7 +222,7 @@ def record_task(model: lj.Model, task: str, answers: int, seed: int) -> RoutingT
     """Decodes items of the test split, one after another, and joins their routing."""
     asked = load_task(task)
     length = asked.gen_length
-    sampler = SamplerConfig(
+    sampler = SamplerConfig.from_flat(
         gen_length=length, block_length=32, steps=length // RECORDED_PER_STEP, cache="blockwise"
     )
     items = islice(asked.items(seed, "test"), answers)

@@ -34,11 +34,12 @@ from experiments.harness.questions import tokenizer_of
 from experiments.harness.results import ResultRow, table, traces
 from experiments.harness.run import Run, entry_point
 from experiments.harness.tiled import check_tiles
-from llada_jax.config import ONE_DEVICE, MeshConfig, SamplerConfig, require
+from llada_jax.config import ONE_DEVICE, MeshConfig, require
 from llada_jax.constraint.patterns import Measure
 from llada_jax.model.mesh import mesh_for
 from llada_jax.phones.profile import load_profile
 from llada_jax.revision.tiles import Kind
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.trace import Event
 from llada_jax.text import Tokenizer
 
@@ -76,7 +77,7 @@ class ConstrainedSampler:
     constraint: lj.Constraint | None
 
     def __init__(self, constraint: ConstraintSettings | None = None, **settings: Any) -> None:
-        object.__setattr__(self, "config", SamplerConfig(**settings))
+        object.__setattr__(self, "config", SamplerConfig.from_flat(**settings))
         object.__setattr__(self, "constraint", constraint and constraint.made())
 
     @classmethod

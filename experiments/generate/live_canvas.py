@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from llada_jax.sampler.canvas import MASKED, PAD, PROMPT, VISIBLE
 from llada_jax.sampler.record import OnStep, StepView
+from llada_jax.sampler.state import MASKED, PAD, PROMPT, VISIBLE
 
 MASK_GLYPH = "░"
 SPECIAL_GLYPH = "∎"

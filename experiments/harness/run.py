@@ -36,14 +36,14 @@ from experiments.harness.data_only import DataOnlyLoader
 from experiments.harness.failures import terminable, told_in_a_line
 from experiments.harness.results import ResultRow, table
 from experiments.harness.workers import writing
-from llada_jax.config import SamplerConfig, require
-from llada_jax.config.sampler import PRESETS
+from llada_jax.config import require
 from llada_jax.config_files import checked_dataclass, parse_yaml
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import ALONE, Worker
 from llada_jax.evaluation.stored import stored_text
 from llada_jax.io import atomic
 from llada_jax.model.architecture import ARCHITECTURES
+from llada_jax.sampler.config import PRESETS, SamplerConfig
 
 CONFIG, RESULTS = "config.yaml", "results.json"
 NO_RESULTS = ("report", "view")

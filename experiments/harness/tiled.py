@@ -1,7 +1,8 @@
 """Weights in the NPU's tiles, which a worker refreshes from where a run's setting asks for it."""
 
-from llada_jax.config import SamplerConfig, require
+from llada_jax.config import require
 from llada_jax.revision.tiles import Kind
+from llada_jax.sampler.config import SamplerConfig
 
 
 def check_tiles(tiles: Kind | None, backend: str, sampler: SamplerConfig) -> None:

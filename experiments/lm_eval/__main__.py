@@ -36,8 +36,9 @@ from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import REPOSITORY, Run, entry_point
 from experiments.harness.workers import told
 from experiments.lm_eval.tasks import RequestedTasks, harness_tasks, own_task, task_manager
-from llada_jax.config import SamplerConfig, require, require_counts
+from llada_jax.config import require, require_counts
 from llada_jax.evaluation.generations import ALONE, Worker
+from llada_jax.sampler.config import SamplerConfig
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM

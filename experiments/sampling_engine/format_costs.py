@@ -15,9 +15,10 @@ import llada_jax as lj
 from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.results import ResultRow, share_row
 from llada_jax.api.denoisers import denoiser_for, score_rules
-from llada_jax.config import SamplerConfig, require_counts
+from llada_jax.config import require_counts
 from llada_jax.evaluation.tasks import load_task, word_problems
 from llada_jax.model.head import ScoreRules, logits_of, without
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampling_engine.formats import LogitFormat, bits_per_element
@@ -78,7 +79,7 @@ def _right_answers(
 ) -> int:
     task, tokenizer = load_task(name), tokenizer_of(model)
     length = task.gen_length
-    sampler = SamplerConfig(
+    sampler = SamplerConfig.from_flat(
         gen_length=length, block_length=32, steps=length // TOKENS_PER_STEP,
         cache="blockwise", eos_early_stop=True,
     )  # fmt: skip

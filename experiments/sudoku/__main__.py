@@ -30,7 +30,8 @@ from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
 from experiments.sudoku import puzzles
 from llada_jax.checkpoint import load_params, save_huggingface
-from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require, require_counts
+from llada_jax.config import ModelConfig, TrainConfig, require, require_counts
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.training.data import batches
 from llada_jax.training.loop import require_steps, train
 from llada_jax.training.objectives import Found, Objective, Reader
@@ -151,7 +152,7 @@ def orders(config: SudokuConfig, head: QualityHead) -> dict[str, SamplerConfig]:
     found = {each.name: each.sampler.replace(**whole) for each in config.decoders}
     for each in config.quality_heads:
         rule = QualityRemask.of(head, threshold=each.threshold, doubt=each.doubt)
-        found[each.name] = SamplerConfig(rule=rule, **whole)
+        found[each.name] = SamplerConfig.from_flat(rule=rule, **whole)
     return found
 
 

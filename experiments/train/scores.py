@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 
 from experiments.harness.results import ResultRow, share_row
 from llada_jax.api.loading import Model
-from llada_jax.config import ModelConfig, SamplerConfig, require_counts
+from llada_jax.config import ModelConfig, require_counts
 from llada_jax.evaluation.evaluate import evaluate
 from llada_jax.evaluation.task import Task
 from llada_jax.model.params import ModelParams
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.text import Tokenizer
 from llada_jax.training.loop import Evaluate
 
@@ -41,7 +42,9 @@ class ScoreConfig:
     def samplers(self, task: Task) -> dict[str, SamplerConfig]:
         """Returns the two samplers of one token a step."""
         length = task.gen_length
-        plain = SamplerConfig(gen_length=length, block_length=self.block_length, steps=length)
+        plain = SamplerConfig.from_flat(
+            gen_length=length, block_length=self.block_length, steps=length
+        )
         return {"llada": plain, "blockwise": plain.replace(cache="blockwise")}
 
     @property

@@ -30,7 +30,7 @@ from experiments.harness.run import Run, entry_point
 from experiments.tune.judge import Judge, Judged, Price
 from experiments.tune.search import Candidate, candidate, fastest_allowed, front, search
 from experiments.tune.settings import HERE, SamplerFamily, TuneConfig
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 
 BEST = "best.json"
 

@@ -15,13 +15,14 @@ import llada_jax as lj
 from experiments.evaluate.result_rows import workloads
 from experiments.harness.timers import times_in_turns
 from experiments.tune.settings import HERE, TuneConfig
-from llada_jax.config import SamplerConfig, require
+from llada_jax.config import require
 from llada_jax.evaluation.evaluate import Trial, lengthened
 from llada_jax.evaluation.graded import Evaluation, compared
 from llada_jax.evaluation.metrics import Paired
 from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.phones.workload import Workload
+from llada_jax.sampler.config import SamplerConfig
 
 _ROUNDS = 7
 

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from experiments.tune.judge import Judge, Judged, Price, digest, named
 from experiments.tune.settings import SamplerFamily, TuneConfig, drawn, first_proposals
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 
 if TYPE_CHECKING:
     from optuna import Study, Trial

@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any
 
 from experiments.harness.results import Kind
-from llada_jax.config import SamplerConfig, require, require_counts
+from llada_jax.config import require, require_counts
 from llada_jax.evaluation.evaluate import PLACES, lengthened
 from llada_jax.evaluation.task import TaskItems, ValidationItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.architecture import architecture
 from llada_jax.phones.profile import load_profile
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.swap.planners import planner
 
 HERE = "here"

@@ -17,7 +17,7 @@ from llada_jax.backend.qnn.emulated_npu import ROW_BUCKETS as NPU_ROW_BUCKETS
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.session import Session
 from llada_jax.backend.weights import quant_of
-from llada_jax.config import ModelConfig, SamplerConfig, require
+from llada_jax.config import ModelConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.forward import PLAIN, LayerHooks
 from llada_jax.model.grouped_product import with_paired_int4
@@ -27,6 +27,7 @@ from llada_jax.model.measures import measure_rows
 from llada_jax.model.mesh import mesh_denoiser, mesh_of, specs_of
 from llada_jax.model.params import ModelParams
 from llada_jax.revision.tiles import Tiles
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.types import Denoiser, Params
 
 
@@ -46,7 +47,8 @@ def score_rules(config: SamplerConfig) -> ScoreRules:
         temperature=config.temperature,
         confidence_dtype=config.parity.confidence_dtype,
         noise_dtype=config.parity.noise_dtype,
-        spread=config.remasking in ("entropy", "margin") or config.rule.spread,
+        spread=config.remasking in ("entropy", "margin")
+        or not config.rule.needs.isdisjoint(("entropy", "margin")),
     )
 
 

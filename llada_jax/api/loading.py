@@ -280,7 +280,7 @@ def describe(source: str | os.PathLike[str], *, family: Family | str | None = No
     if config.mask_id is None and tokenizer is not None:
         config = config.replace(mask_id=tokenizer.mask_id)
     needed = {
-        "a mask id (SamplerConfig(mask_id=...))": config.mask_id,
+        "a mask id (SamplerConfig.from_flat(mask_id=...))": config.mask_id,
         "an EOS id": config.eos_id,
         "tokenizer.json": tokenizer,
         "a chat template": tokenizer and tokenizer.chat_template,

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from llada_jax.api.decoding import generate_stream
 from llada_jax.api.loading import Model, load
-from llada_jax.config import Loop, SamplerConfig, require, require_counts
+from llada_jax.config import Loop, require, require_counts
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import (
     ALONE,
@@ -37,6 +37,7 @@ from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.mesh import mesh_of
 from llada_jax.model.params import parameter_name
 from llada_jax.revision.tiles import Tiles
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.trace import Trace
 
 PLACES = 8

@@ -1,6 +1,6 @@
 """A model of this package as an `LM` of lm-evaluation-harness (the extra `eval`).
 
-    lm = LmEvalModel(model, SamplerConfig(...))
+    lm = LmEvalModel(model, SamplerConfig.from_flat(...))
     lm_eval.simple_evaluate(lm, tasks=["boolq"], task_manager=TaskManager(include_path=folder))
 
 Likelihoods are LLaDA's bound (`llada_jax.evaluation.likelihood`), which no sampler changes; texts
@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from llada_jax.api.decoding import generate_stream
 from llada_jax.api.loading import Model
-from llada_jax.config import SamplerConfig, require
+from llada_jax.config import require
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import (
     ALONE,
@@ -33,6 +33,7 @@ from llada_jax.evaluation.generations import (
 )
 from llada_jax.evaluation.likelihood import Pair, log_likelihoods
 from llada_jax.evaluation.task import Item
+from llada_jax.sampler.config import SamplerConfig
 
 try:
     from lm_eval.api.instance import Instance

@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import require
-from llada_jax.sampler.canvas import MASKED, STABLE
 from llada_jax.sampler.record import Event
 from llada_jax.sampler.replay import KEPT, event_states
+from llada_jax.sampler.state import MASKED, STABLE
 from llada_jax.sampler.trace import Trace
 
 

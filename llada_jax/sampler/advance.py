@@ -1,112 +1,120 @@
-"""After a decision: a row goes on to its next block that has masks, or is done: its canvas is full,
-its answer has ended before that, or the model gave a score that is no number."""
+"""After a decision: sequences move to their next unfinished block, or are done.
+
+A sequence is done when its canvas is full, when its answer has ended before that, or when the model
+returned a score that is not finite.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
-from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas
-from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.spec import StepSpec
+from llada_jax.sampler.state import STABLE, VISIBLE, DecodeState
 
 
 def advance(
-    setup: Setup, canvas: Canvas, where: Bool[Array, " B"], edited: Bool[Array, " B"] | None
-) -> Canvas:
-    """Returns the canvas whose rows have the next block, or are done, where theirs is over.
+    spec: StepSpec, state: DecodeState, active: Bool[Array, " B"], edited: Bool[Array, " B"] | None
+) -> DecodeState:
+    """Moves each active sequence whose block is finished to its next block with masks, or marks it
+    done.
 
     Args:
-      where: rows that took part in the decision.
-      edited: rows that had a committed token changed; None where no forward is decided.
+      active: Sequences that took part in the decision.
+      edited: Sequences in which a committed token changed, or None if no forward was decided.
     """
-    config, rule, counts = setup.config, setup.rule, edited is not None
-    edited = jnp.zeros_like(where) if edited is None else edited
-    blocks = canvas.blocks(config.block_length)
-    beyond = canvas.masked & (blocks > canvas.block[:, None])
-    left = canvas.masks_left(config.block_length)
-    block_step = canvas.block_step + int(counts)
-    steady = jnp.where(left > 0, 0, canvas.steady_steps + 1)
-    over = where & (left == 0) & rule.quiet(steady, edited)
-    if counts:
-        over |= where & (block_step >= rule.block_steps(config))
-    ended = over & ~beyond.any(axis=1)
-    done = ended & rule.may_end(canvas, steady)
+    config, rule, after_forward = spec.config, spec.rule, edited is not None
+    edited = jnp.zeros_like(active) if edited is None else edited
+    blocks = state.blocks(config.block_length)
+    later = state.masked & (blocks > state.block[:, None])
+    left = state.masks_left(config.block_length)
+    block_step = state.block_step + int(after_forward)
+    unmasked = jnp.where(left > 0, 0, state.unmasked_steps + 1)
+    # Token editing goes on while a forward changes something, for at most `edit_steps`.
+    settled = (unmasked > rule.edit_steps) | ((unmasked > 1) & ~edited)
+    over = active & (left == 0) & settled
+    if after_forward:
+        most = rule.max_block_steps(config.block_length)
+        over |= active & (block_step >= (config.steps_per_block if rule.may_wait else most))
+    ended = over & ~later.any(axis=1)
+    done = ended & _may_end(spec, state, unmasked)
     moved = over & ~ended
-    first = jnp.argmax(beyond, axis=1).astype(jnp.int32)
-    block = jnp.where(moved, (first - canvas.origin) // config.block_length, canvas.block)
-    block_masks = (canvas.masked & (blocks == block[:, None])).sum(axis=1, dtype=jnp.int32)
-    frozen = rule.frozen(blocks < block[:, None], done)
-    if frozen is not None:
-        canvas = canvas.stable(frozen & (canvas.state == VISIBLE))
-    return canvas._replace(
+    first = jnp.argmax(later, axis=1).astype(jnp.int32)
+    block = jnp.where(moved, (first - state.origin) // config.block_length, state.block)
+    block_masks = (state.masked & (blocks == block[:, None])).sum(axis=1, dtype=jnp.int32)
+    if rule.revises and not (rule.refreshes or rule.verifies):
+        frozen = blocks < block[:, None]
+        if not rule.waits:
+            frozen |= done[:, None]
+        state = state.with_stable(frozen & (state.status == VISIBLE))
+    return state._replace(
         block=block,
-        block_step=jnp.where(moved, 0, jnp.where(where, block_step, canvas.block_step)),
-        block_masks=jnp.where(moved if counts else where, block_masks, canvas.block_masks),
-        steady_steps=jnp.where(moved, 0, jnp.where(where, steady, canvas.steady_steps)),
-        accepted=jnp.where(moved, 0, canvas.accepted),
-        done=canvas.done | done,
+        block_step=jnp.where(moved, 0, jnp.where(active, block_step, state.block_step)),
+        block_masks=jnp.where(moved if after_forward else active, block_masks, state.block_masks),
+        unmasked_steps=jnp.where(moved, 0, jnp.where(active, unmasked, state.unmasked_steps)),
+        done=state.done | done,
     )
 
 
-def stop_rows(setup: Setup, canvas: Canvas) -> Canvas:
-    """Returns the canvas whose rows are done once an EOS, or another id that the model stops at,
-    has no mask before it, if `eos_early_stop` says so; what is masked behind it becomes EOS
-    (LLaDA2), and what is visible there stable.
+def _may_end(spec: StepSpec, state: DecodeState, unmasked: Int[Array, " B"]) -> Bool[Array, " B"]:
+    """Returns whether sequences without masks are done, after so many forwards without any."""
+    if not spec.rule.waits:
+        return jnp.ones_like(state.done)
+    visible = (state.status == VISIBLE).any(axis=1)
+    if spec.rule.verifies:  # a draft is never left unverified
+        return ~visible
+    return ~visible | (unmasked > spec.rule.end_steps)
 
-    Where tokens before it are still visible, a row first has the steps that may follow a last mask.
+
+def stop_at_eos(spec: StepSpec, state: DecodeState) -> DecodeState:
+    """Marks sequences done that have an EOS, or another stop id, with no mask before it.
+
+    Only with `eos_early_stop`. Masks after the EOS become EOS (LLaDA2), and visible tokens there
+    stable. While tokens before it are visible, a sequence first has the forwards that may follow a
+    last mask.
     """
-    config = setup.config
-    if not config.eos_early_stop:
-        return canvas
-    masked, position = canvas.masked, canvas.positions
-    length = canvas.tokens.shape[1]
+    if not spec.config.eos_early_stop:
+        return state
+    masked, position = state.masked, state.positions
+    length = state.tokens.shape[1]
     first_mask = jnp.where(masked, position, length).min(axis=1)
-    ended = (canvas.state >= STABLE) & ends_of(setup, canvas)
-    first_eos = jnp.where(ended, position, length).min(axis=1)
+    ends = (state.status >= STABLE) & spec.ends(state)
+    first_eos = jnp.where(ends, position, length).min(axis=1)
     stopped = first_eos < first_mask
-    over = (canvas.state == VISIBLE) & (position > first_eos[:, None]) & stopped[:, None]
-    canvas = canvas.ended(masked & stopped[:, None], config.eos_id).stable(over)
-    done = stopped & setup.rule.may_end(canvas, canvas.steady_steps)
-    return canvas._replace(done=canvas.done | done)
+    follows = (state.status == VISIBLE) & (position > first_eos[:, None]) & stopped[:, None]
+    state = state.with_eos(masked & stopped[:, None], spec.config.eos_id).with_stable(follows)
+    done = stopped & _may_end(spec, state, state.unmasked_steps)
+    return state._replace(done=state.done | done)
 
 
-def ends_of(setup: Setup, canvas: Canvas) -> Bool[Array, "B L"]:
-    """Returns the tokens at which a row stops, if `eos_early_stop` says so."""
-    if not setup.config.eos_early_stop:
-        return jnp.zeros(canvas.tokens.shape, bool)
-    assert setup.config.eos_id is not None
-    ids = jnp.array([setup.config.eos_id, *setup.model.stop_ids], jnp.int32)
-    return jnp.isin(canvas.tokens, ids)
-
-
-def stop_faulty(canvas: Canvas, faults: Bool[Array, "B L"]) -> Canvas:
-    """Returns the canvas whose rows with faults are done, and know where their first one is."""
-    found = faults.any(axis=1)
+def stop_at_faults(state: DecodeState, faults: Bool[Array, "B L"]) -> DecodeState:
+    """Marks sequences with faults done, and keeps the position of their first one."""
+    faulty = faults.any(axis=1)
     first = jnp.argmax(faults, axis=1).astype(jnp.int32)
-    return canvas._replace(done=canvas.done | found, fault=jnp.where(found, first, canvas.fault))
+    return state._replace(done=state.done | faulty, fault=jnp.where(faulty, first, state.fault))
 
 
 class Fault(NamedTuple):
-    """Where a canvas has stopped at a score that is no finite number; counted from 0."""
+    """A score that is not finite, at which a sequence has stopped; all counted from 0."""
 
     canvas: int
     forward: int
     position: int
 
 
-def faults_of(canvas: Canvas) -> list[Fault]:
-    """Returns the faults of a canvas's rows."""
-    fault, nfe = np.asarray(canvas.fault), np.asarray(canvas.nfe)
+def faults_of(state: DecodeState) -> list[Fault]:
+    """Returns the faults of the sequences that have stopped at one."""
+    fault, nfe = np.asarray(state.fault), np.asarray(state.nfe)
     return [Fault(*map(int, (row, nfe[row] - 1, fault[row]))) for row in np.flatnonzero(fault >= 0)]
 
 
 def require_scores(faults: Sequence[Fault]) -> None:
-    """Raises FloatingPointError where there are faults: it names each of them."""
-    told = [f"canvas {row}: forward {step}, position {at}" for row, step, at in faults]
-    if told:
+    """Raises FloatingPointError that names each fault, if there are any."""
+    faulty = [f"canvas {row}: forward {step}, position {at}" for row, step, at in faults]
+    if faulty:
         raise FloatingPointError(
-            f"the model's scores are NaN or infinite ({'; '.join(told)}; all counted from 0); "
+            f"the model's scores are NaN or infinite ({'; '.join(faulty)}; all counted from 0); "
             "nothing was decoded"
         )

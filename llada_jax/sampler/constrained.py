@@ -1,6 +1,6 @@
 """A step under a constraint: what is predicted agrees with one text, and what is decided with one.
 
-A rule sees, at masked positions, the tokens of the best text that agrees with the canvas: whatever
+A rule sees, at masked positions, the tokens of the best text that agrees with the state: whatever
 it commits of them can be finished. Where it may change tokens, what it did is then held to one
 text, which has as much of it as any.
 """
@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.constraint.reach import Grammar, reach
-from llada_jax.sampler.advance import advance, stop_rows
-from llada_jax.sampler.canvas import Canvas, put
+from llada_jax.sampler.advance import advance, stop_at_eos
 from llada_jax.sampler.record import ClassScores, StepScores
-from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.spec import StepSpec
+from llada_jax.sampler.state import DecodeState, put
 from llada_jax.types import Asked, HeadOut
 
 _LOWEST = -1e4
@@ -25,9 +25,9 @@ _COMMITTED, _REPLACED = 200.0, 20.0
 """What a decision is worth beside log-probabilities, where texts are compared."""
 
 
-def with_classes(setup: Setup, asked: Asked | None) -> Asked | None:
+def with_classes(spec: StepSpec, asked: Asked | None) -> Asked | None:
     """Returns what is asked of the head, and the classes of a constraint beside it."""
-    grammar = setup.grammar
+    grammar = spec.grammar
     if grammar is None:
         return asked
     return replace(
@@ -35,7 +35,7 @@ def with_classes(setup: Setup, asked: Asked | None) -> Asked | None:
         n_classes=grammar.n_classes,
         class_of=grammar.class_of,
         class_mass=grammar.confidence == "allowed",
-        class_samples=setup.config.temperature > 0,
+        class_samples=spec.config.temperature > 0,
     )
 
 
@@ -47,23 +47,23 @@ def class_scores(at: Int[Array, "B Q"], head: HeadOut, length: int) -> ClassScor
     return jax.tree.map(lambda array: put(at, array, length), found)
 
 
-def constrained(setup: Setup, canvas: Canvas, step: StepScores) -> StepScores:
+def constrain_scores(spec: StepSpec, state: DecodeState, step: StepScores) -> StepScores:
     """Returns the scores of a step with tokens that the constraint allows, and the probability of
     the tokens that stand, as it measures them.
 
-    At masked positions these are the tokens of the best text that agrees with the canvas. A token
+    At masked positions these are the tokens of the best text that agrees with the state. A token
     that stands is compared with the best one that may stand there while all others stay, where a
     rule revises.
     """
-    grammar, classes, scores, standing = setup.grammar, step.classes, step.here, step.standing
+    grammar, classes, scores, probability = spec.grammar, step.classes, step.here, step.probability
     if grammar is None:
         return step
     assert classes is not None
-    free, scored, text = _free(canvas), scores.token >= 0, canvas.text
+    free, scored, text = _free(state), scores.token >= 0, state.constraint
     assert text is not None
-    values, rows = _values(classes, scored), ~canvas.done
-    others = setup.rule.revises or grammar.confidence == "allowed"
-    found = reach(grammar, text, canvas.tokens, ~free, values, scored, rows, alternatives=others)
+    values, rows = _values(classes, scored), ~state.done
+    others = spec.rule.revises or grammar.confidence == "allowed"
+    found = reach(grammar, text, state.tokens, ~free, values, scored, rows, alternatives=others)
     chosen, log_total = found.classes, classes.log_sum_exp
     if found.allowed is not None:
         alone = jnp.where(found.allowed, values, -jnp.inf).argmax(axis=-1).astype(jnp.int32)
@@ -77,49 +77,56 @@ def constrained(setup: Setup, canvas: Canvas, step: StepScores) -> StepScores:
     confidence = jnp.exp(jnp.minimum(logit - log_total, 0))
     confidence = jnp.where(jnp.isfinite(scores.confidence), confidence, scores.confidence)
     token = _tokens(grammar, classes, chosen)
-    if standing is not None and classes.mass is not None:
-        standing = jnp.minimum(standing * jnp.exp(classes.log_sum_exp - log_total), 1)
-    inside = scored & (canvas.positions >= text.begin[:, None])
+    if probability is not None and classes.mass is not None:
+        probability = jnp.minimum(probability * jnp.exp(classes.log_sum_exp - log_total), 1)
+    inside = scored & (state.positions >= text.begin[:, None])
     said = scores._replace(
         token=jnp.where(inside, token, scores.token),
         confidence=jnp.where(inside, confidence, scores.confidence).astype(scores.confidence.dtype),
     )
-    return step._replace(here=said, standing=standing)
+    return step._replace(here=said, probability=probability)
 
 
-def forced(setup: Setup, canvas: Canvas) -> Canvas:
+def commit_forced(spec: StepSpec, state: DecodeState) -> DecodeState:
     """Returns the canvas with the tokens that have no alternative, where confidence is over what is
     allowed: no forward could say anything else of them."""
-    grammar, text = setup.grammar, canvas.text
+    grammar, text = spec.grammar, state.constraint
     if grammar is None or text is None or grammar.confidence == "raw":
-        return canvas
-    free = _free(canvas)
+        return state
+    free = _free(state)
     nothing = jnp.zeros((*free.shape, grammar.n_classes), jnp.float32)
-    rows, tokens = ~canvas.done, canvas.tokens
+    rows, tokens = ~state.done, state.tokens
     found = reach(grammar, text, tokens, ~free, nothing, free, rows, alternatives=True)
     assert found.allowed is not None
     kind = found.allowed.argmax(axis=-1)
     alone = (found.allowed.sum(axis=-1) == 1) & grammar.single[kind]
-    alone &= canvas.masked & ~canvas.done[:, None]
-    tokens = jnp.where(alone, grammar.representative[kind], canvas.tokens)
-    confidence = jnp.where(alone, jnp.float32(1), canvas.confidence)
-    return canvas._replace(tokens=tokens, confidence=confidence).stable(alone)
+    alone &= state.masked & ~state.done[:, None]
+    tokens = jnp.where(alone, grammar.representative[kind], state.tokens)
+    confidence = jnp.where(alone, jnp.float32(1), state.confidence)
+    return state._replace(tokens=tokens, confidence=confidence).with_stable(alone)
 
 
-def begun(setup: Setup, canvas: Canvas) -> Canvas:
+def start_constrained(spec: StepSpec, state: DecodeState) -> DecodeState:
     """Returns a canvas before its first forward, with the tokens that need none."""
-    canvas = forced(setup, canvas)
-    return stop_rows(setup, advance(setup, canvas, ~canvas.done, None))
+    state = commit_forced(spec, state)
+    return stop_at_eos(spec, advance(spec, state, ~state.done, None))
 
 
-def held(grammar: Grammar, before: Canvas, after: Canvas, said: StepScores) -> Canvas:
+def hold_to_text(
+    grammar: Grammar, before: DecodeState, after: DecodeState, said: StepScores
+) -> DecodeState:
     """Returns the canvas after a decision, of which all agrees with one text.
 
     That text has as many of the decision's tokens as one can. Where it has another one, a token
     that stood before stands again, and a mask gets the text's token; or it stays one, where this
     forward did not score it. What became a mask is one.
     """
-    was_free, text, classes, scored = _free(before), before.text, said.classes, said.here.token >= 0
+    was_free, text, classes, scored = (
+        _free(before),
+        before.constraint,
+        said.classes,
+        said.here.token >= 0,
+    )
     assert text is not None and classes is not None
     changed = ~_free(after) & (was_free | (before.tokens != after.tokens))
     kinds = jnp.arange(grammar.n_classes, dtype=jnp.int32)
@@ -140,15 +147,15 @@ def held(grammar: Grammar, before: Canvas, after: Canvas, said: StepScores) -> C
     tokens = jnp.where(other, _tokens(grammar, classes, found.classes), after.tokens)
     return after._replace(
         tokens=jnp.where(undone, before.tokens, tokens),
-        state=jnp.where(undone, before.state, after.state),
+        status=jnp.where(undone, before.status, after.status),
         confidence=jnp.where(undone, before.confidence, confidence),
         filled=jnp.where(~agrees, before.filled, after.filled),
     )
 
 
-def _free(canvas: Canvas) -> Bool[Array, "B L"]:
+def _free(state: DecodeState) -> Bool[Array, "B L"]:
     """Returns the masks, and what is behind each row's end: both may become anything."""
-    return canvas.masked | (canvas.positions >= canvas.end[:, None])
+    return state.masked | (state.positions >= state.end[:, None])
 
 
 def _values(classes: ClassScores, scored: Bool[Array, "B L"]) -> Float[Array, "B L G"]:

@@ -18,11 +18,11 @@ from jaxtyping import Array, Bool
 
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.advance import Fault, faults_of, require_scores
-from llada_jax.sampler.canvas import Canvas, choose
 from llada_jax.sampler.decoding_run import DecodingRun
 from llada_jax.sampler.generate import Ended, Result, result_of
 from llada_jax.sampler.loops import Steps
-from llada_jax.sampler.own_rule import require_numbers
+from llada_jax.sampler.observe import require_finite_rule
+from llada_jax.sampler.state import DecodeState, choose
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Places:
         Raises FloatingPointError as `decode`, once the prompts that have places are done; those
         that wait get none.
         """
-        run, canvas = self._run, None
+        run, state = self._run, None
         found: dict[int, _Occupant] = {}
         sizes, waiting = cycle(np.atleast_1d(together)), iter(range(len(run.prompts)))
         while chosen := list(islice(waiting, next(sizes))):
@@ -64,9 +64,9 @@ class Places:
                 require_scores([] if self._busy or self._waiting else self._faults)
                 with run.precision():
                     began = perf_counter()
-                    canvas, steps = self._forwards(self._with_the_next(canvas))
-                    self._share(canvas, steps, perf_counter() - began)
-                    found |= self._ended(canvas)
+                    state, steps = self._forwards(self._with_the_next(state))
+                    self._share(state, steps, perf_counter() - began)
+                    found |= self._ended(state)
             ended = [found.pop(prompt) for prompt in chosen]
             rows = Ended(*map(np.concatenate, zip(*(each.ended for each in ended), strict=True)))
             seconds = sum(each.seconds for each in ended)
@@ -77,32 +77,32 @@ class Places:
     def _busy(self) -> list[tuple[int, _Occupant]]:
         return [(row, each) for row, each in enumerate(self._taken) if each is not None]
 
-    def _with_the_next(self, canvas: Canvas | None) -> Canvas:
+    def _with_the_next(self, state: DecodeState | None) -> DecodeState:
         """Returns the canvas with the next prompts in free places."""
         begin = [row for row, each in enumerate(self._taken) if each is None][: len(self._waiting)]
         for row in begin:
             self._taken[row] = _Occupant(self._waiting.popleft())
-        if canvas is not None and not begin:
-            return canvas
+        if state is not None and not begin:
+            return state
         new = {row: each.prompt for row, each in self._busy if row in begin}
         places = range(len(self._taken))
         prompts = [new.get(row, new[begin[0]]) for row in places]
-        if canvas is None:
-            return self._run.canvas(prompts)
+        if state is None:
+            return self._run.state(prompts)
         begins = np.isin(places, begin)
-        return _exchanged(canvas, self._run.canvas(prompts, canvas.cache), begins)
+        return _exchanged(state, self._run.state(prompts, state.cache), begins)
 
-    def _forwards(self, canvas: Canvas) -> tuple[Canvas, Steps]:
+    def _forwards(self, state: DecodeState) -> tuple[DecodeState, Steps]:
         """Runs forwards until an eighth of the places is free, or all where nobody waits."""
         places, busy = len(self._taken), self._busy
         leaving = max(1, places // 8) if self._waiting else places
         until = min(places - len(busy) + leaving, places)
-        most = self._run.most_steps - max(each.nfe for _, each in busy)
-        return self._run.forwards(canvas, until, most)
+        most = self._run.max_steps - max(each.nfe for _, each in busy)
+        return self._run.forwards(state, until, most)
 
-    def _share(self, canvas: Canvas, steps: Steps, seconds: float) -> None:
+    def _share(self, state: DecodeState, steps: Steps, seconds: float) -> None:
         """Gives each occupant its own part of the forwards, and of their time."""
-        nfe = np.asarray(canvas.nfe)
+        nfe = np.asarray(state.nfe)
         part = {row: int(nfe[row]) - each.nfe for row, each in self._busy}
         useful = sum(part.values())
         self.offered += len(steps.rows) * len(self._taken)
@@ -112,14 +112,14 @@ class Places:
             each.seconds += seconds * part[row] / max(1, useful)
             each.nfe = int(nfe[row])
 
-    def _ended(self, canvas: Canvas) -> dict[int, _Occupant]:
+    def _ended(self, state: DecodeState) -> dict[int, _Occupant]:
         """Frees the places whose occupants are done; returns those, by prompt."""
-        faults = {each.canvas: each for each in faults_of(canvas)}
-        done = np.asarray(canvas.done)
-        ended = Ended(*(np.asarray(getattr(canvas, name)) for name in Ended._fields))
+        faults = {each.state: each for each in faults_of(state)}
+        done = np.asarray(state.done)
+        ended = Ended(*(np.asarray(getattr(state, name)) for name in Ended._fields))
         found = {}
         for row, each in self._busy:
-            if not done[row] and each.nfe < self._run.most_steps:
+            if not done[row] and each.nfe < self._run.max_steps:
                 continue
             self._taken[row] = None
             if row in faults:
@@ -130,7 +130,7 @@ class Places:
                 each.ended = Ended(*(np.array(array[row : row + 1]) for array in ended))
                 found[each.prompt] = each
         if not self._faults:
-            require_numbers(self._run.setup.rule, canvas)
+            require_finite_rule(self._run.config.rule, state)
         return found
 
 
@@ -156,15 +156,15 @@ def _joined(canvases: Sequence[Sequence[Steps]], buckets: Sequence[int]) -> Step
     return Steps(records, rows, np.full(most, np.nan))
 
 
-def _exchanged(canvas: Canvas, new: Canvas, where: Bool[np.ndarray, " B"]) -> Canvas:
+def _exchanged(state: DecodeState, new: DecodeState, where: Bool[np.ndarray, " B"]) -> DecodeState:
     """Returns the canvas with other rows in some places; consumes both. Keys and values stay: none
     of a new row counts as settled."""
-    rows = canvas._replace(cache=None), new._replace(cache=None)  # pyright: ignore
-    exchange = _program(jax.tree.structure(rows[0]), canvas.tokens.shape)
-    return exchange(*rows, jnp.asarray(where))._replace(cache=canvas.cache)
+    rows = state._replace(cache=None), new._replace(cache=None)  # pyright: ignore
+    exchange = _program(jax.tree.structure(rows[0]), state.tokens.shape)
+    return exchange(*rows, jnp.asarray(where))._replace(cache=state.cache)
 
 
-def _exchange(old: Canvas, new: Canvas, where: Bool[Array, " B"]) -> Canvas:
+def _exchange(old: DecodeState, new: DecodeState, where: Bool[Array, " B"]) -> DecodeState:
     return jax.tree.map(partial(choose, where), new, old)
 
 

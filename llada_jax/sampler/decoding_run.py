@@ -1,4 +1,4 @@
-"""A decoding run: checked prompts, and what decodes them. Its canvases begin here, and go on."""
+"""A decoding run: checked prompts, and what decodes them."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,20 +11,30 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
+from llada_jax.config import Loop, ModelConfig, require, require_choice
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.reach import Placed
 from llada_jax.on_mesh import begun_on
 from llada_jax.programs import kept, own_jit
-from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
-from llada_jax.sampler.constrained import begun
+from llada_jax.sampler.config import SamplerConfig
+from llada_jax.sampler.constrained import start_constrained
+from llada_jax.sampler.layout import layout_of, new_state
 from llada_jax.sampler.loops import Decoding, Refresher, Steps, compiled_loop, host_loop, program_of
-from llada_jax.sampler.own_rule import new_state
-from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, end_ids, with_ids
+from llada_jax.sampler.observe import new_memory
+from llada_jax.sampler.prompts import (
+    Prompts,
+    Seeds,
+    check_prompts,
+    check_seeds,
+    end_ids,
+    sequence_key,
+    with_ids,
+)
 from llada_jax.sampler.record import OnStep
-from llada_jax.sampler.setup import KeptScores, Setup
-from llada_jax.sampler.windows.window import buckets_for
+from llada_jax.sampler.spec import KeptScores, StepSpec
+from llada_jax.sampler.state import DecodeState
+from llada_jax.sampler.windows.window import CanvasLayout, buckets_for
 from llada_jax.types import Denoiser, KVCache, Params
 
 
@@ -32,11 +42,11 @@ from llada_jax.types import Denoiser, KVCache, Params
 class DecodingRun:
     """Prompts that were checked, and what decodes them, whatever number of them at a time."""
 
-    setup: Setup
+    spec: StepSpec
     denoiser: Denoiser
     params: Params
     prompts: list[np.ndarray]
-    seeds: list[tuple[int, int]]  # of each prompt, and the index that is folded into it
+    seeds: list[tuple[Any, int]]  # seed or key of each prompt, and the index folded into it
     loop: Loop
     infill: bool = False
     on_step: OnStep | None = None
@@ -46,7 +56,7 @@ class DecodingRun:
 
     @property
     def config(self) -> SamplerConfig:
-        return self.setup.config
+        return self.spec.config
 
     @cached_property
     def lengths(self) -> Int[np.ndarray, " B"]:
@@ -60,76 +70,83 @@ class DecodingRun:
 
     def _layout(self, chosen: Sequence[int]) -> CanvasLayout:
         lengths = self.lengths[chosen]
-        return layout_of(lengths, self.config, self.setup.model, infill=self.infill)
+        return layout_of(lengths, self.config, self.spec.model, infill=self.infill)
 
     def buckets(self, chosen: Sequence[int]) -> tuple[int, ...]:
         """Returns rows of forwards, ascending, of canvases for these prompts alone."""
         layout = self._layout(chosen)
         # As with infilling, spans grow over blocks without masks.
-        if self.setup.grammar is not None:
+        if self.spec.grammar is not None:
             layout = layout._replace(prompt_length=0)
-        extra = self.setup.most_extra_rows(layout.length)
-        return buckets_for(self.config, layout, self.setup.model, extra)
+        spec = self.spec
+        extra = spec.max_extra_rows(layout.length)
+        context = spec.window_context()
+        return buckets_for(spec.window, layout, context, spec.model.block_length, extra)
 
     @property
-    def most_steps(self) -> int:
+    def max_steps(self) -> int:
         """Returns how many forwards a canvas may take."""
-        return self.setup.most_steps(self.layout.n_blocks)
+        return self.spec.max_steps(self.layout.n_blocks)
 
     def precision(self) -> AbstractContextManager[Any]:
         """Returns the context in which canvases begin and go on: 64 bits where settings ask."""
         return jax.enable_x64(True) if self.config.parity.wide else nullcontext()
 
-    def canvas(self, chosen: Sequence[int], cache: KVCache | None = None) -> Canvas:
-        """Returns a canvas of these prompts, by their places; with a cache, that goes on in it."""
-        seeds = {place: self.seeds[place] for place in chosen}
-        key = {
-            place: jax.random.fold_in(jax.random.key(seed), row)
-            for place, (seed, row) in seeds.items()
-        }
-        keys = jnp.stack([key[place] for place in chosen])
+    def state(self, chosen: Sequence[int], cache: KVCache | None = None) -> DecodeState:
+        """Returns the state of these prompts before the first forward, by their indices.
+
+        A cache of an earlier state is used again if there is one.
+        """
+        keys = {index: sequence_key(*self.seeds[index]) for index in chosen}
+        spec, length = self.spec, self.layout.length
         if cache is None:
             guided = 2 if self.config.cfg_scale else 1
-            cached = self.layout.length if self.setup.window.caches else 0
+            cached = length if spec.window.caches else 0
             cache = self.denoiser.empty_cache(self.params, guided * len(chosen), cached)
-        prompts, length = [self.prompts[place] for place in chosen], self.layout.length
-        canvas = new_canvas(
-            prompts, self.config, self.setup.model, keys, cache, length, infill=self.infill
+        prompts = [self.prompts[index] for index in chosen]
+        state = new_state(
+            prompts,
+            self.config,
+            spec.model,
+            jnp.stack([keys[index] for index in chosen]),
+            cache,
+            length,
+            infill=self.infill,
         )
         text = self.placed and Placed(*(jnp.asarray(each[chosen]) for each in self.placed))
-        canvas = canvas._replace(rule_state=new_state(self.setup, len(chosen), length), text=text)
+        state = state._replace(rule=new_memory(spec, len(chosen), length), constraint=text)
         if text is not None:
-            rest = canvas._replace(cache=None)  # pyright: ignore
-            begin = _begin(jax.tree.structure(rest), canvas.tokens.shape)
-            canvas = begin(self._decoding.setup, rest)._replace(cache=cache)
+            rest = state._replace(cache=None)  # pyright: ignore
+            start = _start_constrained(jax.tree.structure(rest), state.tokens.shape)
+            state = start(self.decoding.spec, rest)._replace(cache=cache)
         place = self.denoiser.on_mesh
-        return canvas if place is None else begun_on(place, canvas)
+        return state if place is None else begun_on(place, state)
 
-    def forwards(self, canvas: Canvas, until: int, most: int) -> tuple[Canvas, Steps]:
-        """Runs forwards until so many rows of the canvas are done, at most `most`; consumes the
-        canvas."""
+    def forwards(self, state: DecodeState, until: int, most: int) -> tuple[DecodeState, Steps]:
+        """Runs forwards until `until` sequences are done, at most `most`; consumes the state."""
         if self.loop == "compiled":
-            return compiled_loop(self._decoding, canvas, until, most)
-        return host_loop(self._decoding, canvas, until, most, self.on_step, self.refresher)
+            return compiled_loop(self.decoding, state, until, most)
+        return host_loop(self.decoding, state, until, most, self.on_step, self.refresher)
 
     def lowered(self) -> jax.stages.Lowered:
         """Returns the compiled loop of all prompts at once, before it is compiled. Of parameters,
         shapes and dtypes are enough."""
-        decoding = self._decoding  # made before its arrays could become tracers
-        canvas = jax.eval_shape(partial(self.canvas, range(len(self.prompts))))
-        return program_of(decoding, canvas).lower(decoding, canvas, 1, decoding.limit)
+        decoding = self.decoding  # made before its arrays could become tracers
+        state = jax.eval_shape(partial(self.state, range(len(self.prompts))))
+        return program_of(decoding, state).lower(decoding, state, 1, decoding.max_steps)
 
     @cached_property
-    def _decoding(self) -> Decoding:
+    def decoding(self) -> Decoding:
+        """Returns what the loops drive."""
         dtype = self.config.parity.confidence_dtype
         numbers = jax.tree.map(lambda number: jnp.asarray(number, dtype), self.config)
-        allowed = jax.tree.map(jnp.asarray, self.setup.grammar)
-        setup = replace(self.setup, config=numbers, grammar=allowed)
+        allowed = jax.tree.map(jnp.asarray, self.spec.grammar)
+        spec = replace(self.spec, config=numbers, grammar=allowed)
         buckets = self.buckets(range(len(self.prompts)))
-        return Decoding(setup, self.params, self.denoiser, buckets, self.most_steps)
+        return Decoding(spec, self.params, self.denoiser, buckets, self.max_steps)
 
 
-_begin = kept(lambda *shape: own_jit(begun))
+_start_constrained = kept(lambda *shape: own_jit(start_constrained))
 
 
 def checked_run(
@@ -139,7 +156,7 @@ def checked_run(
     prompts: Prompts,
     config: SamplerConfig,
     *,
-    seed: int | Sequence[int] = 0,
+    seed: Seeds = 0,
     loop: Loop = "compiled",
     on_step: OnStep | None = None,
     infill: bool = False,
@@ -151,8 +168,8 @@ def checked_run(
 
     Args:
       denoiser: the model's functions, with the rules of `config` in its scores.
-      seed: one for the batch, or one for each row: a row with its own seed decodes as it would
-        alone, at any temperature.
+      seed: an int or a JAX key for the batch, or one for each sequence: a sequence with its own
+        seed decodes as it would alone, at any temperature.
       infill: the masks in the prompts are the holes; nothing is appended.
       refresher: for the `host` loop, where the settings ask for a worker. What it gives may differ
         from the denoiser's in rounding, of which the tokens then depend.
@@ -167,13 +184,13 @@ def checked_run(
         "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
     )
     config = with_ids(config, model)
-    setup = Setup(model, config, denoiser.measure_rows is not None, keeps_scores)
-    _check_setup(setup, denoiser, loop, refresher)
+    spec = StepSpec(model, config, denoiser.measure_rows is not None, keeps_scores)
+    _check_spec(spec, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
     require(
-        not (setup.rule.verifies and (infill or texts is not None)),
-        f"accept is {config.accept!r} with holes or a constraint; allowed: another rule",
+        not (spec.rule.verifies and (infill or texts is not None)),
+        f"accept is {spec.rule.name!r} with holes or a constraint; allowed: another rule",
     )
     placed = None
     if texts is not None:
@@ -182,49 +199,51 @@ def checked_run(
                 not getattr(config, name),
                 f"{name} is True with a constraint, whose texts end by EOS; allowed: False",
             )
-        require(setup.measures, "the backend measures no classes, which a constraint needs; "
+        require(spec.measures, "the backend measures no classes, which a constraint needs; "
                 "allowed: another one, as xla")  # fmt: skip
-        ends, mask_id = end_ids(config, model), setup.mask_id
+        ends, mask_id = end_ids(config, model), spec.mask_id
         placed = placed_texts(texts, rows, mask_id, config.gen_length, infill=infill)
-        setup = replace(setup, grammar=grammar_of(texts, ends))
+        spec = replace(spec, grammar=grammar_of(texts, ends))
     given = texts.constraints if texts else ()
     return DecodingRun(
-        setup, denoiser, params, rows, seeds, loop, infill, on_step, refresher, placed, given
+        spec, denoiser, params, rows, seeds, loop, infill, on_step, refresher, placed, given
     )
 
 
-def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refresher | None) -> None:
+def _check_spec(
+    spec: StepSpec, denoiser: Denoiser, loop: Loop, refresher: Refresher | None
+) -> None:
     """Raises ValueError where the model, the backend or the loop cannot do what is asked."""
-    config = setup.config
-    extra = {"shadow": setup.shadows, "refresh": config.refreshes}
+    config, window, accept = spec.config, spec.window, spec.rule.name
+    extra = {"shadow": spec.shadows, "refresh": config.refreshes}
     kind = next((kind for kind, runs in extra.items() if runs), None)
     require(
-        not setup.shift or kind is None,
+        not spec.shift or kind is None,
         f"the model's outputs are shifted, and {kind} rows need outputs at their own positions; "
         "allowed: revision with rescore 'token' and refresh 'none'",
     )
-    block, own = setup.model.block_length, config.block_length
+    block, own = spec.model.block_length, config.block_length
     whole = block is None or block % own == 0
     require(whole, f"block_length is {own}; allowed: a divisor of the model's block, {block}")
     require(
-        block in (None, own) or not (setup.window.drafts or kind or setup.rule.revises),
+        block in (None, own) or not (spec.window.drafts or kind or spec.rule.revises),
         f"block_length is {own}, a part of the model's block ({block}); allowed: that, or a rule "
         "that never changes a token, without drafts",
     )
     require(
-        not (setup.shift and block and setup.window.drafts),
+        not (spec.shift and block and spec.window.drafts),
         "window is 'multi_block', and the block before predicts a block's first token (shifted "
         "outputs, attention that is causal between blocks); allowed: 'by_cache'",
     )
-    causal, window = setup.model.causal, setup.window
+    causal = spec.model.causal
     require(
-        causal is None or window.leaves_tokens or (causal == "filled" and not window.caches),
-        f"cache is {config.cache!r} and the model's attention is causal; allowed: 'blockwise'",
+        causal is None or window.caches_finished or (causal == "filled" and not window.caches),
+        f"cache is {window.cache!r} and the model's attention is causal; allowed: 'blockwise'",
     )
     require(
-        causal is None or (not window.drafts and (setup.rule.verifies or not setup.rule.revises)),
-        f"the model's attention is causal, and window is {window.chosen_by['window']!r} and accept "
-        f"{config.accept!r}; allowed: 'by_cache', and rules that never change a token",
+        causal is None or (not window.drafts and (spec.rule.verifies or not spec.rule.revises)),
+        f"the model's attention is causal, and window is {window.name!r} and accept "
+        f"{accept!r}; allowed: 'by_cache', and rules that never change a token",
     )
     require(
         not window.slides or (block is None and causal != "finished"),
@@ -232,14 +251,14 @@ def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refres
         "allowed: 'by_cache'",
     )
     require(
-        causal == "finished" or not setup.rule.verifies,
-        f"accept is {config.accept!r} and the model's finished tokens do not predict the next one; "
+        causal == "finished" or not spec.rule.verifies,
+        f"accept is {accept!r} and the model's finished tokens do not predict the next one; "
         "allowed: another rule",
     )
-    needs = setup.own_rule.head_needs if setup.own_rule else ()
+    needs = spec.rule.head_needs
     require(
         not needs or denoiser.measure_rows is not None,
-        f"rule {type(setup.rule).__name__} needs {', '.join(sorted(needs))}, which the backend "
+        f"rule {type(spec.rule).__name__} needs {', '.join(sorted(needs))}, which the backend "
         "does not compute; allowed: another backend, as xla, or rules without these needs",
     )
     if config.has_worker:

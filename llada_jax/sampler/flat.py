@@ -1,10 +1,10 @@
-"""Policies by their flat names: how `threshold=0.9` or `cache="dual"` finds the value that has it.
+"""Flat settings, as `threshold=0.9` or `cache="dual"`: the one place that parses them.
 
-`llada_jax.sampler` registers its policies (`rule` or `window`) here, because what a user sets is
-known without JAX. Flat names are their fields, and a few that choose the policy itself (`accept`,
-or `cache` and `window`): each class has its values of them in `chosen_by`.
+Flat names are the fields of `SamplerConfig`, of `Parity`, and of every built-in rule and window, and
+a few that choose a rule (`accept`) or a window (`window` and `cache`).
 """
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Mapping
@@ -13,101 +13,140 @@ from importlib import import_module
 from inspect import cleandoc
 from typing import Any, Literal, get_type_hints
 
-from llada_jax.config.checks import require
+from llada_jax.config import HOUSE, Parity, require
+from llada_jax.sampler.policy import Policy
+from llada_jax.sampler.rules import (
+    EntropyDistance,
+    Quota,
+    Speculate,
+    Staged,
+    Threshold,
+    TokenEdit,
+    Wino,
+)
+from llada_jax.sampler.rules.rule import Rule
+from llada_jax.sampler.windows import (
+    Blockwise,
+    DualCache,
+    MultiBlock,
+    PrefixCache,
+    Sliding,
+    WholeCanvas,
+)
+from llada_jax.sampler.windows.window import Window
 
-CHOICES: dict[str, dict[str, Any]] = {
-    "rule": {"accept": "quota"},
-    "window": {"window": "by_cache", "cache": "none"},
-}
-"""The flat names that choose a policy, by its kind, with their defaults."""
-
-registered: dict[str, tuple[Any, ...]] = {kind: () for kind in CHOICES}
-"""The classes of each kind."""
-
-
-def register(kind: str, policies: Iterable[type]) -> None:
-    """Makes policies known by their flat names; the first one is the default."""
-    registered[kind] = (*registered[kind], *policies)
-
-
-def policy_settings(*in_use: Any) -> dict[str, Any]:
-    """Returns every flat name that chooses a policy or belongs to one, with its value in those in
-    use, or else its default."""
-    defaults: dict[str, Any] = {}
-    for kind, choices in CHOICES.items():
-        defaults |= choices
-        for policy in registered[kind]:
-            own = ((each.name, each.default) for each in fields(policy))
-            defaults |= {name: None if value is MISSING else value for name, value in own}
-    for policy in in_use:
-        defaults |= flat(policy)
-    return defaults
-
-
-def policy_types(accept: object = None) -> dict[str, Any]:
-    """Returns the type of each of those names, and of those of the rule that `accept` names."""
-    own = own_rule(accept)
-    types = {each.name: get_type_hints(own)[each.name] for each in fields(own)} if own else {}
-    for kind, choices in CHOICES.items():
-        for name in choices:
-            types[name] = Literal[*dict.fromkeys(p.chosen_by[name] for p in registered[kind])]
-        for policy in registered[kind]:
-            hints = get_type_hints(policy)
-            for field in fields(policy):
-                required = field.default is MISSING
-                types[field.name] = hints[field.name] | None if required else hints[field.name]
-    return {**types, "accept": str}
+RULES: tuple[type[Rule], ...] = (
+    Quota, Threshold, Staged, Wino, TokenEdit, Speculate, EntropyDistance,
+)  # fmt: skip
+WINDOWS: tuple[type[Window], ...] = (
+    WholeCanvas, PrefixCache, DualCache, Blockwise, MultiBlock, Sliding,
+)  # fmt: skip
+CHOICES = {"accept": "quota", "window": "by_cache", "cache": "none"}
+"""The flat names that choose a policy, with their defaults."""
+PARITY = tuple(field.name for field in fields(Parity))
 
 
-def own_rule(accept: object) -> Any:
-    """Returns the rule that `module:Class` names; None for another name.
+def parse(settings: Mapping[str, Any], own: Iterable[str]) -> dict[str, Any]:
+    """Returns the fields of `SamplerConfig` that flat settings mean; `own` are its plain fields.
 
-    Raises ValueError where that is no rule.
+    Raises ValueError for a name that does not exist, a contradiction, and a setting that nothing
+    would read.
     """
-    if not isinstance(accept, str) or ":" not in accept:
+    left = dict(settings)
+    parsed = {name: left.pop(name) for name in own if name in left}
+    parity = left.pop("parity", HOUSE)
+    details = {name: left.pop(name) for name in PARITY if name in left}
+    parsed["parity"] = dataclasses.replace(parity, **details)
+    chosen = {name: left.pop(name, default) for name, default in CHOICES.items()}
+    parsed["rule"] = _built(left.pop("rule", None) or _rule(chosen["accept"], left), left)
+    window = chosen["window"]
+    if isinstance(window, str):
+        window = _window(window, chosen["cache"])
+    parsed["window"] = _built(window, left)
+    _require_defaults(left, [*own, *PARITY])
+    return parsed
+
+
+def rule_of(settings: Mapping[str, Any]) -> Rule:
+    """Returns the built-in rule that flat settings mean, whatever else they have."""
+    left = dict(settings)
+    return _built(_rule(left.pop("accept", CHOICES["accept"]), left), left)
+
+
+def _built(policy: Any, settings: dict[str, Any]) -> Any:
+    """Returns a policy with its flat settings, which are taken out of `settings`.
+
+    `policy` is a class, or a value whose fields are the defaults.
+    """
+    made = policy if isinstance(policy, type) else type(policy)
+    current = {} if isinstance(policy, type) else values_of(policy)
+    names = [field.name for field in fields(made) if field.name in settings]
+    found = {name: settings.pop(name) for name in names}
+    if ":" in made.name:  # None is how configurations of other rules spell such a name
+        found = {name: value for name, value in found.items() if value is not None}
+    return made(**{**current, **found})
+
+
+def _rule(accept: Any, settings: dict[str, Any]) -> Any:
+    if custom := imported(accept, "accept", Rule):
+        return custom
+    for rule in RULES:  # a number without a default, of the rule's name, chooses it by itself
+        if not _has_required(rule):
+            continue
+        name = rule.name
+        if (value := settings.pop(name, None)) is not None:
+            settings[name] = value
+            allowed = accept in (CHOICES["accept"], name)
+            require(allowed, f"accept is {accept!r} and {name} is {value}; allowed: {name} None")
+            return rule
+        require(accept != name, f"accept is {name!r} and {name} is None; allowed: a number for it")
+    by_name = {rule.name: rule for rule in RULES}
+    _require_among("accept", accept, by_name, "")
+    return by_name[accept]
+
+
+def _window(name: str, cache: Any) -> Any:
+    if custom := imported(name, "window", Window):
+        require(
+            cache in (CHOICES["cache"], custom.cache),
+            f"cache is {cache!r} and window is {name!r}; allowed: {CHOICES['cache']!r}",
+        )
+        return custom
+    _require_among("window", name, dict.fromkeys(window.name for window in WINDOWS), "")
+    by_cache = {window.cache: window for window in WINDOWS if window.name == name}
+    because = "" if name == CHOICES["window"] else f" and window is {name!r}"
+    _require_among("cache", cache, by_cache, because)
+    return by_cache[cache]
+
+
+def _require_among(name: str, value: Any, allowed: Iterable[str], because: str) -> None:
+    names = ", ".join(map(repr, allowed))
+    require(
+        isinstance(value, str) and value in allowed,
+        f"{name} is {value!r}{because}; allowed: {names}",
+    )
+
+
+def imported(name: object, setting: str, base: type[Policy]) -> Any:
+    """Returns the policy that `module:Class` names, or None for a name without a colon.
+
+    Raises ValueError for a class that is not there, or is no policy of this kind.
+    """
+    if not isinstance(name, str) or ":" not in name:
         return None
-    module, _, name = accept.partition(":")
+    module, _, attribute = name.partition(":")
     try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"accept is {accept!r}: {error}; allowed: module:Class") from error
-    require(hasattr(found, "chosen_by"), f"accept is {accept!r}; allowed: a class under lj.rule")
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{setting} is {name!r}: {error}; allowed: module:Class") from error
+    kind = base.__name__.lower()
+    is_policy = isinstance(found, type) and issubclass(found, base)
+    require(is_policy, f"{setting} is {name!r}; allowed: a class under lj.{kind}")
     return found
 
 
-def described(parts: Iterable[type] = ()) -> str:
-    """Returns the `Attributes:` of the docstrings of `parts` and all policies, each name once."""
-    policies = (policy for kind in CHOICES for policy in registered[kind])
-    entries: dict[str, str] = {}
-    for part in (*parts, *policies):
-        _, _, attributes = cleandoc(part.__doc__ or "").partition("\nAttributes:\n")
-        for entry in re.findall(r"^  \w.*(?:\n    .*)*", attributes, re.MULTILINE):
-            entries.setdefault(entry.partition(":")[0], entry)
-    return "\n".join(entries.values())
-
-
-def take_policy(kind: str, settings: dict[str, Any]) -> Any:
-    """Returns the policy that flat settings mean, and takes its names out of them.
-
-    Raises ValueError where they contradict each other.
-    """
-    given = settings.pop("rule", None) if kind == "rule" else None
-    choices = {name: settings.pop(name, default) for name, default in CHOICES[kind].items()}
-    if kind == "window" and not isinstance(choices["window"], str):
-        given = choices["window"]
-    if given is not None:
-        policy, current = type(given), _values(given)
-    else:
-        policy, current = _choose(kind, choices, settings), {}
-    names = [field.name for field in fields(policy) if field.name in settings]
-    found = {name: settings.pop(name) for name in names}
-    if ":" in policy.chosen_by.get("accept", ""):  # None: as the settings of no rule have it
-        found = {name: value for name, value in found.items() if value is not None}
-    return policy(**{**current, **found})
-
-
-def require_read(settings: Mapping[str, Any], own: Iterable[str]) -> None:
-    """Raises ValueError unless what is left of the settings are defaults of other policies."""
+def _require_defaults(settings: Mapping[str, Any], own: Iterable[str]) -> None:
+    """Raises ValueError unless the settings are defaults of policies that are not in use."""
     defaults = policy_settings()
     for name, value in settings.items():
         if name not in defaults:
@@ -121,66 +160,80 @@ def require_read(settings: Mapping[str, Any], own: Iterable[str]) -> None:
         )
 
 
-def flat(policy: Any) -> dict[str, Any]:
+def policy_settings(*in_use: Policy) -> dict[str, Any]:
+    """Returns every flat name of rules and windows, with its value in the policies in use, or else
+    its default."""
+    settings: dict[str, Any] = {}
+    for policies, choices in ((RULES, ("accept",)), (WINDOWS, ("window", "cache"))):
+        settings |= {name: CHOICES[name] for name in choices}
+        for policy in policies:
+            own = ((field.name, field.default) for field in fields(policy))  # pyright: ignore
+            settings |= {name: None if value is MISSING else value for name, value in own}
+    for policy in in_use:
+        settings |= flat(policy)
+    return settings
+
+
+def policy_types(accept: object = None, window: object = None) -> dict[str, Any]:
+    """Returns the type of each flat name of rules and windows, including custom ones."""
+    types: dict[str, Any] = {}
+    for custom in (imported(accept, "accept", Rule), imported(window, "window", Window)):
+        if custom is not None:
+            hints = get_type_hints(custom)
+            types |= {field.name: hints[field.name] for field in fields(custom)}
+    types |= {"accept": str, "window": str}
+    types["cache"] = Literal[*dict.fromkeys(each.cache for each in WINDOWS), "custom"]
+    for policy in (*RULES, *WINDOWS):
+        hints = get_type_hints(policy)
+        for field in fields(policy):  # pyright: ignore
+            required = field.default is MISSING
+            types[field.name] = hints[field.name] | None if required else hints[field.name]
+    return types
+
+
+def flat(policy: Policy) -> dict[str, Any]:
     """Returns the flat settings that mean this policy."""
-    return {**policy.chosen_by, **_values(policy)}
+    chosen = {"window": policy.name, "cache": policy.cache} if isinstance(policy, Window) else {
+        "accept": policy.name
+    }  # fmt: skip
+    return {**chosen, **values_of(policy)}
 
 
-def chosen_by_number(policy: Any) -> bool:
-    """Returns whether the policy has a number without a default, which chooses it."""
-    return any(field.default is MISSING for field in fields(policy))
-
-
-def _values(policy: Any) -> dict[str, Any]:
+def values_of(policy: Any) -> dict[str, Any]:
+    """Returns the fields of a policy, by name."""
     return {field.name: getattr(policy, field.name) for field in fields(policy)}
-
-
-def _choose(kind: str, choices: Mapping[str, Any], settings: dict[str, Any]) -> Any:
-    candidates = registered[kind]
-    if kind == "rule":
-        if own := own_rule(choices["accept"]):
-            return own
-        choices = {"accept": _numbered(choices["accept"], settings)}
-    reasons: list[str] = []
-    for name, value in choices.items():
-        allowed = list(dict.fromkeys(policy.chosen_by[name] for policy in candidates))
-        because = "".join(f" and {reason}" for reason in reasons)
-        require(
-            value in allowed,
-            f"{name} is {value!r}{because}; allowed: {', '.join(map(repr, allowed))}",
-        )
-        candidates = [policy for policy in candidates if policy.chosen_by[name] == value]
-        if value != CHOICES[kind][name]:
-            reasons.append(f"{name} is {value!r}")
-    return candidates[0]
-
-
-def _numbered(accept: Any, settings: dict[str, Any]) -> Any:
-    """Returns the rule that is meant, which its number without a default, of the same name, chooses
-    by itself."""
-    for name in (each.chosen_by["accept"] for each in registered["rule"] if chosen_by_number(each)):
-        value = settings.pop(name, None)
-        if value is not None:
-            settings[name] = value
-            allowed = accept in (CHOICES["rule"]["accept"], name)
-            require(allowed, f"accept is {accept!r} and {name} is {value}; allowed: {name} None")
-            return name
-        wanted = accept == name
-        require(not wanted, f"accept is {name!r} and {name} is None; allowed: a number for {name}")
-    return accept
-
-
-def _owners(name: str) -> list[str]:
-    owners = []
-    for kind, choices in CHOICES.items():
-        for policy in registered[kind]:
-            if name in (field.name for field in fields(policy)):
-                unusual = {k: v for k, v in policy.chosen_by.items() if v != choices[k]}
-                unusual.pop("cache", None) if "window" in unusual else None
-                owners.append(" and ".join(f"{k} is {v!r}" for k, v in unusual.items()))
-    return owners
 
 
 def plain(value: Any) -> Any:
     """Returns a record as a dict, and anything else as it is."""
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def described(parts: Iterable[type] = ()) -> str:
+    """Returns the `Attributes:` of the docstrings of `parts` and all policies, each name once."""
+    entries: dict[str, str] = {}
+    for part in (*parts, *RULES, *WINDOWS):
+        _, _, attributes = cleandoc(part.__doc__ or "").partition("\nAttributes:\n")
+        for entry in re.findall(r"^  \w.*(?:\n    .*)*", attributes, re.MULTILINE):
+            entries.setdefault(entry.partition(":")[0], entry)
+    return "\n".join(entries.values())
+
+
+def _has_required(policy: Any) -> bool:
+    return any(field.default is MISSING for field in fields(policy))
+
+
+def _owners(name: str) -> list[str]:
+    """Returns the choices that would read a setting, as `accept is 'wino'`."""
+    owners = [f"accept is {rule.name!r}" for rule in RULES if name in _names(rule)]
+    for window in WINDOWS:
+        if name in _names(window):
+            by_cache = window.name == CHOICES["window"]
+            owners.append(
+                f"cache is {window.cache!r}" if by_cache else f"window is {window.name!r}"
+            )
+    return owners
+
+
+def _names(policy: Any) -> list[str]:
+    return [field.name for field in fields(policy)]

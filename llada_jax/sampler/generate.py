@@ -10,14 +10,15 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from llada_jax.config import ModelConfig, SamplerConfig, require
+from llada_jax.config import ModelConfig, require
 from llada_jax.sampler.advance import faults_of, require_scores
-from llada_jax.sampler.canvas import VISIBLE
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.decoding_run import DecodingRun, checked_run
 from llada_jax.sampler.loops import Steps
-from llada_jax.sampler.own_rule import require_numbers
-from llada_jax.sampler.prompts import Prompts, end_ids
+from llada_jax.sampler.observe import require_finite_rule
+from llada_jax.sampler.prompts import Prompts, end_ids, plain_seed
 from llada_jax.sampler.record import tokens_committed
+from llada_jax.sampler.state import VISIBLE
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.types import Denoiser, Params
 from llada_jax.view.page import Page
@@ -115,10 +116,10 @@ def decode(
     every = range(len(run.prompts))
     with run.precision():
         began = time.perf_counter()
-        canvas, steps = run.forwards(run.canvas(every), len(every), run.most_steps)
-        require_scores(faults_of(canvas))
-        require_numbers(run.setup.rule, canvas)
-        ended = Ended(*(np.asarray(getattr(canvas, name)) for name in Ended._fields))
+        state, steps = run.forwards(run.state(every), len(every), run.max_steps)
+        require_scores(faults_of(state))
+        require_finite_rule(run.config.rule, state)
+        ended = Ended(*(np.asarray(getattr(state, name)) for name in Ended._fields))
         seconds = time.perf_counter() - began
     return result_of(run, every, ended, steps, seconds, trace=bool(trace))
 
@@ -127,7 +128,7 @@ class Ended(NamedTuple):
     """Rows of a canvas that are done."""
 
     tokens: Int[np.ndarray, "B L"]
-    state: Int[np.ndarray, "B L"]
+    status: Int[np.ndarray, "B L"]
     nfe: Int[np.ndarray, " B"]
     end: Int[np.ndarray, " B"]
 
@@ -142,9 +143,9 @@ def result_of(
     trace: bool,
 ) -> Result:
     """Returns the result of prompts of a run, by their places, whose canvas rows are done."""
-    config, model, infill = run.config, run.setup.model, run.infill
+    config, model, infill = run.config, run.spec.model, run.infill
     lengths = run.lengths[chosen]
-    tokens, state = (array[:, : ended.end.max()] for array in (ended.tokens, ended.state))
+    tokens, status = (array[:, : ended.end.max()] for array in (ended.tokens, ended.status))
     end = np.minimum(ended.end, lengths if infill else lengths + config.gen_length)
     begin = np.zeros_like(lengths) if infill else lengths
     pad_id = next((i for i in (model.pad_id, config.eos_id) if i is not None), 0)
@@ -154,9 +155,9 @@ def result_of(
     given = run.constraints if len(run.constraints) < 2 else [run.constraints[i] for i in chosen]
     settings = {
         "sampler": config.as_dict(),
-        "rule_sha256": getattr(config.rule, "source_hash", None),
+        "rule_sha256": config.rule.source_hash,
         "model": {**asdict(model), "stop_ids": list(model.stop_ids)},  # as JSON has it
-        "seeds": [list(run.seeds[place]) for place in chosen],
+        "seeds": [[plain_seed(seed), row] for seed, row in (run.seeds[i] for i in chosen)],
         "loop": run.loop,
         "infill": infill,
         "seconds": seconds,
@@ -171,6 +172,6 @@ def result_of(
         tpf=tokens_committed(steps.records.events) / max(1, int(ended.nfe.sum())),
         seconds=seconds,
         generated=[tokens[row, begin[row] : end[row]] for row in range(len(chosen))],
-        recorded=trace_of(steps, tokens, state >= VISIBLE, lengths, settings) if trace else None,
+        recorded=trace_of(steps, tokens, status >= VISIBLE, lengths, settings) if trace else None,
         ends=() if infill else end_ids(config, model),
     )

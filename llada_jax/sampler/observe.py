@@ -1,11 +1,7 @@
-"""A user's own rule in a step: what it remembers, asks of the head and is shown, and its decision.
-
-A forward commits one token at the least, nothing outside the block changes, no position is masked
-again more often than the rule allows, and a wrong result is one error that names the rule.
-"""
+"""What a rule observes and remembers: from the scores of a step to an `Observation`."""
 
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,42 +9,40 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import require
-from llada_jax.sampler.candidates import Candidates, ranks
-from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas, choose, put, take
 from llada_jax.sampler.record import StepScores
-from llada_jax.sampler.rules.own import Ask, Decision, Drafts, OwnRule, Seen, Sizes, State
-from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.step_plan import Query, StepPlan
-from llada_jax.types import Asked
+from llada_jax.sampler.rules.rule import (
+    Ask,
+    CanvasView,
+    Decision,
+    Drafts,
+    Observation,
+    Rule,
+    RuleState,
+    Sizes,
+)
+from llada_jax.sampler.spec import StepSpec
+from llada_jax.sampler.state import (
+    VISIBLE,
+    DecodeState,
+    PreviousScores,
+    RuleMemory,
+    choose,
+    put,
+    take,
+)
+from llada_jax.types import Asked, Scores
 
-_NEED = {"top_ids": "top_k", "top_logits": "top_k"}
-"""By which need a rule is shown something, where that has another name."""
 
+def new_memory(spec: StepSpec, batch: int, length: int) -> RuleMemory:
+    """Returns the rule's memory before the first forward.
 
-class Previous(NamedTuple):
-    """States of the positions of a block when they were last scored."""
-
-    hidden: Float[Array, "B C D"]
-    known: Bool[Array, "B C"]
-
-
-class RuleState(NamedTuple):
-    """What is kept for a user's rule in the canvas."""
-
-    state: State
-    at_start: State  # as `init` made it
-    previous: Previous | None  # where the rule needs divergences
-
-
-def new_state(setup: Setup, batch: int, length: int) -> RuleState | None:
-    """Returns the state of a user's rule; None for others. Raises ValueError for other shapes."""
-    rule = setup.own_rule
-    if rule is None:
-        return None
-    sizes = Sizes(batch, setup.config.block_length, length, setup.model.vocab_size)
+    Raises ValueError if the rule's state has arrays whose first axis is not the batch.
+    """
+    rule, dtype = spec.rule, spec.config.parity.confidence_dtype
+    sizes = Sizes(batch, spec.config.block_length, length, spec.model.vocab_size, spec.model.width)
     state = rule.init(sizes)
     name = type(rule).__name__
-    require(isinstance(state, State), f"rule {name}: init gives {state!r}; allowed: lj.State")
+    require(isinstance(state, RuleState), f"rule {name}: init gives {state!r}; allowed: RuleState")
     for leaf in jax.tree.leaves(state):
         shape = np.shape(leaf)
         require(
@@ -57,77 +51,94 @@ def new_state(setup: Setup, batch: int, length: int) -> RuleState | None:
             f"batch ({batch})",
         )
     state = jax.tree.map(jnp.array, state)  # a copy of each: loops donate them
-    previous = None
-    if setup.needs("divergence"):
-        hidden = jnp.zeros((batch, sizes.block, setup.model.width), jnp.float32)
-        previous = Previous(hidden, jnp.zeros(hidden.shape[:2], bool))
-    return RuleState(state, jax.tree.map(jnp.copy, state), previous)
+    previous = drafts = remasks = None
+    if spec.needs("divergence"):
+        hidden = jnp.zeros((batch, sizes.block, sizes.width), jnp.float32)
+        previous = PreviousScores(hidden, jnp.zeros(hidden.shape[:2], bool))
+    if spec.needs("drafts"):
+        nothing = (jnp.zeros((batch, length), dtype) for _ in range(3))
+        drafts = Scores(jnp.full((batch, length), -1, jnp.int32), *nothing)
+    if rule.counts_remasks:
+        remasks = jnp.zeros((batch, length), jnp.int32)
+    return RuleMemory(state, jax.tree.map(jnp.copy, state.block), previous, drafts, remasks)
 
 
-def remembered(
-    memory: RuleState, state: State, scored: Bool[Array, "B C"], scores: StepScores
-) -> RuleState:
-    """Returns what is kept after a decision: the rule's new state, and the states that scored."""
+def keep_drafts(state: DecodeState, scores: Scores) -> DecodeState:
+    """Returns the state with the step's scores among the drafts, if the rule needs drafts."""
+    if state.rule.drafts is None:
+        return state
+    newer = jax.tree.map(partial(jnp.where, scores.token >= 0), scores, state.rule.drafts)
+    return state._replace(rule=state.rule._replace(drafts=newer))
+
+
+def remember(
+    memory: RuleMemory, state: RuleState, done: Bool[Array, " B"], seen: Observation,
+    scores: StepScores,
+) -> RuleMemory:  # fmt: skip
+    """Returns the memory after a decision; sequences that are done keep theirs."""
+    state = jax.tree.map(partial(choose, done), memory.state, state)
     previous = memory.previous
     if previous is not None:
         assert scores.hidden is not None
+        scored = seen.predicted >= 0
         latest = scores.hidden.astype(jnp.float32)
         hidden = jnp.where(scored[..., None], latest, previous.hidden)
-        previous = Previous(hidden, previous.known | scored)
+        previous = PreviousScores(hidden, previous.known | scored)
     return memory._replace(state=state, previous=previous)
 
 
-def next_for_own_rule(canvas: Canvas, moved: Bool[Array, " B"]) -> Canvas:
-    """Returns the canvas whose rule forgets what it knew of a block, where rows have another."""
-    memory: RuleState | None = canvas.rule_state
-    if memory is None:
-        return canvas
-    block = jax.tree.map(partial(choose, moved), memory.at_start.block, memory.state.block)
-    state, previous = memory.state._replace(block=block), memory.previous
+def start_blocks(state: DecodeState, moved: Bool[Array, " B"]) -> DecodeState:
+    """Returns the state in which the rule forgets the block of sequences that have moved on."""
+    memory = state.rule
+    block = jax.tree.map(partial(choose, moved), memory.initial_block, memory.state.block)
+    previous = memory.previous
     if previous is not None:
         previous = previous._replace(known=previous.known & ~moved[:, None])
-    return canvas._replace(rule_state=memory._replace(state=state, previous=previous))
+    rule_state = memory.state._replace(block=block)
+    return state._replace(rule=memory._replace(state=rule_state, previous=previous))
 
 
-def asked_of(setup: Setup, canvas: Canvas, query: Query) -> Asked | None:
-    """Returns what is asked of the head for the positions of a query, beside the scores; None:
-    nothing. Raises ValueError where the rule asks in other shapes."""
-    rule, memory = setup.own_rule, canvas.rule_state
-    if setup.doubts and setup.measures:
-        return Asked(listed=take(canvas.tokens, query.at % canvas.tokens.shape[1])[..., None])
-    if rule is None or not rule.head_needs:
-        return None
-    length, batch = setup.config.block_length, canvas.tokens.shape[0]
+def head_request(spec: StepSpec, state: DecodeState, at: Int[Array, "B Q"]) -> Asked | None:
+    """Returns what the rule requests of the head at positions `at`, or None for scores alone.
+
+    Raises ValueError if the rule asks in wrong shapes.
+    """
+    rule, memory = spec.rule, state.rule
+    if not rule.head_needs:
+        if not (spec.needs("probability") and spec.measures):
+            return None
+        return Asked(listed=take(state.tokens, at % state.tokens.shape[1])[..., None])
+    length, batch = spec.config.block_length, state.tokens.shape[0]
     listed, added = _checked(rule, rule.ask(memory.state), (batch, length))
-    if setup.needs("current"):  # the last one, to which nothing is added
-        tokens = take(canvas.tokens, canvas.block_positions(length))[..., None]
+    if spec.needs("current", "probability"):  # the last one, to which nothing is added
+        tokens = take(state.tokens, state.block_positions(length))[..., None]
         listed = tokens if listed is None else jnp.concatenate([listed, tokens], axis=-1)
         added = None if added is None else jnp.pad(added, ((0, 0), (0, 0), (0, 1)))
-    offset = query.at - canvas.block_start(length)[:, None]
+    offset = at - state.block_start(length)[:, None]
     inside = ((offset >= 0) & (offset < length))[..., None]
 
-    def of_rows(array: Array | None, outside: int) -> Array | None:
+    def at_rows(array: Array | None, outside: int) -> Array | None:
         if array is None:
             return None
         return jnp.where(inside, take(array, offset), jnp.asarray(outside, array.dtype))
 
     return Asked(
-        top_k=rule.top_k if setup.needs("top_k") else 0,
-        listed=of_rows(listed, -1),
-        added=of_rows(added, 0),
-        previous=of_rows(memory.previous and memory.previous.hidden, 0),
+        top_k=rule.top_k if spec.needs("top_k") else 0,
+        listed=at_rows(listed, -1),
+        added=at_rows(added, 0),
+        previous=at_rows(memory.previous and memory.previous.hidden, 0),
     )
 
 
-def _checked(rule: OwnRule, ask: Ask, block: tuple[int, int]) -> Ask:
+def _checked(rule: Rule, ask: Ask, block: tuple[int, int]) -> Ask:
     name = type(rule).__name__
     require(isinstance(ask, Ask), f"rule {name} asks {ask!r}; allowed: lj.Ask")
     if "listed" not in rule.needs:
         return Ask()
     listed, added = ask
-    rule.require("listed", listed, jnp.integer, *block, None)
+    require_array(rule, "listed", listed, jnp.integer, *block, None)
     if added is not None and listed is not None:
-        rule.require("added", added, jnp.floating, *listed.shape)
+        require_array(rule, "added", added, jnp.floating, *listed.shape)
         require(
             "divergence" not in rule.needs,
             f"rule {name} needs divergence and adds to logits; allowed: one of the two",
@@ -135,138 +146,161 @@ def _checked(rule: OwnRule, ask: Ask, block: tuple[int, int]) -> Ask:
     return ask
 
 
+def require_array(rule: Rule, part: str, value: Any, kind: Any, *shape: int | None) -> None:
+    """Raises ValueError unless an array has a dtype of this kind and this shape; None in a shape
+    allows any length."""
+    found, fits = value, False
+    if value is not None:
+        array = jnp.asarray(value)
+        found = f"{array.dtype}{list(array.shape)}"
+        fits = array.ndim == len(shape) and jnp.issubdtype(array.dtype, kind)
+        fits &= all(want in (None, have) for want, have in zip(shape, array.shape, strict=False))
+    allowed = ", ".join("any" if length is None else str(length) for length in shape)
+    require(
+        fits,
+        f"rule {type(rule).__name__}: {part} is {found}; allowed: {kind.__name__}[{allowed}]",
+    )
+
+
 def to_block(
     values: Array, at: Int[Array, "B Q"], start: Int[Array, " B"], length: int
 ) -> Float[Array, "B C ..."]:
-    """Returns what stands at positions `at`, [B, Q, ...], by position of a block; else zeros."""
+    """Scatters values of positions `at`, [B, Q, ...], to the positions of a block; else zeros."""
     offset = at - start[:, None]
     return put(jnp.where((offset >= 0) & (offset < length), offset, length), values, length)
 
 
-def seen_of(
-    setup: Setup, canvas: Canvas, plan: StepPlan, candidates: Candidates, scores: StepScores
-) -> Seen:
-    """Returns what the rule is shown after a forward."""
-    positions = canvas.block_positions(setup.config.block_length)
-    alive = ~canvas.done[:, None] & (positions < canvas.end[:, None])
-    said, tokens = candidates.scores, take(canvas.tokens, positions)
-    known = {"entropy": said.entropy, "margin": said.margin, "hidden": scores.hidden}
-    known |= _measured(setup, canvas, scores)
-    if setup.needs("drafts"):
-        known["drafts"] = _drafts(setup, canvas)
-    needed = {name: value for name, value in known.items() if setup.needs(_NEED.get(name, name))}
-    return Seen(
+def observe(
+    spec: StepSpec, state: DecodeState, scores: StepScores, active: Bool[Array, " B"]
+) -> Observation:
+    """Returns what the rule observes of the current block; only `active` sequences have masks."""
+    config, memory = spec.config, state.rule
+    positions = state.block_positions(config.block_length)
+    here = Scores(*(take(array, positions) for array in scores.here))
+    masked = take(state.masked, positions) & (positions < state.end[:, None])
+    exists = ~state.done[:, None] & (positions < state.end[:, None])
+    known = {"entropy": here.entropy, "margin": here.margin, "hidden": scores.hidden}
+    known |= _head_extras(spec, memory, scores)
+    if spec.needs("drafts"):
+        known["drafts"] = _drafts(spec, state)
+    if scores.probability is not None:
+        known["probability"] = take(scores.probability, positions)
+    names = {"top_ids": "top_k", "top_logits": "top_k"}
+    return Observation(
         position=positions,
-        token=tokens,
-        predicted=said.token,
-        confidence=said.confidence,
-        masked=candidates.open,
-        committed=(take(canvas.state, positions) == VISIBLE) & alive,
-        rescored=take(plan.query.rescored, positions) & alive,
-        step=canvas.block_step,
-        block_masks=canvas.block_masks,
-        quota=candidates.quota,
-        **needed,
+        token=take(state.tokens, positions),
+        predicted=here.token,
+        confidence=here.confidence,
+        masked=masked & (here.token >= 0) & active[:, None],
+        committed=(take(state.status, positions) == VISIBLE) & exists,
+        rescored=take(scores.rescored, positions) & exists,
+        priority=_priority(spec, state, here, positions),
+        step=state.block_step,
+        block_masks=state.block_masks,
+        quota=_quota(spec, state, masked),
+        canvas=_canvas_view(spec, state, scores),
+        **{name: value for name, value in known.items() if spec.needs(names.get(name, name))},
+        block_length=config.block_length,
+        eos_id=config.eos_id,
+        parity=config.parity,
     )
 
 
-def _measured(setup: Setup, canvas: Canvas, scores: StepScores) -> dict[str, Any]:
-    """Returns what the head measured, by its names in `Seen`."""
+def _priority(
+    spec: StepSpec, state: DecodeState, scores: Scores, positions: Int[Array, "B C"]
+) -> Float[Array, "B C"]:
+    if spec.config.remasking == "random":
+        keys = state.noise_keys(positions)
+        return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32)))(keys)
+    of_scores = {
+        "low_confidence": scores.confidence,
+        "entropy": -scores.entropy,
+        "margin": scores.margin,
+    }
+    return of_scores[spec.config.remasking]
+
+
+def _quota(spec: StepSpec, state: DecodeState, masked: Bool[Array, "B C"]) -> Int[Array, " B"]:
+    steps, step = spec.config.steps_per_block, state.block_step
+    if spec.config.parity.schedule == "even":
+        return even_quota(state.block_masks, step, steps)
+    return noise_quota(masked.sum(axis=1, dtype=state.block_masks.dtype), step, steps)
+
+
+def even_quota(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> Int[Array, " B"]:
+    """Returns `num_transfer_tokens`: `masks` spread evenly over `steps`, the remainder on the first
+    ones. LLaDA's linear noise schedule (arXiv 2502.09992, Algorithm 5)."""
+    return masks // steps + (step < masks % steps).astype(masks.dtype)
+
+
+def noise_quota(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> Int[Array, " B"]:
+    """Returns how many of the `masks` that are left Dream commits, while its noise level falls
+    from 1 to 0.001 in equal steps; the last step commits all."""
+    level, lower = (1 - (1 - 1e-3) * ((step + i).astype(jnp.float32) / steps) for i in (0, 1))
+    due = (masks.astype(jnp.float32) * (1 - lower / level)).astype(masks.dtype)
+    return jnp.where(step < steps - 1, due, masks)
+
+
+def _head_extras(spec: StepSpec, memory: RuleMemory, scores: StepScores) -> dict[str, Any]:
+    """Returns what the head measured, by the names that `Observation` has for it."""
     if scores.measured is None:
         return {}
-    found = scores.measured._asdict()
-    listed, moved = found["listed"], found["divergence"]
-    if setup.needs("current"):
-        found["current"], found["listed"] = listed[..., -1] - found["log_sum_exp"], listed[..., :-1]
-    if moved is not None:
-        known = canvas.rule_state.previous.known
-        found["divergence"] = jnp.where(known, moved, jnp.finfo(moved.dtype).max)
-    return found
+    extras = scores.measured._asdict()
+    listed, divergence = extras["listed"], extras["divergence"]
+    if spec.needs("current", "probability"):
+        extras["current"] = listed[..., -1] - extras["log_sum_exp"]
+        extras["listed"] = listed[..., :-1]
+    if divergence is not None and memory.previous is not None:
+        most = jnp.finfo(divergence.dtype).max
+        extras["divergence"] = jnp.where(memory.previous.known, divergence, most)
+    return extras
 
 
-def _drafts(setup: Setup, canvas: Canvas) -> Drafts:
-    blocks = canvas.blocks(setup.config.block_length)
-    masked = canvas.masked & (blocks > canvas.block[:, None]) & ~canvas.done[:, None]
-    latest = canvas.latest
-    assert latest is not None
-    return Drafts(masked & (latest.token >= 0), latest.token, latest.confidence)
+def _drafts(spec: StepSpec, state: DecodeState) -> Drafts:
+    blocks = state.blocks(spec.config.block_length)
+    masked = state.masked & (blocks > state.block[:, None]) & ~state.done[:, None]
+    drafts = state.rule.drafts
+    assert drafts is not None
+    return Drafts(masked & (drafts.token >= 0), drafts.token, drafts.confidence)
 
 
-def decide_by_own_rule(
-    setup: Setup, canvas: Canvas, plan: StepPlan, candidates: Candidates, scores: StepScores
-) -> Canvas:
-    """Returns the canvas after what the rule decides of the current block, and of drafts."""
-    rule, memory = cast(OwnRule, setup.rule), cast(RuleState, canvas.rule_state)
-    seen = seen_of(setup, canvas, plan, candidates, scores)
-    positions = seen.position
-    decision, state = rule.decide(seen, memory.state)
-    full: Any = _completed(rule, decision, seen, canvas.tokens.shape)
-    _require_same_state(rule, memory.state, state)
-    keep = partial(choose, canvas.done)
-    state = jax.tree.map(keep, memory.state, state)
-    memory = remembered(memory, state, candidates.scores.token >= 0, scores)
-
-    remask = replace = jnp.zeros_like(seen.committed)
-    if canvas.remasks is not None:
-        remasks = take(canvas.remasks, positions)
-        remask = seen.committed & full.remask & (remasks < rule.most_remasks)
-        replace = seen.committed & full.replace & ~remask
-    wanted = seen.masked & full.commit
-    best = ranks(candidates.priority, candidates.open) == 0
-    commits = jnp.where(wanted.any(axis=1, keepdims=True), wanted, seen.masked & best)
-
-    token = jnp.where(full.token >= 0, full.token, seen.predicted)
-    final = jnp.int8(VISIBLE if rule.revises else STABLE)
-    states = jnp.where(commits, final, take(canvas.state, positions))
-    write = commits | replace
-    canvas = canvas.committed(positions, token, full.confidence, write, states, setup.mask_id)
-    canvas = canvas.masked_again(put(positions, remask, canvas.tokens.shape[1]), setup.mask_id)
-    canvas = canvas._replace(rule_state=memory)
-    if seen.drafts is not None:
-        everywhere = jnp.broadcast_to(canvas.positions, canvas.tokens.shape)
-        ahead, drafts = seen.drafts.masked & full.ahead, seen.drafts
-        canvas = canvas.committed(
-            everywhere, drafts.predicted, drafts.confidence, ahead, final, setup.mask_id
-        )
-    if setup.config.eos_id is None:  # then no rule may end a row
-        return canvas
-    left = canvas.masked & (full.end & ~canvas.done)[:, None]
-    return canvas.ended(left, setup.config.eos_id)
-
-
-def require_numbers(rule: Any, canvas: Canvas) -> None:
-    """Raises ValueError where a user's rule has come to NaN."""
-    if canvas.rule_state is None:
-        return
-    leaves = [*jax.tree.leaves(canvas.rule_state.state), canvas.confidence]
-    floats = (leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
-    require(
-        not any(bool(jnp.isnan(leaf).any()) for leaf in floats),
-        f"rule {type(rule).__name__} has NaN in its state or confidences; allowed: numbers",
+def _canvas_view(spec: StepSpec, state: DecodeState, scores: StepScores) -> CanvasView:
+    here, memory = scores.here, state.rule
+    probability = here.confidence if scores.probability is None else scores.probability
+    remasks = jnp.zeros_like(state.tokens) if memory.remasks is None else memory.remasks
+    ends = spec.ends(state)
+    return CanvasView(
+        state, here.token, here.confidence, scores.rescored, probability, remasks, ends
     )
 
 
-def _completed(rule: OwnRule, decision: Decision, seen: Seen, canvas: tuple[int, ...]) -> Decision:
-    """Returns the decision with all its parts. Raises ValueError for other shapes and types."""
-    require(
-        isinstance(decision, Decision),
-        f"rule {type(rule).__name__} decides {decision!r}; allowed: lj.Decision",
-    )
-    block, done = seen.masked.shape, seen.step.shape
+def completed(rule: Rule, decision: Decision, seen: Observation) -> Any:
+    """Returns the decision without None in its parts for the block.
+
+    Raises ValueError for parts of other shapes and types.
+    """
+    name = type(rule).__name__
+    require(isinstance(decision, Decision), f"rule {name} decides {decision!r}; allowed: Decision")
+    block, canvas = seen.masked.shape, seen.canvas.state.tokens.shape
     kinds = {"token": jnp.integer, "confidence": jnp.floating}
-    shapes = {"end": done, "ahead": canvas}
-    given = {"token": seen.predicted, "confidence": seen.confidence}
+    shapes = {"end": block[:1], "ahead": canvas}
+    stable = rule.is_stable(seen.confidence) if not rule.revises else jnp.zeros(block, bool)
+    parts = {"token": seen.predicted, "confidence": seen.confidence, "stable": stable}
     for part, value in decision._asdict().items():
         shape = shapes.get(part, block)
-        if value is None:
-            given.setdefault(part, jnp.zeros(shape, bool))
+        if part == "canvas":
+            parts[part] = value
+        elif value is None:
+            parts.setdefault(part, jnp.zeros(shape, bool))
         else:
-            rule.require(part, value, kinds.get(part, jnp.bool_), *shape)
-            given[part] = value
-    return Decision(**given)
+            require_array(rule, part, value, kinds.get(part, jnp.bool_), *shape)
+            parts[part] = value
+    return Decision(**parts)
 
 
-def _require_same_state(rule: OwnRule, old: State, new: State) -> None:
+def require_same_state(rule: Rule, old: RuleState, new: RuleState) -> None:
+    """Raises ValueError if a step changed the shapes or dtypes of the rule's state."""
+
     def form(state: Any) -> Any:
         return jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.asarray(leaf).dtype), state)
 
@@ -274,4 +308,16 @@ def _require_same_state(rule: OwnRule, old: State, new: State) -> None:
         form(old) == form(new),
         f"rule {type(rule).__name__}: its state was {form(old)} and is {form(new)}; allowed: the "
         "same shapes and types after each step",
+    )
+
+
+def require_finite_rule(rule: Rule, state: DecodeState) -> None:
+    """Raises ValueError if a custom rule's state, or a confidence that it set, is NaN."""
+    if ":" not in rule.name:
+        return
+    leaves = [*jax.tree.leaves(state.rule.state), state.confidence]
+    floats = (leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
+    require(
+        not any(bool(jnp.isnan(leaf).any()) for leaf in floats),
+        f"rule {type(rule).__name__} has NaN in its state or confidences; allowed: numbers",
     )

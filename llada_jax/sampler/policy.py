@@ -1,57 +1,68 @@
-"""Policies as values that JAX maps over: numbers are leaves, choices are static.
+"""Policies, which are rules and windows, as values that JAX maps over.
 
-So a sweep over a number compiles once, and another choice, or another class of the same name, is
-another program.
+Fields of type `float` are leaves of the pytree: a sweep over such a number compiles once. All other
+fields are static: another choice, or another class of the same name, is another program.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, dataclass_transform, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import jax
 
-from llada_jax.config import SamplerConfig
 
-
-@dataclass_transform(kw_only_default=True, frozen_default=True)
 class Policy:
-    """A rule or a window. A subclass that names the flat settings which choose it, as
-    `class Wino(RevisingRule, accept="wino")` does, is one by `policy`."""
+    """A rule or a window: a frozen dataclass and a pytree."""
 
-    chosen_by: ClassVar[Mapping[str, Any]]
-    """The flat settings that name the policy."""
-
-    def __init_subclass__(cls, **chosen_by: Any) -> None:
-        if chosen_by:
-            policy(cls, **chosen_by)
+    name: ClassVar[str]
+    """How configurations spell it: `threshold`, or `module:Class` for a custom one."""
+    source_hash: ClassVar[str | None] = None
+    """SHA-256 of a custom policy's source, which traces record."""
 
 
-def policy(cls: Any, **chosen_by: Any) -> Any:
-    """Makes a class a frozen dataclass and a pytree, whose leaves are its fields of type `float` or
-    `float | None`."""
-    made = dataclass(frozen=True, kw_only=True)(cls)
-    made.chosen_by = chosen_by
+def make_policy(cls: type, base: type[Policy], name: str | None) -> Any:
+    """Makes a class a policy, whether or not it names the base class.
+
+    Without a name it is a custom one: its name says where to import it.
+    """
+    made: Any = cls
+    if not issubclass(cls, base):
+        bases = tuple(parent for parent in cls.__bases__ if parent is not object)
+        body = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
+        made = type(cls.__name__, (*bases, base), body)
+    made = dataclass(frozen=True, kw_only=True)(made)
+    made.name = name or f"{cls.__module__}:{cls.__qualname__}"
+    made.source_hash = None if name else _source_hash(cls)
     hints = get_type_hints(made)
-    names = (each.name for each in fields(made))
-    _register(made, [name for name in names if hints[name] in (float, float | None)])
+    numbers = [field.name for field in fields(made) if hints[field.name] in (float, float | None)]
+    register_unchecked(made, numbers)
     return made
 
 
-def _register(cls: Any, leaves: Sequence[str]) -> None:
-    """Registers a class as `jax.tree_util.register_dataclass` does, but rebuilds values without
-    checking them again: in a program, leaves are no numbers that could be compared."""
-    rest = [each.name for each in fields(cls) if each.name not in leaves]
+def _source_hash(cls: type) -> str | None:
+    try:
+        return hashlib.sha256(inspect.getsource(cls).encode()).hexdigest()
+    except (OSError, TypeError):  # typed into an interpreter that keeps no source
+        return None
+
+
+def register_unchecked(cls: Any, leaves: Sequence[str]) -> None:
+    """Registers a dataclass as a pytree whose values are rebuilt without their checks.
+
+    In a traced program leaves are no numbers that could be compared, so `__post_init__`, which
+    `jax.tree_util.register_dataclass` would run, cannot check them.
+    """
+    static = [field.name for field in fields(cls) if field.name not in leaves]
 
     def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return [getattr(value, n) for n in leaves], tuple(getattr(value, n) for n in rest)
+        return [getattr(value, n) for n in leaves], tuple(getattr(value, n) for n in static)
 
-    def unflatten(static: tuple[Any, ...], numbers: Sequence[Any]) -> Any:
+    def unflatten(statics: tuple[Any, ...], numbers: Sequence[Any]) -> Any:
         value = object.__new__(cls)
-        for name, each in (*zip(leaves, numbers, strict=True), *zip(rest, static, strict=True)):
-            object.__setattr__(value, name, each)
+        for name, field in zip((*leaves, *static), (*numbers, *statics), strict=True):
+            object.__setattr__(value, name, field)
         return value
 
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)
-
-
-_register(SamplerConfig, ("rule", "window"))

@@ -1,13 +1,19 @@
 """What a user hands to the sampler, checked before anything is computed."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Key
 
-from llada_jax.config import ModelConfig, SamplerConfig, require, require_seed
+from llada_jax.config import ModelConfig, require, require_seed
+from llada_jax.sampler.config import SamplerConfig
 
 Prompts = Sequence[Sequence[int]] | np.ndarray | jax.Array
+Seeds = int | Sequence[int] | np.ndarray | jax.Array
+"""A seed or a typed JAX key for the batch, or one for each sequence."""
 
 
 def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
@@ -18,7 +24,7 @@ def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
     """
     require(
         isinstance(config, SamplerConfig),
-        f"config is {config!r}; allowed: a SamplerConfig, as SamplerConfig(gen_length=64)",
+        f"config is {config!r}; allowed: a SamplerConfig, as SamplerConfig.from_flat(gen_length=64)",
     )
     late = config.confidence_eos_eot_inf
     needs = {
@@ -99,13 +105,32 @@ def check_prompts(
     return [row.astype(np.int32) for row in rows]
 
 
-def check_seeds(seed: int | Sequence[int], batch: int) -> list[tuple[int, int]]:
-    """Returns (seed, index folded into it) of each row; where it has its own seed, index 0."""
-    given = np.asarray(seed).tolist()
-    if not isinstance(given, list):
-        require_seed("seed", given)
-        return [(given, row) for row in range(batch)]
-    require(len(given) == batch, f"{len(given)} seeds were given; allowed: one, or {batch}")
-    for each in given:
-        require_seed("a seed", each)
-    return [(each, 0) for each in given]
+def check_seeds(seed: Seeds, batch: int) -> list[tuple[Any, int]]:
+    """Returns (seed or key, index folded into it) of each sequence; 0 if it has its own seed."""
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        if seed.ndim == 0:
+            return [(seed, row) for row in range(batch)]
+        require(
+            seed.shape == (batch,),
+            f"seed is keys of shape {seed.shape}; allowed: one key, or {batch}",
+        )
+        return [(seed[row], 0) for row in range(batch)]
+    seeds = np.asarray(seed).tolist()
+    if not isinstance(seeds, list):
+        require_seed("seed", seeds)
+        return [(seeds, row) for row in range(batch)]
+    require(len(seeds) == batch, f"{len(seeds)} seeds were given; allowed: one, or {batch}")
+    for value in seeds:
+        require_seed("a seed", value)
+    return [(value, 0) for value in seeds]
+
+
+def sequence_key(seed: Any, row: int) -> Key[Array, ""]:
+    """Returns the random key of a sequence, from its seed or key and the index folded into it."""
+    key = seed if isinstance(seed, jax.Array) else jax.random.key(seed)
+    return jax.random.fold_in(key, row)
+
+
+def plain_seed(seed: Any) -> Any:
+    """Returns a seed as plain data: an int, or the numbers of a key."""
+    return jax.random.key_data(seed).tolist() if isinstance(seed, jax.Array) else seed

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, put
 from llada_jax.sampler.rules.rule import Rule
+from llada_jax.sampler.state import MASKED, STABLE, VISIBLE, DecodeState, put
 from llada_jax.types import HeadOut, Measured, Scores
 
 
@@ -38,7 +38,7 @@ class Event(IntEnum):
 
 
 class ClassScores(NamedTuple):
-    """What the head says of a constraint's classes, by position; zeros where nothing was scored."""
+    """The head's scores of a constraint's G classes by position; zeros if it was not scored."""
 
     ids: Int[Array, "B L G"]
     logits: Float[Array, "B L G"]
@@ -59,18 +59,19 @@ class StepCounts(NamedTuple):
 
 
 class StepScores(NamedTuple):
-    """The scores of a step by position, [B, L]; token -1 where there is none."""
+    """The scores of a step by position of the canvas; token -1 where there is none."""
 
-    here: Scores
-    measured: Measured | None = None  # of the block, where the rule asks for it
-    hidden: Float[Array, "B C D"] | None = None  # so are the states
-    standing: Float[Array, "B L"] | None = None  # probability of the token that stands there
-    classes: ClassScores | None = None  # here, under a constraint
+    here: Scores  # [B, L]
+    rescored: Bool[Array, "B L"]  # committed tokens among the scored positions
+    measured: Measured | None = None  # of the block, if the rule requests it
+    hidden: Float[Array, "B C D"] | None = None  # of the block, if the rule needs it
+    probability: Float[Array, "B L"] | None = None  # of the current tokens, if the rule needs it
+    classes: ClassScores | None = None  # under a constraint
 
     @property
     def faults(self) -> Bool[Array, "B L"]:
-        """Marks positions whose confidence is no finite number. Entropy and margin do not count: a
-        backend may leave them NaN where no rule asks for them."""
+        """Marks positions whose confidence is not finite. Entropy and margin do not count: a
+        backend may leave them NaN if no rule needs them."""
         return (self.here.token >= 0) & ~jnp.isfinite(self.here.confidence)
 
 
@@ -88,24 +89,29 @@ class StepRecord(NamedTuple):
 
 
 def record_of(
-    rule: Rule, counts: StepCounts, before: Canvas, revised: Canvas, decided: Canvas, after: Canvas
+    rule: Rule,
+    counts: StepCounts,
+    before: DecodeState,
+    revised: DecodeState,
+    advanced: DecodeState,
+    after: DecodeState,
 ) -> StepRecord:
-    """Returns the record of a step from the canvas at its start, after its own block's commits and
-    revisions, when it had gone on to the next block, and at its end."""
-    was_masked, was_visible = before.masked, before.state == VISIBLE
+    """Returns the record of a step from four states: at its start, after the rule's decision, after
+    sequences have gone on to the next block, and at its end, with drafts accepted."""
+    was_masked, was_visible = before.masked, before.status == VISIBLE
     filled = after.filled & ~before.filled
     first = (before.nfe == 1) & ~before.done
-    given = first[:, None] & (before.state == STABLE)  # before the first forward
-    committed = (was_masked | given) & (after.state >= VISIBLE) & ~filled
-    unverified = (after.state == VISIBLE) & rule.verifies
-    ahead = committed & (decided.masked | unverified)
+    forced = first[:, None] & (before.status == STABLE)  # by a constraint, before any forward
+    committed = (was_masked | forced) & (after.status >= VISIBLE) & ~filled
+    unverified = (after.status == VISIBLE) & rule.verifies
+    ahead = committed & (advanced.masked | unverified)
     flags = {
         Event.COMMIT: committed,
         Event.AHEAD: ahead,
-        Event.PROMOTE: was_visible & (revised.state == STABLE),
-        Event.REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.state > MASKED),
-        Event.REMASK: (before.state >= VISIBLE) & revised.masked,
-        Event.FREEZE: (revised.state == VISIBLE) & (after.state == STABLE),
+        Event.PROMOTE: was_visible & (revised.status == STABLE),
+        Event.REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.status > MASKED),
+        Event.REMASK: (before.status >= VISIBLE) & revised.masked,
+        Event.FREEZE: (revised.status == VISIBLE) & (after.status == STABLE),
     }
     events = sum((flag.astype(jnp.int8) * (1 << kind) for kind, flag in flags.items()), jnp.int8(0))
     return StepRecord(counts, before.block, events, after.tokens, after.confidence)
@@ -122,11 +128,11 @@ def spread(at: Int[Array, "B Q"], scores: Scores, length: int) -> Scores:
     return Scores(put(at, scores.token, length, -1), *(put(at, x, length) for x in scores[1:]))
 
 
-def standing_probability(head: HeadOut) -> Float[Array, "B Q"]:
-    """Returns the probability of the token that stands at each row's position, the last one listed.
+def token_probability(head: HeadOut) -> Float[Array, "B Q"]:
+    """Returns the probability of the current token of each position, the last one listed.
 
-    It is exact where the head has measured it. Else it is the most that can be known of a token
-    that is not the preferred one: that has at most what the preferred one has, and what it leaves.
+    It is exact if the head has measured it. Else it is an upper bound for a token that is not the
+    preferred one: that has at most what the preferred one has, and what it leaves.
     """
     measured, best = head.measured, head.scores.confidence
     if measured is None or measured.listed is None:
@@ -135,12 +141,12 @@ def standing_probability(head: HeadOut) -> Float[Array, "B Q"]:
 
 
 class StepView(NamedTuple):
-    """What `on_step` is shown after each forward, as numpy arrays."""
+    """What `on_step` is called with after each forward, as numpy arrays."""
 
     step: int
     rows: int
     tokens: Int[np.ndarray, "B L"]
-    state: Int[np.ndarray, "B L"]
+    state: Int[np.ndarray, "B L"]  # PAD, PROMPT, MASKED, VISIBLE or STABLE of each position
     confidence: Float[np.ndarray, "B L"]
     fresh: Bool[np.ndarray, "B L"]  # positions that this step committed
     nfe: Int[np.ndarray, " B"]
@@ -149,20 +155,20 @@ class StepView(NamedTuple):
 OnStep = Callable[[StepView], None]
 
 
-def view_of(step: int, rows: int, canvas: Canvas, before: Any) -> StepView:
-    """Returns the view of a canvas whose states were others `before`."""
-    length = int(canvas.end.max())
+def view_of(step: int, rows: int, state: DecodeState, status_before: Any) -> StepView:
+    """Returns the view of a state after a step, and what its step changed."""
+    length = int(state.end.max())
 
-    def shown(array: Array) -> np.ndarray:  # a copy: the next step reuses the canvas's memory
+    def copied(array: Array) -> np.ndarray:  # the next step reuses the state's memory
         return np.array(array)[:, :length]
 
-    state = shown(canvas.state)
+    status = copied(state.status)
     return StepView(
         step=step,
         rows=rows,
-        tokens=shown(canvas.tokens),
-        state=state,
-        confidence=shown(canvas.confidence),
-        fresh=state != before[:, :length],
-        nfe=np.array(canvas.nfe),
+        tokens=copied(state.tokens),
+        state=status,
+        confidence=copied(state.confidence),
+        fresh=status != status_before[:, :length],
+        nfe=np.array(state.nfe),
     )

@@ -8,9 +8,10 @@ import numpy as np
 from jaxtyping import Int
 
 from llada_jax.config import require
-from llada_jax.config.policies import take_policy
-from llada_jax.sampler.canvas import MASKED, PROMPT, STABLE, VISIBLE, bounds_of
+from llada_jax.sampler.flat import rule_of
+from llada_jax.sampler.layout import sequence_bounds
 from llada_jax.sampler.record import Event, StepCounts
+from llada_jax.sampler.state import MASKED, PROMPT, STABLE, VISIBLE
 
 if TYPE_CHECKING:
     from llada_jax.sampler.trace import Trace
@@ -39,7 +40,10 @@ def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
     told: list[Any] = [SimpleNamespace(**settings[name]) for name in ("sampler", "model")]
     sampler, model = told
     lengths = trace.prompt_lengths[row : row + 1]
-    origin, end = (int(each[0]) for each in bounds_of(lengths, sampler, model, infill=infill))
+    bounds = sequence_bounds(
+        lengths, sampler.gen_length, sampler.block_length, model.block_length, infill=infill
+    )
+    origin, end = (int(bound[0]) for bound in bounds)
     mine = np.flatnonzero((trace.event_row == row) & (trace.event_kind != Event.MARGIN))
     kinds, positions = trace.event_kind[mine], trace.event_position[mine]
     masked = np.arange(end) >= (end if infill else lengths[0])
@@ -97,10 +101,10 @@ def event_states(trace: "Trace") -> Int[np.ndarray, " X"]:
     left so counts as stable.
     """
     sampler = dict(trace.settings["sampler"])
-    rule = None if ":" in (sampler["accept"] or "") else take_policy("rule", sampler)
+    rule = None if ":" in (sampler["accept"] or "") else rule_of(sampler)
     confidence = np.asarray(trace.event_confidence, np.float32)
     is_open = (
-        np.zeros(len(confidence), bool) if rule is None else ~np.asarray(rule.stable(confidence))
+        np.zeros(len(confidence), bool) if rule is None else ~np.asarray(rule.is_stable(confidence))
     )
     states, following = [], {}
     columns = (trace.event_kind, trace.event_row, trace.event_position, is_open)

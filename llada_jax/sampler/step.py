@@ -1,22 +1,31 @@
-"""One step of decoding: plan -> rows -> forward -> absorb -> score -> decide.
+"""One step of decoding, which both loops and the public interface run.
 
-Each part is a pure function, and both loops run these.
+    plan rows -> run them -> score the open positions -> decide
+
+Each part is a pure function of the state. Parts that a loop runs in its own way, because their
+shapes vary from step to step or because the model runs outside JAX, are in a `Runner`.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.rows import write_rows
-from llada_jax.sampler.canvas import Canvas, put, take
 from llada_jax.sampler.constrained import class_scores, with_classes
-from llada_jax.sampler.own_rule import asked_of, to_block
-from llada_jax.sampler.record import StepCounts, StepScores, spread, standing_probability
-from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.step_plan import PROBE, SHADOW, StepPlan
+from llada_jax.sampler.observe import head_request, to_block
+from llada_jax.sampler.plan import PROBE, SHADOW, StepPlan
+from llada_jax.sampler.record import (
+    StepCounts,
+    StepRecord,
+    StepScores,
+    spread,
+    token_probability,
+)
+from llada_jax.sampler.spec import StepSpec
+from llada_jax.sampler.state import DecodeState, put, take
 from llada_jax.sampler.step_rows import guide
 from llada_jax.types import Asked, Denoiser, HeadOut, Hidden, NoiseKeys, Params, Rows, RowsOut
 
@@ -24,90 +33,140 @@ from llada_jax.types import Asked, Denoiser, HeadOut, Hidden, NoiseKeys, Params,
 class Denoised(NamedTuple):
     """What a forward leaves for the decision, whatever its number of rows was."""
 
-    hidden: Float[Array, "B Q D"]  # states that predict what was asked
-    noise_keys: Key[Array, "B Q"] | None  # for the scores; None at temperature 0
+    hidden: Float[Array, "B Q D"]  # states that predict the queried positions
+    noise_keys: Key[Array, "B Q"] | None  # for sampling; None at temperature 0
     counts: StepCounts
-    at: Int[Array, "B Q"]  # as the query has it
-    asked: Asked | None  # beside the scores
+    at: Int[Array, "B Q"]  # queried positions; L for none
+    rescored: Bool[Array, "B L"]
+    request: Asked | None  # what the head measures beside scores
     block_start: Int[Array, " B"]
 
 
+class Runner(Protocol):
+    """How a loop runs the parts of a step."""
+
+    def plan(self, spec: StepSpec, state: DecodeState) -> StepPlan:
+        """Returns which rows run and which are scored: `plan_rows`."""
+        ...
+
+    def run_rows(
+        self, spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan
+    ) -> tuple[DecodeState, Denoised, Int[Array, ""] | int]:
+        """Runs the rows in the smallest bucket that holds them, and returns its size, too."""
+        ...
+
+    def score(
+        self, spec: StepSpec, params: Params, state: DecodeState, denoised: Denoised
+    ) -> tuple[DecodeState, StepScores]:
+        """Returns the scores of the queried positions."""
+        ...
+
+    def decide(
+        self, spec: StepSpec, state: DecodeState, counts: StepCounts, scores: StepScores
+    ) -> tuple[DecodeState, StepRecord]:
+        """Commits, revises, and goes on to the next block: `decide.decide`."""
+        ...
+
+
+def step(
+    runner: Runner, spec: StepSpec, params: Params, state: DecodeState
+) -> tuple[DecodeState, StepRecord, Int[Array, ""] | int]:
+    """Runs one forward and decides by its scores.
+
+    Returns the next state, the record of what happened, and the number of rows that ran for each
+    sequence, padding included.
+    """
+    plan = runner.plan(spec, state)
+    state, denoised, n_rows = runner.run_rows(spec, params, state, plan)
+    state, scores = runner.score(spec, params, state, denoised)
+    state, record = runner.decide(spec, state, denoised.counts, scores)
+    return state, record, n_rows
+
+
 def absorb(
-    setup: Setup, canvas: Canvas, plan: StepPlan, rows: Rows, out: RowsOut
-) -> tuple[Canvas, Denoised]:
-    """Returns the canvas with the forward's keys and values, and what the decision needs of it."""
-    config, cache = setup.config, canvas.cache
+    spec: StepSpec, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
+) -> tuple[DecodeState, Denoised]:
+    """Writes a forward's keys and values to the cache, and takes from it what the decision needs."""
+    config, cache, window = spec.config, state.cache, spec.window
     if cache.keys.shape[2]:
         cache = write_rows(cache, rows, out)
-    settled = setup.window.settled(canvas, config, plan.window)
-    if setup.whole_block is not None and setup.window.leaves_tokens:  # a part has seen masks
-        settled = settled // setup.whole_block * setup.whole_block
-    alive = (~canvas.done).astype(canvas.nfe.dtype)
-    counts = _counts(canvas, plan, rows)
-    canvas = canvas._replace(
-        cache=cache, settled=jnp.where(canvas.done, canvas.settled, settled), nfe=canvas.nfe + alive
+    n_cached = window.cached_after(state, plan.window, spec.window_context())
+    if spec.whole_block is not None and window.caches_finished:  # part of a block has seen masks
+        n_cached = n_cached // spec.whole_block * spec.whole_block
+    counts = _counts(state, plan, rows)
+    state = state._replace(
+        cache=cache,
+        n_cached=jnp.where(state.done, state.n_cached, n_cached),
+        nfe=state.nfe + (~state.done).astype(state.nfe.dtype),
     )
-    hidden = take(guide(setup, out.hidden), plan.query.row)
-    keys = None
-    if config.temperature > 0:
-        keys = canvas.noise_keys(plan.query.at % canvas.tokens.shape[1])
-    asked = with_classes(setup, asked_of(setup, canvas, plan.query))
-    start = canvas.block_start(config.block_length)
-    return canvas, Denoised(hidden, keys, counts, plan.query.at, asked, start)
+    query, length = plan.query, state.tokens.shape[1]
+    keys = state.noise_keys(query.at % length) if config.temperature > 0 else None
+    denoised = Denoised(
+        hidden=take(guide(spec, out.hidden), query.row),
+        noise_keys=keys,
+        counts=counts,
+        at=query.at,
+        rescored=query.rescored,
+        request=with_classes(spec, head_request(spec, state, query.at)),
+        block_start=state.block_start(config.block_length),
+    )
+    return state, denoised
 
 
 def run_head(denoiser: Denoiser, params: Params, denoised: Denoised, n_heads: int) -> HeadOut:
-    """Returns what the head says of the first `n_heads` positions that are asked about."""
+    """Returns the head's output for the first `n_heads` queried positions."""
     keys = denoised.noise_keys
     keys = None if keys is None else keys[:, :n_heads]
-    asked = denoised.asked and denoised.asked.first(n_heads)
-    return head_out(denoiser, params, denoised.hidden[:, :n_heads], keys, asked)
+    request = denoised.request and denoised.request.first(n_heads)
+    return head_out(denoiser, params, denoised.hidden[:, :n_heads], keys, request)
 
 
 def head_out(
-    denoiser: Denoiser, params: Params, hidden: Hidden, keys: NoiseKeys, asked: Asked | None
+    denoiser: Denoiser, params: Params, hidden: Hidden, keys: NoiseKeys, request: Asked | None
 ) -> HeadOut:
-    """Returns the scores of states, and what is asked beside them; None: nothing."""
-    if asked is None:
+    """Returns the scores of states, and what is requested beside them."""
+    if request is None:
         return HeadOut(denoiser.score_rows(params, hidden, keys), None)
     assert denoiser.measure_rows is not None
-    return denoiser.measure_rows(params, hidden, keys, asked)
+    return denoiser.measure_rows(params, hidden, keys, request)
 
 
-def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) -> StepScores:
-    """Returns scores by position of a canvas of `length`, and what else was asked by that of the
-    block."""
+def by_position(spec: StepSpec, denoised: Denoised, head: HeadOut, length: int) -> StepScores:
+    """Scatters scores to the positions of a canvas of `length`, and other measurements to those of
+    the block."""
     n_heads = head.scores.token.shape[1]
     at = denoised.at[:, :n_heads]
-    # A head that rounds its inputs to integers may make numbers of a NaN.
+    # A head that rounds its inputs to integers may turn a NaN into numbers.
     finite = jnp.isfinite(denoised.hidden[:, :n_heads]).all(axis=-1)
-    confidence = jnp.where(finite, head.scores.confidence, jnp.nan)
-    said = head.scores._replace(confidence=confidence)
-    hidden = denoised.hidden[:, :n_heads] if setup.needs("hidden", "divergence") else None
+    scores = head.scores._replace(confidence=jnp.where(finite, head.scores.confidence, jnp.nan))
+    hidden = denoised.hidden[:, :n_heads] if spec.needs("hidden", "divergence") else None
     measured = None
-    if setup.own_rule is not None and setup.own_rule.head_needs:
+    if spec.rule.head_needs:
         assert head.measured is not None
         measured = head.measured._replace(
             class_ids=None, class_logits=None, class_noisy=None, class_mass=None
         )
-    standing = put(at, standing_probability(head), length) if setup.doubts else None
-    classes = None if setup.grammar is None else class_scores(at, head, length)
-    block = partial(to_block, at=at, start=denoised.block_start, length=setup.config.block_length)
+    block = partial(to_block, at=at, start=denoised.block_start, length=spec.config.block_length)
     measured, hidden = jax.tree.map(block, (measured, hidden))
-    return StepScores(spread(at, said, length), measured, hidden, standing, classes)
+    needed = spec.needs("probability")
+    probability = put(at, token_probability(head), length) if needed else None
+    classes = None if spec.grammar is None else class_scores(at, head, length)
+    return StepScores(
+        spread(at, scores, length), denoised.rescored, measured, hidden, probability, classes
+    )
 
 
-def _counts(canvas: Canvas, plan: StepPlan, rows: Rows) -> StepCounts:
-    batch = canvas.tokens.shape[0]
+def _counts(state: DecodeState, plan: StepPlan, rows: Rows) -> StepCounts:
+    batch = state.tokens.shape[0]
 
     def total(flags: Bool[Array, "B X"]) -> Int[Array, " B"]:
         return flags.sum(axis=1, dtype=jnp.int32)
 
     return StepCounts(
         live_rows=total(rows.live[:batch]),
-        shadow_rows=total(plan.extra.at(SHADOW) | plan.extra.at(PROBE)),
-        draft_rows=total(plan.draft & canvas.in_span(*plan.span)),
+        shadow_rows=total(plan.extra.of(SHADOW) | plan.extra.of(PROBE)),
+        draft_rows=total(plan.draft & plan.rows.includes(state.positions)),
         refreshed=total(plan.refreshed),
-        head_rows=total(plan.query.at < canvas.tokens.shape[1]),
+        head_rows=total(plan.query.at < state.tokens.shape[1]),
         cache_length=total(rows.sees_cache[:batch].any(axis=1)),
     )

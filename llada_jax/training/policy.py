@@ -16,10 +16,11 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.config import ModelConfig, SamplerConfig, require
+from llada_jax.config import ModelConfig, require
 from llada_jax.model.forward import forward
 from llada_jax.model.params import ModelParams
-from llada_jax.sampler.canvas import bounds_of
+from llada_jax.sampler.config import SamplerConfig
+from llada_jax.sampler.layout import sequence_bounds
 from llada_jax.sampler.record import Event
 from llada_jax.sampler.trace import Trace
 from llada_jax.training.loss import cross_entropy
@@ -41,7 +42,7 @@ def trajectory_canvases(trace: Trace, model: ModelConfig) -> Canvases:
     Raises ValueError for a run whose forwards read more than a canvas, or that took tokens back.
     """
     settings = trace.settings
-    sampler = SamplerConfig.from_dict(settings["sampler"])
+    sampler = SamplerConfig.from_flat(settings["sampler"])
     undone = (Event.AHEAD, Event.REPLACE, Event.REMASK)
     require(
         sampler.cache == "none" and not sampler.cfg_scale and not settings["infill"],
@@ -85,8 +86,14 @@ def masked_answers(
 def _regions(trace: Trace, model: ModelConfig) -> tuple[Bool[np.ndarray, "B L"], ...]:
     """Returns where each row's canvas is, and where what was generated."""
     place = np.arange(trace.tokens.shape[1])
-    sampler = SamplerConfig.from_dict(trace.settings["sampler"])
-    _, ends = bounds_of(trace.prompt_lengths, sampler, model, infill=False)
+    sampler = SamplerConfig.from_flat(trace.settings["sampler"])
+    _, ends = sequence_bounds(
+        trace.prompt_lengths,
+        sampler.gen_length,
+        sampler.block_length,
+        model.block_length,
+        infill=False,
+    )
     return place < ends[:, None], place >= trace.prompt_lengths[:, None]
 
 

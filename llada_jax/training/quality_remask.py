@@ -17,7 +17,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.model.forward import forward, hidden_states
 from llada_jax.model.params import ModelParams
-from llada_jax.sampler.rules.own import Decision, Seen, State, rule
+from llada_jax.sampler.rules.rule import Decision, Observation, rule
+from llada_jax.sampler.state import RuleState
 from llada_jax.training.data import TrainingBatch
 from llada_jax.training.loss import corrupt
 
@@ -129,7 +130,7 @@ class QualityRemask:
         """Returns the rule of a head."""
         return cls(weight=(*head.weight.tolist(), head.bias.item()), **numbers)
 
-    def decide(self, seen: Seen, state: State) -> tuple[Decision, State]:
+    def decide(self, seen: Observation, state: RuleState) -> tuple[Decision, RuleState]:
         *weight, bias = self.weight
         quality = jax.nn.sigmoid(seen.hidden.astype(jnp.float32) @ jnp.asarray(weight) + bias)
         wrong = seen.rescored & (quality < self.doubt)

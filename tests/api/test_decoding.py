@@ -22,7 +22,7 @@ def test_generate_refuses_an_unknown_backend(model):
 
 
 def test_result(model):
-    config = lj.SamplerConfig(gen_length=8, block_length=4, steps=4)
+    config = lj.SamplerConfig.from_flat(gen_length=8, block_length=4, steps=4)
     result = lj.generate(model, [[1, 2, 3], [4]], config, seed=3)
     assert result.tokens.dtype == np.int32 and result.tokens.shape == (2, 11)
     assert result.tokens[1, :2].tolist() == [318, 318], "padded on the left with the pad id"
@@ -36,7 +36,7 @@ def test_result(model):
 
 
 def test_a_stream_gives_what_generate_gives(model):
-    config = lj.SamplerConfig(gen_length=8, block_length=4, steps=4)
+    config = lj.SamplerConfig.from_flat(gen_length=8, block_length=4, steps=4)
     prompts = [[1, 2, 3], [4], [5, 6]]
     together = lj.generate(model, prompts, config, seed=3)
     stream = lj.generate_stream(model, prompts, config, seed=3, places=2, trace=True)
@@ -88,14 +88,14 @@ def test_a_table_refuses(model, rows, options, message):
 
 
 def test_on_step_picks_the_host_loop(model):
-    config = lj.SamplerConfig(gen_length=4, block_length=4, steps=2)
+    config = lj.SamplerConfig.from_flat(gen_length=4, block_length=4, steps=2)
     steps = []
     lj.generate(model, [[1]], config, on_step=lambda view: steps.append(view.step))
     assert steps == [0, 1]
 
 
 def test_infill_keeps_what_is_there(model):
-    config = lj.SamplerConfig(gen_length=4, block_length=4, steps=4)
+    config = lj.SamplerConfig.from_flat(gen_length=4, block_length=4, steps=4)
     canvas = [7, 319, 9, 319, 11, 319]
     result = lj.infill(model, [canvas], config)
     assert result.tokens[0, ::2].tolist() == [7, 9, 11]
@@ -107,7 +107,7 @@ def answered():
     """A run of a model that has a tokenizer, of two rows."""
     model = lj.load("tiny")
     prompts = [model.tokenizer.encode_chat([{"role": "user", "content": "2 + 3"}])] * 2
-    config = lj.SamplerConfig(gen_length=16, block_length=16, steps=2)
+    config = lj.SamplerConfig.from_flat(gen_length=16, block_length=16, steps=2)
     return model, lj.generate(model, prompts, config)
 
 
@@ -128,20 +128,22 @@ def test_text_of_a_run(answered):
 def test_text_of_an_infilled_canvas_is_all_of_it(answered):
     model, _ = answered
     canvas = [300, model.config.mask_id, 301]
-    result = lj.infill(model, [canvas], lj.SamplerConfig(gen_length=4, block_length=4, steps=4))
+    result = lj.infill(
+        model, [canvas], lj.SamplerConfig.from_flat(gen_length=4, block_length=4, steps=4)
+    )
     assert len(result.answers[0]) == 3
     assert result.text == [model.tokenizer.decode(result.generated[0])]
 
 
 def test_text_needs_a_tokenizer(model):
-    config = lj.SamplerConfig(gen_length=4, block_length=4, steps=1)
+    config = lj.SamplerConfig.from_flat(gen_length=4, block_length=4, steps=1)
     result = lj.generate(model, [[1]], config)
     with pytest.raises(ValueError, match="the model has no tokenizer; allowed"):
         _ = result.text
 
 
 def test_fused_attention_is_a_backend_of_its_own(model):
-    sampler = lj.SamplerConfig(cache="dual", threshold=0.9, gen_length=16, block_length=8)
+    sampler = lj.SamplerConfig.from_flat(cache="dual", threshold=0.9, gen_length=16, block_length=8)
     ours, fused = (
         lj.generate(model, [[5, 6, 7, 8]], sampler, backend=backend)
         for backend in ("xla", "xla_fused")

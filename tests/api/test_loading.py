@@ -103,7 +103,7 @@ def test_a_folder_is_described():
 @pytest.mark.usefixtures("no_weight_is_read")
 def test_what_is_missing_is_named():
     missing = lj.describe(GOLDENS / "fast-dllm-v2").missing
-    assert missing[0] == "a mask id (SamplerConfig(mask_id=...))"
+    assert missing[0] == "a mask id (SamplerConfig.from_flat(mask_id=...))"
     assert lj.describe("tiny_moe").missing == ()
     assert "8 experts, 2 a token" in str(lj.describe("tiny_moe"))
     assert "predict the next position" in str(lj.describe(GOLDENS / "dream"))

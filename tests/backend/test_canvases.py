@@ -20,7 +20,7 @@ from tests.backend.models import GQA, float_weights, quantized, random_inputs, r
 
 MODEL = lj.Model(GQA.replace(n_layers=2), random_params(GQA.replace(n_layers=2)), None)
 PROMPTS = [[5, 20, 31, 7, 9, 40, 41, 2, 60], [8, 3, 77], [12, 50, 51, 6, 33, 1], [44, 45]]
-SHORT = lj.SamplerConfig(gen_length=16, block_length=8, threshold=0.05)
+SHORT = lj.SamplerConfig.from_flat(gen_length=16, block_length=8, threshold=0.05)
 ON_XLA = ExampleBackend()
 
 

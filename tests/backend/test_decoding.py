@@ -19,12 +19,14 @@ from tests.backend.example_backend import ExampleBackend
 from tests.backend.models import GQA, random_params
 
 CACHES = ("none", "prefix", "dual", "blockwise")
-SHORT = lj.SamplerConfig(gen_length=16, block_length=8, steps=8)
+SHORT = lj.SamplerConfig.from_flat(gen_length=16, block_length=8, steps=8)
 
 
 def solved(model: lj.Model, seed: int) -> int:
     """How many of 500 problems LiteRT solves."""
-    config = lj.SamplerConfig(gen_length=128, block_length=32, threshold=0.9, cache="dual")
+    config = lj.SamplerConfig.from_flat(
+        gen_length=128, block_length=32, threshold=0.9, cache="dual"
+    )
     found = evaluate(model, "word_problems", config, items=500, seed=seed, backend="litert")
     return sum(found.right.values())
 
@@ -324,7 +326,9 @@ class TestLiteRT:
     @pytest.mark.slow
     @pytest.mark.parametrize("cache", CACHES)
     def test_two_hundred_prompts(self, cache: Any, tiny: lj.Model) -> None:
-        config = lj.SamplerConfig(gen_length=128, block_length=32, threshold=0.9, cache=cache)
+        config = lj.SamplerConfig.from_flat(
+            gen_length=128, block_length=32, threshold=0.9, cache=cache
+        )
         for start in range(0, 200, 50):
             some = [word_problem(tiny, index) for index in range(start, start + 50)]
             expected = lj.generate(tiny, some, config)

@@ -78,7 +78,7 @@ def test_what_the_files_did_not_hold_has_no_name():
 
 def test_a_trace_names_its_model():
     model = lj.load(GOLDENS / MODEL)
-    config = lj.SamplerConfig(gen_length=4, block_length=4, steps=1)
+    config = lj.SamplerConfig.from_flat(gen_length=4, block_length=4, steps=1)
     for each, name in ((model, model.fingerprint), (model._replace(fingerprint=None), None)):
         trace = lj.generate(each, [[5, 6]], config, trace=True).trace
         assert trace is not None and trace.settings["fingerprint"] == name

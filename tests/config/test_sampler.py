@@ -9,7 +9,8 @@ import jax
 import pytest
 
 import llada_jax as lj
-from llada_jax.config import HOUSE, LatencyTable, Parity, SamplerConfig
+from llada_jax.config import HOUSE, LatencyTable, Parity
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.rules import Quota, Staged, Threshold
 from llada_jax.sampler.windows import DualCache, MultiBlock
 
@@ -42,7 +43,7 @@ from llada_jax.sampler.windows import DualCache, MultiBlock
 )
 def test_sampler_settings(settings, message):
     with pytest.raises(ValueError, match=message):
-        SamplerConfig(**settings)
+        SamplerConfig.from_flat(**settings)
 
 
 def test_presets():
@@ -128,7 +129,7 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
 )
 def test_settings_of_windows_and_revision(settings, message):
     with pytest.raises(ValueError, match=message):
-        SamplerConfig(**settings)
+        SamplerConfig.from_flat(**settings)
 
 
 TABLE = LatencyTable(rows=(32, 64), ms=(1.0, 2.0))
@@ -149,13 +150,13 @@ def test_settings_of_policies_that_are_not_in_use_keep_their_defaults():
         for name, value in others.items():
             default = getattr(SamplerConfig(), name)
             with pytest.raises(ValueError) as refused:
-                SamplerConfig(**settings, **{name: value})
+                SamplerConfig.from_flat(**settings, **{name: value})
             assert str(refused.value) == (
                 f"{name} is {value!r}, which nothing reads; allowed: {default!r}, or another one "
                 f"where {where}"
             )
-            same = SamplerConfig(**settings, **{name: default})
-            assert same == SamplerConfig(**settings)
+            same = SamplerConfig.from_flat(**settings, **{name: default})
+            assert same == SamplerConfig.from_flat(**settings)
 
 
 def test_an_unknown_name_is_refused_with_the_one_that_is_close():
@@ -164,7 +165,7 @@ def test_an_unknown_name_is_refused_with_the_one_that_is_close():
         ("theta_stabel", "did you mean theta_stable?"),
     ):
         with pytest.raises(ValueError, match=rf"^{name}: {re.escape(hint)}"):
-            SamplerConfig(**{name: 0.5})
+            SamplerConfig.from_flat(**{name: 0.5})
     with pytest.raises(ValueError, match=r"^zzz: allowed: gen_length, block_length, steps"):
         SamplerConfig().replace(zzz=1)
     with pytest.raises(AttributeError, match="has no setting 'zzz'"):
@@ -172,13 +173,13 @@ def test_an_unknown_name_is_refused_with_the_one_that_is_close():
 
 
 def test_policies_are_values_with_flat_names():
-    config = SamplerConfig(rule=Threshold(threshold=0.5), window=DualCache())
-    assert config == SamplerConfig(threshold=0.5, cache="dual") and hash(config)
+    config = SamplerConfig.from_flat(rule=Threshold(threshold=0.5), window=DualCache())
+    assert config == SamplerConfig.from_flat(threshold=0.5, cache="dual") and hash(config)
     assert (config.threshold, config.accept, config.cache) == (0.5, "threshold", "dual")
     assert config.replace(threshold=0.7).rule == Threshold(threshold=0.7)
     assert config.replace(rule=Quota(), window="by_cache", cache="none") == SamplerConfig()
     assert config.replace(window=MultiBlock(row_budget=40)).row_budget == 40
-    assert SamplerConfig(rule=Staged(), theta_visible=0.6).theta_visible == 0.6
+    assert SamplerConfig.from_flat(rule=Staged(), theta_visible=0.6).theta_visible == 0.6
     assert config.parity == HOUSE and config.replace(forced_progress="quota").parity == Parity(
         forced_progress="quota"
     )
@@ -191,15 +192,15 @@ def test_flat_settings_as_a_dict_come_back(name):
         config = config.replace(latency_table=TABLE)
     flat = config.as_dict()
     assert flat.keys() == SamplerConfig.setting_types().keys()
-    assert SamplerConfig.from_dict(json.loads(json.dumps(flat))) == config
+    assert SamplerConfig.from_flat(json.loads(json.dumps(flat))) == config
 
 
 def test_steps_follow_the_length_unless_they_are_set():
-    assert SamplerConfig(gen_length=256).steps == 256
-    assert SamplerConfig(gen_length=256, steps=128).steps == 128
+    assert SamplerConfig.from_flat(gen_length=256).steps == 256
+    assert SamplerConfig.from_flat(gen_length=256, steps=128).steps == 128
     assert SamplerConfig().replace(gen_length=64).steps == 64
-    assert SamplerConfig(steps=64).replace(gen_length=256).steps == 64
-    assert SamplerConfig(gen_length=64, steps=None).steps == 64
+    assert SamplerConfig.from_flat(steps=64).replace(gen_length=256).steps == 64
+    assert SamplerConfig.from_flat(gen_length=64, steps=None).steps == 64
 
 
 def test_numbers_are_leaves_and_choices_are_not():
@@ -220,11 +221,11 @@ def test_a_block_shorter_than_the_trigger_names_both():
 
 
 def test_the_rule_follows_the_number_that_is_set():
-    threshold = SamplerConfig(threshold=0.9)
+    threshold = SamplerConfig.from_flat(threshold=0.9)
     assert threshold.accept == "threshold"
     assert threshold.replace(threshold=None).accept == "quota"
     assert threshold.replace(threshold=None, accept="staged").accept == "staged"
-    assert SamplerConfig(accept="threshold", threshold=0.9) == threshold
+    assert SamplerConfig.from_flat(accept="threshold", threshold=0.9) == threshold
 
 
 def test_the_preset_of_llada_cpp_can_be_switched_off_part_by_part():

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.config import SamplerConfig
 from llada_jax.constraint.batch import Texts
 from llada_jax.constraint.patterns import Constraint
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.continuous import Places
 from llada_jax.sampler.decoding_run import checked_run
 from llada_jax.sampler.prompts import with_ids
@@ -78,7 +78,7 @@ class Contrary:
 
 def checked(settings: dict, confidence: str, **options):
     """Decodes a batch of two patterns in both loops, checks its texts, and returns them."""
-    config = SamplerConfig(**{**LENGTHS, **settings})
+    config = SamplerConfig.from_flat(**{**LENGTHS, **settings})
     constraint = texts(BRACKETS, FEW, BRACKETS, confidence=confidence)
     runs = [
         toy_decode(PROMPTS, config, loop=loop, texts=constraint, **options)
@@ -112,7 +112,7 @@ def test_a_rule_of_ones_own_cannot_leave_the_texts(confidence):
 
 @pytest.mark.slow
 def test_a_row_decodes_as_it_would_alone():
-    config = SamplerConfig(**LENGTHS, **SETTINGS["staged"])
+    config = SamplerConfig.from_flat(**LENGTHS, **SETTINGS["staged"])
     together = toy_decode(PROMPTS, config, texts=texts(BRACKETS, FEW, BRACKETS))
     alone = toy_decode(PROMPTS[1:2], config, texts=texts(FEW))
     np.testing.assert_array_equal(together.generated[1], alone.generated[0])
@@ -120,7 +120,7 @@ def test_a_row_decodes_as_it_would_alone():
 
 @pytest.mark.slow
 def test_a_worker_refreshes_under_a_constraint():
-    config = SamplerConfig(**LENGTHS, **SETTINGS["staged"], refresh="worker")
+    config = SamplerConfig.from_flat(**LENGTHS, **SETTINGS["staged"], refresh="worker")
     rows = config.replace(refresh="rows")
     constraint = texts(BRACKETS)
     with Worker() as worker:
@@ -134,7 +134,7 @@ def test_holes_are_filled_to_a_text_that_has_what_stands():
     a, h, p, q, s = (ord(letter) - 65 for letter in "AHPQS")
     hole = [MASK] * 3
     canvas = [7, 7, a, *hole, p, *hole, h, *hole, q, MASK, s, MASK]
-    config = SamplerConfig(**LENGTHS, threshold=LOW)
+    config = SamplerConfig.from_flat(**LENGTHS, threshold=LOW)
     result = toy_decode([canvas], config, infill=True, texts=texts(BRACKETS, begins=2))
     filled = result.generated[0]
     assert accepts(BRACKETS, filled[2:]) and filled[6] == p and filled[10] == h
@@ -149,7 +149,10 @@ WORDS = by_letters(
 
 @pytest.mark.parametrize("loop", ["compiled", pytest.param("host", marks=pytest.mark.slow)])
 def test_tokens_without_alternative_need_no_forward(loop):
-    config, options = SamplerConfig(gen_length=12, block_length=4, threshold=0.99), {"loop": loop}
+    config, options = (
+        SamplerConfig.from_flat(gen_length=12, block_length=4, threshold=0.99),
+        {"loop": loop},
+    )
     result = toy_decode(PROMPTS[:1], config, texts=texts(WORDS), trace=True, **options)
     assert result.nfe[0] == 1 and accepts(WORDS, result.generated[0])
     assert len(result.trace.event_step) == 12 and not result.trace.event_step.any()
@@ -164,20 +167,22 @@ def test_tokens_without_alternative_need_no_forward(loop):
 def test_blocks_without_masks_are_run_with_the_next_one(loop):
     edges = {(i, "C"): i + 1 for i in range(1, 52)} | {(0, "AB"): 1, (52, "DE"): 53}
     long = by_letters(edges, {53}, VOCAB, ENDS)
-    config = SamplerConfig(gen_length=64, block_length=4, threshold=LOW, cache="blockwise")
+    config = SamplerConfig.from_flat(
+        gen_length=64, block_length=4, threshold=LOW, cache="blockwise"
+    )
     result = toy_decode(PROMPTS[:1], config, loop=loop, texts=texts(long))
     assert accepts(long, result.generated[0]) and result.nfe[0] == 2
 
 
 @pytest.mark.slow
 def test_the_models_own_confidence_waits_for_forwards():
-    config = SamplerConfig(gen_length=12, block_length=4, threshold=0.99)
+    config = SamplerConfig.from_flat(gen_length=12, block_length=4, threshold=0.99)
     assert toy_decode(PROMPTS[:1], config, texts=texts(WORDS, confidence="raw")).nfe[0] > 3
 
 
 @pytest.mark.slow
 def test_a_stream_gives_each_prompt_what_it_gets_alone():
-    config = SamplerConfig(**LENGTHS, threshold=LOW, eos_early_stop=True)
+    config = SamplerConfig.from_flat(**LENGTHS, threshold=LOW, eos_early_stop=True)
     automata = (BRACKETS, FEW, WORDS)
     prompts = [[1 + row, 2, 3] for row in range(len(automata))]
     named, denoiser = with_ids(config, CONFIG), toy_denoiser(with_ids(config, CONFIG))
@@ -192,7 +197,9 @@ def test_a_stream_gives_each_prompt_what_it_gets_alone():
 
 @pytest.mark.slow
 def test_a_model_of_whole_blocks_ends_within_gen_length():
-    config = SamplerConfig(gen_length=16, block_length=8, threshold=LOW, cache="blockwise")
+    config = SamplerConfig.from_flat(
+        gen_length=16, block_length=8, threshold=LOW, cache="blockwise"
+    )
     result = toy_decode(PROMPTS, config, BLOCK_CAUSAL, texts=texts(BRACKETS))
     assert all(accepts(BRACKETS, each) for each in result.generated)
 
@@ -207,5 +214,5 @@ def test_a_model_of_whole_blocks_ends_within_gen_length():
 )
 def test_what_cannot_be_is_refused(settings, options, message):
     with pytest.raises(ValueError, match=message):
-        config = SamplerConfig(**{**LENGTHS, **settings})
+        config = SamplerConfig.from_flat(**{**LENGTHS, **settings})
         toy_decode(PROMPTS, config, CONFIG, texts=texts(BRACKETS), **options)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.reach import Placed, reach
-from llada_jax.sampler.canvas import MASKED, STABLE, Canvas
 from llada_jax.sampler.constrained import held
 from llada_jax.sampler.record import ClassScores, StepScores
+from llada_jax.sampler.state import MASKED, STABLE, Canvas
 from llada_jax.types import Scores
 from tests.constraint.tiny import LENGTH, accepts, drawn, texts
 

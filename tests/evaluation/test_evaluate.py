@@ -21,7 +21,9 @@ from llada_jax.evaluation.task import Item, Task
 from llada_jax.text import Tokenizer
 from tests.drawn_params import drawn_params
 
-SHORT = lj.SamplerConfig(gen_length=8, block_length=8, steps=8, threshold=1e-4, cache="blockwise")
+SHORT = lj.SamplerConfig.from_flat(
+    gen_length=8, block_length=8, steps=8, threshold=1e-4, cache="blockwise"
+)
 """One forward: whatever a model of random weights holds likely is above the threshold."""
 
 
@@ -199,10 +201,10 @@ def test_no_experiment_is_needed(tmp_path):
     code = f"""
 import sys
 sys.modules["hydra"] = sys.modules["omegaconf"] = sys.modules["experiments"] = None
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.evaluation.evaluate import evaluate
 from llada_jax.evaluation.likelihood import log_likelihoods
-sampler = SamplerConfig(gen_length=32, steps=32, threshold=0.01, cache="blockwise")
+sampler = SamplerConfig.from_flat(gen_length=32, steps=32, threshold=0.01, cache="blockwise")
 print(evaluate("tiny", "yes_no", sampler, items=1, folder={str(tmp_path)!r}, progress=False))
 """
     finished = subprocess.run(

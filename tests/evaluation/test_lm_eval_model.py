@@ -20,7 +20,7 @@ from llada_jax.evaluation.lm_eval_model import LmEvalModel, StoredAnswers
 TINY = lj.load("tiny")
 TOKENIZER = TINY.tokenizer
 assert TOKENIZER is not None
-SAMPLER = lj.SamplerConfig(gen_length=64, block_length=32, steps=64)
+SAMPLER = lj.SamplerConfig.from_flat(gen_length=64, block_length=32, steps=64)
 
 
 def asking(*args, doc=0):
@@ -106,7 +106,7 @@ def test_prompts_are_decoded_in_one_stream_and_answered_in_order(answers):
 
 
 def test_an_answer_ends_before_what_ends_a_turn():
-    sampler = lj.SamplerConfig(gen_length=32, block_length=32, steps=32, threshold=0.5)
+    sampler = lj.SamplerConfig.from_flat(gen_length=32, block_length=32, steps=32, threshold=0.5)
     model = LmEvalModel(TINY, sampler, progress=False)
     context = TOKENIZER.apply_chat_template([{"role": "user", "content": "3+4=?"}])
     asked = [asking(context, {})]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.config import SamplerConfig
 from llada_jax.evaluation.trajectory import PUBLISHED, UNITS, Trajectory, regime
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Trace
@@ -14,7 +14,7 @@ from tests.sampler.scripted import Scripted
 from tests.sampler.toy import CONFIG, toy_decode
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
-BLOCKWISE = SamplerConfig(
+BLOCKWISE = SamplerConfig.from_flat(
     gen_length=24, block_length=8, steps=24, cache="blockwise", threshold=0.3
 )  # fmt: skip
 STAGED = BLOCKWISE.replace(
@@ -30,7 +30,7 @@ def told(sure_from=(0, 1, 0, 2, 3, 4), **changes) -> Trace:
         confidence = 0.6 if position == 5 and forward < 3 else 0.9
         return position, confidence if forward >= sure_from[position - 3] else 0.1
 
-    config = SamplerConfig(
+    config = SamplerConfig.from_flat(
         gen_length=6, block_length=3, steps=6, cache="blockwise", **{"threshold": 0.5, **changes}
     )  # fmt: skip
     config = with_ids(config, CONFIG)
@@ -77,7 +77,7 @@ def test_a_token_that_became_sure_in_time_is_not_below():
         return position, 0.6 if forward == 0 and position > 3 else 0.9 if forward else 0.1
 
     config = with_ids(
-        SamplerConfig(gen_length=3, block_length=3, steps=3, cache="blockwise", **{
+        SamplerConfig.from_flat(gen_length=3, block_length=3, steps=3, cache="blockwise", **{
             key: value for key, value in STAGED_STORY.items() if key != "threshold"
         }),
         CONFIG,

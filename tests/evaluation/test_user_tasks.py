@@ -15,7 +15,7 @@ def forgotten():
 
 
 def test_a_task_is_an_argument():
-    decoder = lj.SamplerConfig(gen_length=32, block_length=32, threshold=0.5)
+    decoder = lj.SamplerConfig.from_flat(gen_length=32, block_length=32, threshold=0.5)
     found = lj.evaluate("tiny", TASK, decoder, items=2, progress=False)
     assert found.settings["task"]["name"] == "spelling" and len(found.right) == 2
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llada_jax.config import SamplerConfig
 from llada_jax.phones.workload import (
     Forward,
     autoregressive,
@@ -16,6 +15,7 @@ from llada_jax.phones.workload import (
     rounded,
     vanilla,
 )
+from llada_jax.sampler.config import SamplerConfig
 from tests.phones.small import SHAPE
 from tests.sampler.toy import Worker, toy_decode
 
@@ -68,7 +68,7 @@ def test_only_a_worker_refreshes_beside_the_forward(sampler, beside):
 @pytest.mark.parametrize("rescore", ["shadow", "token"])
 def test_a_worker_takes_its_rows_and_scores_out_of_the_forwards(rescore):
     """Whoever refreshes, as many rows run and as many positions are scored."""
-    staged = SamplerConfig(
+    staged = SamplerConfig.from_flat(
         gen_length=24, block_length=8, steps=24, cache="blockwise", accept="staged",
         theta_visible=0.2, theta_stable=0.3, rescore=rescore,
     )  # fmt: skip

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.record import Event
 from llada_jax.sampler.trace import Trace
 from llada_jax.testing import TOY, VOCAB
@@ -17,7 +17,7 @@ def drawn_trace(forwards: int, block_length: int) -> Trace:
     step, place = np.nonzero(np.triu(np.ones((forwards, forwards), bool)))
     zeros = np.zeros((forwards, 1), np.int32)
     length = PROMPT + forwards
-    sampler = SamplerConfig(gen_length=forwards, block_length=block_length, cache="dual")
+    sampler = SamplerConfig.from_flat(gen_length=forwards, block_length=block_length, cache="dual")
     pieces = {str(each): f" t{each}" for each in range(VOCAB)} | {"5": "</script><b>"}
     return Trace(
         rows=np.full(forwards, length),

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.types import Rows

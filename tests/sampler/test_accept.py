@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-
-from llada_jax.config import SamplerConfig
 from llada_jax.sampler.candidates import Candidates, quota, ranks
+
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.rules.rule import accepted as accepted_by
 from llada_jax.types import Scores
 
@@ -26,7 +26,7 @@ def accepted(confidence, is_open=None, entropy=None, due=1, random=None, **setti
     is_open = padded([True] * len(confidence) if is_open is None else is_open)
     confidence = padded(np.float32(confidence))
     zeros = np.zeros_like(confidence)
-    config = SamplerConfig(gen_length=64, block_length=64, steps=64, **settings)
+    config = SamplerConfig.from_flat(gen_length=64, block_length=64, steps=64, **settings)
     scores = Scores(
         zeros.astype(np.int32),
         jnp.asarray(confidence),
@@ -95,6 +95,6 @@ def test_quota_spreads_all_masks(masks, steps):
 
 
 def test_a_sweep_over_the_bound_is_one_configuration():
-    low, high = (SamplerConfig(threshold=value) for value in (0.3, 0.9))
+    low, high = (SamplerConfig.from_flat(threshold=value) for value in (0.3, 0.9))
     assert jax.tree.structure(low) == jax.tree.structure(high)
     assert jax.tree.leaves(low) == [0.3] and jax.tree.leaves(high) == [0.9]

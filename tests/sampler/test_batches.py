@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import Result
 from llada_jax.sampler.trace import Event
 from tests.sampler.toy import toy_decode

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import llada_jax as lj
 from llada_jax.model.forward import forward
-from llada_jax.sampler.canvas import STABLE
 from llada_jax.sampler.replay import KEPT, event_states
+from llada_jax.sampler.state import STABLE
 from tests.checkpoint.folders import GOLDENS, TOLERANCE
 from tests.sampler.in_order import in_order
 
@@ -106,7 +106,7 @@ def test_a_batch_gives_each_row_what_it_gives_alone(family, name):
     ],
 )  # fmt: skip
 def test_what_no_such_family_can_do_is_refused(family, settings, message):
-    config = lj.SamplerConfig(**{"gen_length": 8, "block_length": 8, **settings})
+    config = lj.SamplerConfig.from_flat(**{"gen_length": 8, "block_length": 8, **settings})
     with pytest.raises(ValueError, match=message):
         lj.generate(golden(family), [[1, 2, 3]], config)
 
@@ -114,7 +114,7 @@ def test_what_no_such_family_can_do_is_refused(family, settings, message):
 @pytest.mark.parametrize("accept", ["quota", "staged"])
 def test_a_window_slides_by_what_each_step_commits(accept):
     with pytest.raises(ValueError, match=f"window is 'sliding' and accept is '{accept}'"):
-        lj.SamplerConfig(window="sliding", cache="blockwise", accept=accept)
+        lj.SamplerConfig.from_flat(window="sliding", cache="blockwise", accept=accept)
 
 
 def test_holes_and_constraints_are_not_speculated_about():

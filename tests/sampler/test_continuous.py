@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.config import Loop, SamplerConfig
+from llada_jax.config import Loop
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.continuous import Places
 from llada_jax.sampler.decoding_run import checked_run
 from llada_jax.sampler.generate import Result
@@ -21,7 +22,7 @@ from tests.sampler.toy import CONFIG, toy_decode, toy_denoiser
 LENGTHS = {"gen_length": 16, "block_length": 8, "steps": 16}
 STAGED = SamplerConfig.preset("staged", **LENGTHS, theta_visible=0.2, theta_stable=0.3)
 RULES = {
-    "drawn": SamplerConfig(
+    "drawn": SamplerConfig.from_flat(
         **LENGTHS, threshold=0.3, cache="dual", temperature=0.5, selective_logits=False
     ),
     "staged": STAGED.replace(eos_early_stop=True),

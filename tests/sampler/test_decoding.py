@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.config import SamplerConfig
 from llada_jax.model.head import ScoreRules
 from llada_jax.rows import make_rows
-from llada_jax.sampler.canvas import MASKED
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import Result
+from llada_jax.sampler.state import MASKED
 from llada_jax.sampler.trace import Event
 from llada_jax.types import KVCache
 from tests.sampler.reference import reference_decode
@@ -34,7 +34,7 @@ WINDOWS = ("none", "prefix", "dual", "blockwise")
 LOOPS = ("host", "compiled")
 RULES = ({}, {"threshold": 0.3}, {"accept": "entropy_distance", "max_entropy": 2.0})
 SLOW = pytest.mark.slow
-SMALL = SamplerConfig(gen_length=24, block_length=8, steps=12)
+SMALL = SamplerConfig.from_flat(gen_length=24, block_length=8, steps=12)
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 SHORT_PROMPTS = st.lists(st.integers(0, 20), min_size=1, max_size=7)
 """Canvases of one padded length, so of one program."""
@@ -158,7 +158,7 @@ def test_equal_prompts_of_a_batch_draw_their_own_noise():
 @SLOW
 @pytest.mark.parametrize("loop", LOOPS)
 def test_jit_equals_no_jit(loop):
-    config = SamplerConfig(
+    config = SamplerConfig.from_flat(
         gen_length=8, block_length=4, steps=4, cache="dual", temperature=0.5, threshold=0.4
     )
     jitted = toy_decode(PROMPTS[:2], config, loop=loop)

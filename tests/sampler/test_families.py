@@ -11,7 +11,7 @@ from tests.sampler.in_order import in_order
 GOLDENS = Path(__file__).parents[1] / "goldens"
 FAMILIES = ("llada-gqa", "llada-moe", "llada2-moe", "dream")
 PROMPTS = [[5, 6, 7, 8, 9], [10, 11, 12]]
-CONFIG = lj.SamplerConfig(
+CONFIG = lj.SamplerConfig.from_flat(
     gen_length=16, block_length=8, steps=16, mask_id=319, eos_id=318, eot_id=317
 )
 LONGEST = 32

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.types import Denoiser, KVCache, Rows, RowsOut, Scores
 from tests.sampler.toy import CONFIG, MASK, forward_rows, toy_decode, toy_denoiser
 
 LENGTH = 12
-ONE_BY_ONE = SamplerConfig(gen_length=LENGTH, block_length=LENGTH, steps=LENGTH)
+ONE_BY_ONE = SamplerConfig.from_flat(gen_length=LENGTH, block_length=LENGTH, steps=LENGTH)
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.prompts import with_ids
 from tests.sampler.toy import CONFIG, MASK, toy_decode
 
-SMALL = SamplerConfig(gen_length=8, block_length=4, steps=4)
+SMALL = SamplerConfig.from_flat(gen_length=8, block_length=4, steps=4)
 
 
 def never(*_):

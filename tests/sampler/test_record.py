@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.record import standing_probability
@@ -14,7 +14,7 @@ from tests.sampler.rules.test_staged import STAGED, doubted
 from tests.sampler.scripted import Scripted
 from tests.sampler.toy import CONFIG
 
-STORY = SamplerConfig(
+STORY = SamplerConfig.from_flat(
     gen_length=6, block_length=3, steps=6, cache="blockwise", accept="staged",
     theta_visible=0.5, theta_stable=0.8,
 )  # fmt: skip

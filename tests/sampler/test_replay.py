@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from llada_jax.config import SamplerConfig
-from llada_jax.sampler.canvas import MASKED, PAD, PROMPT
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.record import Event
 from llada_jax.sampler.replay import KEPT, replay
+from llada_jax.sampler.state import MASKED, PAD, PROMPT
 from llada_jax.sampler.trace import Trace
 from llada_jax.testing import toy_denoiser
 from tests.sampler.drawn_trace import drawn_trace
@@ -44,7 +44,7 @@ def states_of(run):
 
 @pytest.mark.parametrize("name", EACH)
 def test_states_and_windows_are_those_of_the_run(name, monkeypatch):
-    sampler = SamplerConfig(**BASE, **{**SAMPLERS, **OTHERS}[name])
+    sampler = SamplerConfig.from_flat(**BASE, **{**SAMPLERS, **OTHERS}[name])
     seen, starts = [], []
     plain = in_parts(toy_denoiser(sampler))
 
@@ -73,7 +73,7 @@ def test_states_and_windows_are_those_of_the_run(name, monkeypatch):
 
 @pytest.mark.parametrize("loop", ["host", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_scores_are_kept_on_demand_and_change_nothing_else(loop):
-    sampler = SamplerConfig(**BASE, **SAMPLERS["multi_block"])
+    sampler = SamplerConfig.from_flat(**BASE, **SAMPLERS["multi_block"])
     plain = toy_decode(PROMPTS, sampler, loop="host").trace
     kept = toy_decode(PROMPTS, sampler, loop=loop, trace="scores").trace
     score = kept.event_kind == Event.SCORE
@@ -100,4 +100,4 @@ def test_bad_rows_and_kept_records_are_named():
     with pytest.raises(ValueError, match="row is 2; allowed: 0 to 1"):
         replay(SimpleNamespace(prompt_lengths=np.array([3, 4])), 2)
     with pytest.raises(ValueError, match="trace is 'all'; allowed: False, True, 'scores'"):
-        toy_decode(PROMPTS, SamplerConfig(**BASE), trace="all")
+        toy_decode(PROMPTS, SamplerConfig.from_flat(**BASE), trace="all")

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
@@ -12,8 +12,8 @@ from tests.sampler.rules.test_staged import events
 from tests.sampler.scripted import Scripted
 from tests.sampler.toy import CONFIG, MASK, toy_decode
 
-WINO = SamplerConfig(gen_length=16, block_length=8, steps=16, accept="wino")
-EDIT = SamplerConfig(
+WINO = SamplerConfig.from_flat(gen_length=16, block_length=8, steps=16, accept="wino")
+EDIT = SamplerConfig.from_flat(
     gen_length=16, block_length=8, steps=16, accept="token_edit", cache="blockwise",
     rescore="token", edit_steps=3,
 )  # fmt: skip
@@ -119,7 +119,7 @@ def test_both_loops_and_any_batch_decode_alike_and_finish(config):
     ],
 )
 def test_sweeps_over_both_numbers_compile_once(accept, names):
-    low = SamplerConfig(accept=accept, **dict(zip(names, (0.55, 0.75), strict=True)))
-    high = SamplerConfig(accept=accept, **dict(zip(names, (0.65, 0.85), strict=True)))
+    low = SamplerConfig.from_flat(accept=accept, **dict(zip(names, (0.55, 0.75), strict=True)))
+    high = SamplerConfig.from_flat(accept=accept, **dict(zip(names, (0.65, 0.85), strict=True)))
     assert jax.tree.structure(low) == jax.tree.structure(high)
     assert jax.tree.leaves(low) == [0.55, 0.75] and jax.tree.leaves(high) == [0.65, 0.85]

@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.trace import Event
 from tests.sampler.rules.test_staged import SLIDING as STAGED
 from tests.sampler.test_revise import EDIT, WINO
 from tests.sampler.toy import toy_decode
 from tests.sampler.windows.test_multi_block import PROMPTS, SLIDING
 
-THRESHOLD = SamplerConfig(gen_length=16, block_length=8, steps=16, cache="dual", threshold=0.3)
+THRESHOLD = SamplerConfig.from_flat(
+    gen_length=16, block_length=8, steps=16, cache="dual", threshold=0.3
+)
 CASES = {
     "threshold": (THRESHOLD, Event.COMMIT),
     "staged": (STAGED, Event.REPLACE),

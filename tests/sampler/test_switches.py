@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.trace import Event, Trace
 from tests.sampler.toy import MASK, toy_decode
 

@@ -11,9 +11,9 @@ from llada_jax.sampler.replay import replay
 from tests.sampler.toy import toy_decode
 
 PROMPTS = [[3, 1, 4], [1, 5]]
-CONFIG = lj.SamplerConfig(gen_length=8, block_length=4, steps=4, cache="dual")
+CONFIG = lj.SamplerConfig.from_flat(gen_length=8, block_length=4, steps=4, cache="dual")
 PARTED = [[3, 1, 4, 1], [1, 5]]
-SAMPLER = lj.SamplerConfig(gen_length=8, block_length=8, steps=8)
+SAMPLER = lj.SamplerConfig.from_flat(gen_length=8, block_length=8, steps=8)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,9 @@ def test_compiled_loops_have_no_step_times():
 
 @pytest.mark.parametrize("loop", ["host", "compiled"])
 def test_a_row_that_one_forward_finished_commits_no_more(loop):
-    config = lj.SamplerConfig(gen_length=8, block_length=8, threshold=0.2, eos_early_stop=True)
+    config = lj.SamplerConfig.from_flat(
+        gen_length=8, block_length=8, threshold=0.2, eos_early_stop=True
+    )
     result = toy_decode(PROMPTS, config, salt=9, loop=loop)
     assert result.nfe.tolist() == [4, 1]
     trace = result.trace

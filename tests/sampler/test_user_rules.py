@@ -12,7 +12,7 @@ from scipy.special import log_softmax, logsumexp
 import llada_jax as lj
 from llada_jax.sampler.generate import decode as run
 from llada_jax.sampler.prompts import with_ids
-from llada_jax.sampler.rules.own import Need
+from llada_jax.sampler.rules.rule import Need
 from llada_jax.sampler.trace import Event
 from llada_jax.testing import (
     MASK,
@@ -45,7 +45,9 @@ RULES = {
 
 
 def decode(salt=1, loop="compiled", **settings):
-    return toy_decode(PROMPTS, lj.SamplerConfig(**{**LENGTHS, **settings}), salt=salt, loop=loop)
+    return toy_decode(
+        PROMPTS, lj.SamplerConfig.from_flat(**{**LENGTHS, **settings}), salt=salt, loop=loop
+    )
 
 
 def mostly_slow(names, quick):
@@ -178,7 +180,7 @@ def test_needs_that_do_not_exist_and_a_class_without_decide_are_refused():
             return lj.Decision(commit=seen.masked), state
 
     with pytest.raises(ValueError, match=r"rule Greedy needs \['everything'\]; allowed: c"):
-        lj.SamplerConfig(rule=Greedy())
+        lj.SamplerConfig.from_flat(rule=Greedy())
     with pytest.raises(TypeError, match="rule Nothing has no decide"):
 
         @lj.rule
@@ -196,7 +198,7 @@ def test_the_head_is_asked_for_what_is_declared_and_nothing_else():
 
 def run_without_measures(name, loop):
     toy = toy_denoiser(with_ids(lj.SamplerConfig(), TOY))._replace(measure_rows=None)
-    config = lj.SamplerConfig(rule=RULES[name], **LENGTHS)
+    config = lj.SamplerConfig.from_flat(rule=RULES[name], **LENGTHS)
     return run(toy, jnp.int32(1), TOY, PROMPTS, config, loop=loop)
 
 
@@ -355,15 +357,15 @@ def test_the_trace_says_which_rule_ran():
     settings = decode(rule=RULES["klass"]).trace.settings
     path = "tests.sampler.user_rules.klass:KLASS"
     assert settings["sampler"]["accept"] == path
-    again = lj.SamplerConfig.from_dict(settings["sampler"])
+    again = lj.SamplerConfig.from_flat(settings["sampler"])
     assert again.rule == RULES["klass"] and again.accept == path
     every = {**lj.SamplerConfig().as_dict(), "accept": path, "divergence": 0.5}  # as Hydra gives it
-    assert lj.SamplerConfig.from_dict(every).rule == KLASS(divergence=0.5)
+    assert lj.SamplerConfig.from_flat(every).rule == KLASS(divergence=0.5)
     with pytest.raises(ValueError, match="accept is 'nowhere:X': No module named"):
-        lj.SamplerConfig(accept="nowhere:X")
+        lj.SamplerConfig.from_flat(accept="nowhere:X")
     assert settings["sampler"]["divergence"] == 1.0
     assert len(settings["rule_sha256"]) == 64
-    config = lj.SamplerConfig(rule=KLASS(), threshold=0.5)
+    config = lj.SamplerConfig.from_flat(rule=KLASS(), threshold=0.5)
     assert config.rule == KLASS(threshold=0.5) and config.replace(divergence=0.5).divergence == 0.5
-    assert config.replace(accept="quota", cache="dual") == lj.SamplerConfig(cache="dual")
+    assert config.replace(accept="quota", cache="dual") == lj.SamplerConfig.from_flat(cache="dual")
     assert jax.tree.leaves(config) == [0.5, 0.01]

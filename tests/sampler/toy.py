@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from llada_jax import testing
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import Result
 from llada_jax.sampler.loops import Refresher
 from llada_jax.sampler.prompts import with_ids

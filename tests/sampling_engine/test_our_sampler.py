@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from llada_jax.sampler.candidates import Candidates
 
 import llada_jax as lj
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
-from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.rules.rule import accepted
 from llada_jax.sampling_engine.host import StepInputs
 from llada_jax.sampling_engine.sampling import Sampling
@@ -34,7 +34,7 @@ def test_the_machine_decodes_what_our_sampler_does(mode):
     length = min(map(len, prompts))
     block = np.full((2, ROWS), mask_id, np.int32)
     canvas = np.concatenate([np.array([p[:length] for p in prompts], np.int32), block], axis=1)
-    config = lj.SamplerConfig(gen_length=ROWS, block_length=ROWS, steps=STEPS)
+    config = lj.SamplerConfig.from_flat(gen_length=ROWS, block_length=ROWS, steps=STEPS)
     sampling = Sampling(batch=2, rows=ROWS, vocab=model.config.vocab_size, mode=mode)
     k = np.full(2, ROWS // STEPS, np.int32)
     for _ in range(STEPS):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llada_jax as lj
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.record import Event
 from llada_jax.training.policy import (
     GRPO,

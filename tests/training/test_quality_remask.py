@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.testing import MASK, PROMPTS, TOY, toy_decode
 from llada_jax.training.quality_remask import (
     QualityHead,
@@ -57,7 +57,9 @@ def test_a_head_learns_what_tells_right_from_wrong():
 @pytest.mark.slow
 def test_a_head_that_doubts_nothing_decodes_as_the_threshold_does():
     """And one that doubts everything still ends."""
-    plain = SamplerConfig(gen_length=8, block_length=8, steps=8, cache="blockwise", threshold=0.2)
+    plain = SamplerConfig.from_flat(
+        gen_length=8, block_length=8, steps=8, cache="blockwise", threshold=0.2
+    )
     sure, doubting = (QualityHead(jnp.zeros(TOY.width), jnp.float32(bias)) for bias in (9, -9))
     own = plain.replace(threshold=None).replace(rule=QualityRemask.of(sure, threshold=0.2))
     expected = toy_decode(PROMPTS, plain)

@@ -21,9 +21,10 @@ from experiments.bench.rivals.answers import LayerClock, answer_lines
 from llada_jax.api.denoisers import denoiser_for, score_rules
 from llada_jax.backend.exported.opened import Exported
 from llada_jax.backend.session import Session
-from llada_jax.config import ModelConfig, SamplerConfig
+from llada_jax.config import ModelConfig
 from llada_jax.model.finite import require_finite_results
 from llada_jax.rows import make_rows
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.types import Denoiser, Params, Scores
@@ -67,7 +68,7 @@ class Ours:
     def decode(self, steps: int) -> None:
         """Decodes a prompt in so many steps."""
         gen, told = self._told["gen_length"], self._told
-        sampler = SamplerConfig(
+        sampler = SamplerConfig.from_flat(
             gen_length=gen, block_length=told["block_length"], steps=steps, cache="dual"
         )
         prompt = [list(range(told["prompt_length"]))]

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from llada_jax import checkpoint
 from llada_jax.api.denoisers import denoiser_for, score_rules
 from llada_jax.api.loading import Model
-from llada_jax.config import SamplerConfig, require
+from llada_jax.config import require
 from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
 from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
@@ -20,6 +20,7 @@ from llada_jax.experts.decoding.recording import RoutingRecord, recorded, trace_
 from llada_jax.experts.policy_run import ExpertPolicy, LayerDecision, PolicyRun
 from llada_jax.experts.routing import ABSENT, RoutingTrace, Visit, loads_of
 from llada_jax.experts.schedule import ExpertCosts
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import Prompts, with_ids
 from llada_jax.sampler.trace import Event

@@ -1,24 +1,22 @@
-"""The rule of WeDLM (arXiv 2512.22737): what is certain and near is committed first."""
+"""The rule of WeDLM (arXiv 2512.22737): tokens that are certain and near are committed first."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
 
 from llada_jax.config import require_numbers
-from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.rules.rule import Rule
+from llada_jax.sampler.rules.rule import Decision, Observation, Rule, RuleState, rule
 
 
-class EntropyDistance(Rule, accept="entropy_distance"):
-    """Commits what has less than a bound of entropy and of distance to the first mask, or else the
-    token that has least of both.
+@rule(name="entropy_distance")
+class EntropyDistance(Rule):
+    """Commits tokens whose entropy plus a penalty for distance is below a bound, or else the token
+    with the smallest sum.
 
     Attributes:
       max_entropy: `entropy_distance`: commit tokens whose entropy (nats) and distance are below it.
-      distance_penalty: `entropy_distance`: what a position of distance to the first mask counts.
+      distance_penalty: `entropy_distance`: penalty for each position of distance to the first mask.
     """
 
-    spread = True
-    no_drafts = "measures distances in the current block"
+    needs = frozenset({"entropy"})
 
     max_entropy: float = 0.4
     distance_penalty: float = 0.02
@@ -26,11 +24,9 @@ class EntropyDistance(Rule, accept="entropy_distance"):
     def __post_init__(self) -> None:
         require_numbers(self, "max_entropy", "distance_penalty", least=0)
 
-    def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
-        return candidates.open & (-self.priority(candidates) < self.max_entropy)
-
-    def priority(self, candidates: Candidates) -> Float[Array, "B C"]:
-        first = jnp.argmax(candidates.open, axis=1)[:, None]
-        distance = jnp.arange(candidates.open.shape[1]) - first
-        entropy = candidates.scores.entropy
-        return -(entropy + self.distance_penalty * distance.astype(entropy.dtype))
+    def decide(self, seen: Observation, state: RuleState) -> tuple[Decision, RuleState]:
+        first = jnp.argmax(seen.masked, axis=1)[:, None]
+        distance = jnp.arange(seen.masked.shape[1]) - first
+        cost = seen.entropy + self.distance_penalty * distance.astype(seen.entropy.dtype)
+        near = seen.masked & (cost < self.max_entropy)
+        return Decision(commit=seen.with_progress(near, priority=-cost)), state

@@ -1,27 +1,13 @@
 """The rule of LLaDA's own sampler (arXiv 2502.09992): a fixed number of tokens in each step."""
 
-from jaxtyping import Array, Bool
-
-from llada_jax.config import SamplerConfig
-from llada_jax.sampler.candidates import Candidates, ranks
-from llada_jax.sampler.rules.rule import Rule, scheduled
+from llada_jax.sampler.rules.rule import Decision, Observation, Rule, RuleState, ranks, rule
 
 
-class Quota(Rule, accept="quota"):
-    """Commits as many tokens as the linear schedule of `steps` says, best first."""
+@rule(name="quota")
+class Quota(Rule):
+    """Commits as many tokens as the linear schedule of `steps` gives the step, best first."""
 
-    forces_progress = False  # the schedule may give a step nothing to do
-    no_drafts = "accepts no draft"
+    may_wait = True  # the schedule may give a step nothing to do
 
-    def label(self, config: SamplerConfig) -> str:
-        return f"{config.steps} steps"
-
-    def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
-        rank = ranks(candidates.priority, candidates.open)
-        return candidates.open & (rank < candidates.quota[:, None])
-
-    def most_due(self, config: SamplerConfig) -> int:
-        return scheduled(config)
-
-    def block_steps(self, config: SamplerConfig) -> int:
-        return config.steps_per_block
+    def decide(self, seen: Observation, state: RuleState) -> tuple[Decision, RuleState]:
+        return Decision(commit=ranks(seen.priority, seen.masked) < seen.quota[:, None]), state

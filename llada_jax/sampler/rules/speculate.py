@@ -1,59 +1,53 @@
 """The rule of Nemotron-Labs-Diffusion: a model drafts a block, and verifies it by itself."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from llada_jax.config import SamplerConfig
-from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas
-from llada_jax.sampler.rules.rule import Rescored, RevisingRule
+from llada_jax.sampler.rules.rule import Decision, Observation, Revision, Rule, RuleState, rule
 
 
-class Speculate(RevisingRule, accept="speculate"):
-    """Drafts a block in one forward. The next one, in which each token sees those before it alone,
-    says what should follow each: drafts stand up to the first that it says otherwise, which gives
-    way, and the next block begins there. So the tokens are those of one after another.
+@rule(name="speculate")
+class Speculate(Rule):
+    """Drafts a block in one forward, and verifies it in the next one, which sees it causally.
+
+    A verified token is kept as long as it and all before it are what the model would generate one
+    after another. The first one that is not gives way to what the model prefers there, and the next
+    block starts behind it. So the tokens are those of autoregressive decoding.
     """
 
+    needs = frozenset({"probability"})
+    revises = True
     verifies = True
+    waits = True
+    max_remasks = None
     rescore = "token"
 
-    def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
-        return candidates.open
+    def accept(self, seen: Observation) -> Bool[Array, "B C"]:
+        return seen.masked
 
-    def stable(self, confidence: Float[Array, "B C"]) -> Bool[Array, "B C"]:
-        """Returns true for all: only `revise` knows which of them are drafts."""
-        return jnp.ones(confidence.shape, bool)
+    def is_stable(self, confidence: Float[Array, "*shape"]) -> Bool[Array, "*shape"]:
+        return jnp.ones(confidence.shape, bool)  # `decide` tells drafts from verified tokens
 
-    def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
-        position, length = canvas.positions, canvas.tokens.shape[1]
-        block_length = rescored.config.block_length
-        start = canvas.block_start(block_length)[:, None]
-        drafted = rescored.fresh & (position > start)
-        last = rescored.at & (rescored.other(canvas) | rescored.ends)
+    def decide(self, seen: Observation, state: RuleState) -> tuple[Decision, RuleState]:
+        canvas = seen.canvas
+        position, length = canvas.state.positions, canvas.state.tokens.shape[1]
+        last = canvas.rescored & (canvas.differs | canvas.ends)
         end = jnp.where(last, position, length).min(axis=1, keepdims=True)
-        canvas = rescored.changed(canvas, rescored.at & (position == end))
-        state = jnp.where(drafted, jnp.int8(VISIBLE), canvas.state)
-        state = jnp.where(rescored.at & (position <= end), jnp.int8(STABLE), state)
-        again = (rescored.at | rescored.fresh) & (position > end)
-        canvas = canvas._replace(state=state).masked_again(again, rescored.config.mask_id)
-        cut = (end < length)[:, 0]
-        whole = drafted.any(axis=1) & ~canvas.masked.any(axis=1)
-        block = canvas.block + whole.astype(jnp.int32) - cut.astype(jnp.int32)
-        return canvas._replace(
-            block=block,
-            origin=jnp.where(cut, end[:, 0] - block * block_length, canvas.origin),
-            settled=jnp.where(cut, jnp.minimum(canvas.settled, end[:, 0]), canvas.settled),
-            block_step=jnp.where(cut, 0, canvas.block_step),
+        replace = canvas.rescored & (position == end)
+        # A model whose finished tokens predict the next one has verified a block's first token.
+        first = seen.position == canvas.state.block_start(seen.block_length)[:, None]
+        decision = Decision(
+            commit=seen.masked,
+            stable=first,
+            canvas=Revision(
+                replace=replace,
+                stable=canvas.rescored & (position <= end),
+                remask=(canvas.rescored | canvas.state.masked) & (position > end),
+                confidence=canvas.confidence_after(replace),
+                restart=end[:, 0],
+            ),
         )
+        return decision, state
 
-    def block_steps(self, config: SamplerConfig) -> int:
-        return 2 * config.block_length
-
-    def may_end(self, canvas: Canvas, steady: Int[Array, " B"]) -> Bool[Array, " B"]:
-        return ~(canvas.state == VISIBLE).any(axis=1)
-
-    def frozen(
-        self, finished: Bool[Array, "B L"], done: Bool[Array, " B"]
-    ) -> Bool[Array, "B L"] | None:
-        return None
+    def max_block_steps(self, block_length: int) -> int:
+        return 2 * block_length

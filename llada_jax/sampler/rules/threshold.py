@@ -1,13 +1,13 @@
-"""The rule of Fast-dLLM (arXiv 2505.22618): every token that the model is sure of."""
+"""The rule of Fast-dLLM (arXiv 2505.22618): every token that the model is confident of."""
 
 from jaxtyping import Array, Bool
 
 from llada_jax.config import require_numbers
-from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.rules.rule import Rule
+from llada_jax.sampler.rules.rule import Observation, Rule, rule
 
 
-class Threshold(Rule, accept="threshold"):
+@rule(name="threshold")
+class Threshold(Rule):
     """Commits every token whose confidence reaches a threshold.
 
     Attributes:
@@ -19,5 +19,5 @@ class Threshold(Rule, accept="threshold"):
     def __post_init__(self) -> None:
         require_numbers(self, "threshold", above=0, most=1)
 
-    def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
-        return candidates.reach(self.threshold)
+    def accept(self, seen: Observation) -> Bool[Array, "B C"]:
+        return seen.reaches(self.threshold)

@@ -1,15 +1,15 @@
 """The rule of LLaDA2.1 (arXiv 2602.08676): tokens of the block are edited until nothing changes."""
 
-from jaxtyping import Array, Bool, Int
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
 
-from llada_jax.config import SamplerConfig, require_choice, require_counts, require_numbers
-from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import Canvas
-from llada_jax.sampler.rules.rule import Rescore, Rescored, RevisingRule
+from llada_jax.config import require_choice, require_counts, require_numbers
+from llada_jax.sampler.rules.rule import Decision, Observation, Rescore, Rule, RuleState, rule
 
 
-class TokenEdit(RevisingRule, accept="token_edit"):
-    """Commits sure tokens, and replaces one by another that the model is sure of.
+@rule(name="token_edit")
+class TokenEdit(Rule):
+    """Commits confident tokens, and replaces one by another that the model is confident of.
 
     Attributes:
       edit_unmask: `token_edit`: commit tokens whose confidence reaches it.
@@ -18,6 +18,10 @@ class TokenEdit(RevisingRule, accept="token_edit"):
       edit_steps: `token_edit`: forwards that may follow the last mask of a block, while they change
         tokens.
     """
+
+    needs = frozenset({"probability"})
+    revises = True
+    max_remasks = None
 
     edit_unmask: float = 0.7
     edit_replace: float = 0.5
@@ -29,17 +33,15 @@ class TokenEdit(RevisingRule, accept="token_edit"):
         require_choice("rescore", self.rescore, Rescore)
         require_counts(self, "edit_steps", least=0)
 
-    def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
-        return candidates.reach(self.edit_unmask)
+    def accept(self, seen: Observation) -> Bool[Array, "B C"]:
+        return seen.reaches(self.edit_unmask)
 
-    def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
-        other = rescored.other(canvas)
-        replaced = rescored.at & other & (rescored.scores.confidence >= self.edit_replace)
-        return rescored.changed(canvas, replaced)
-
-    def block_steps(self, config: SamplerConfig) -> int:
-        return config.block_length + self.edit_steps
-
-    def quiet(self, steady: Int[Array, " B"], edited: Bool[Array, " B"]) -> Bool[Array, " B"]:
-        """Ends a block after a forward without edits."""
-        return ((steady > 1) & ~edited) | (steady > self.edit_steps)
+    def decide(self, seen: Observation, state: RuleState) -> tuple[Decision, RuleState]:
+        differs = seen.rescored & (seen.predicted != seen.token)
+        replace = differs & (seen.confidence >= self.edit_replace)
+        decision = Decision(
+            commit=seen.with_progress(self.accept(seen)),
+            replace=replace,
+            confidence=jnp.where(differs & ~replace, seen.probability, seen.confidence),
+        )
+        return decision, state

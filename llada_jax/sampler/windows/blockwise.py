@@ -2,28 +2,38 @@
 
 from jaxtyping import Array, Int
 
-from llada_jax.config import SamplerConfig
-from llada_jax.sampler.canvas import Canvas, CanvasLayout
-from llada_jax.sampler.windows.window import Span, Window, doubling
+from llada_jax.sampler.state import DecodeState
+from llada_jax.sampler.windows.window import (
+    CanvasLayout,
+    RowSet,
+    Span,
+    Window,
+    WindowContext,
+    doubling,
+    window,
+)
 
 
-class Blockwise(Window, window="by_cache", cache="blockwise"):
-    """Runs all that is not settled, up to the end of the block.
+@window(name="by_cache", cache="blockwise")
+class Blockwise(Window):
+    """Runs all that is not cached yet, up to the end of the block.
 
     Within a block that is the block; at its first step, also the block before, whose final tokens
     have not been fed yet; at the very first step, the prompt. No masked suffix exists.
     """
 
-    leaves_tokens = True
+    caches_finished = True
 
-    def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
-        return Span(canvas.settled, canvas.block_stop(config.block_length))
+    def positions(self, state: DecodeState, context: WindowContext) -> Span:
+        return Span(state.n_cached, state.block_stop(context.block_length))
 
-    def settled(self, canvas: Canvas, config: SamplerConfig, span: Span) -> Int[Array, " B"]:
-        return canvas.block_start(config.block_length)
+    def cached_after(
+        self, state: DecodeState, rows: RowSet, context: WindowContext
+    ) -> Int[Array, " B"]:
+        return state.block_start(context.block_length)
 
-    def sizes(self, layout: CanvasLayout, config: SamplerConfig, shift: int) -> tuple[int, ...]:
-        block = config.block_length
+    def sizes(self, layout: CanvasLayout, context: WindowContext) -> tuple[int, ...]:
+        block = context.block_length
         if not layout.prompt_length:  # infilling: spans grow over blocks that had no holes
             return doubling(block, layout.length)
         prefill = min(layout.prompt_length + block, layout.length)

@@ -1,19 +1,19 @@
-"""Fast-dLLM's dual cache (arXiv 2505.22618, §3.2): of what stands before and after the block."""
+"""Fast-dLLM's dual cache (arXiv 2505.22618, §3.2): of what comes before and after the block."""
 
 import jax.numpy as jnp
 
-from llada_jax.config import SamplerConfig
-from llada_jax.sampler.canvas import Canvas, CanvasLayout
-from llada_jax.sampler.windows.window import Span, Window
+from llada_jax.sampler.state import DecodeState
+from llada_jax.sampler.windows.window import CanvasLayout, Span, Window, WindowContext, window
 
 
-class DualCache(Window, window="by_cache", cache="dual"):
+@window(name="by_cache", cache="dual")
+class DualCache(Window):
     """Runs the whole canvas once a block, then the block alone."""
 
-    def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
-        first = canvas.block_step == 0
-        start = jnp.where(first, 0, canvas.block_start(config.block_length))
-        return Span(start, jnp.where(first, canvas.end, canvas.block_stop(config.block_length)))
+    def positions(self, state: DecodeState, context: WindowContext) -> Span:
+        first = state.block_step == 0
+        start = jnp.where(first, 0, state.block_start(context.block_length))
+        return Span(start, jnp.where(first, state.end, state.block_stop(context.block_length)))
 
-    def sizes(self, layout: CanvasLayout, config: SamplerConfig, shift: int) -> tuple[int, ...]:
-        return (config.block_length, layout.length)
+    def sizes(self, layout: CanvasLayout, context: WindowContext) -> tuple[int, ...]:
+        return (context.block_length, layout.length)

@@ -1,50 +1,57 @@
 """llada.cpp's window over several blocks (arXiv 2606.13740, §3.2): it slides and grows."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from llada_jax.config import SamplerConfig, require, require_numbers
-from llada_jax.sampler.canvas import PROMPT, STABLE, VISIBLE, Canvas, CanvasLayout
-from llada_jax.sampler.windows.window import Span, Window
+from llada_jax.config import require, require_numbers
+from llada_jax.sampler.state import PROMPT, STABLE, VISIBLE, DecodeState
+from llada_jax.sampler.windows.window import (
+    CanvasLayout,
+    RowSet,
+    Span,
+    Window,
+    WindowContext,
+    window,
+)
 
-LARGEST_GROWTH = 8
-"""Blocks that a window without a latency table may grow to."""
-ALLOWANCE = 2.0
-"""A forward of a grown window may take so many times what it would have taken, by its table."""
+MAX_GROWTH = 8  # blocks that a window without a latency table may grow to
+MAX_SLOWDOWN = 2.0  # a grown forward may take so many times as long, by the latency table
 
 
 class Growth(NamedTuple):
     """How far a window grows."""
 
     buckets: tuple[int, ...]  # numbers of rows, ascending
-    grown: tuple[int, ...]  # what rows that fill each bucket grow to
+    grown: tuple[int, ...]  # number of rows that each full bucket grows to
     budget: int  # the most rows that a window grows to
 
 
-class MultiBlock(Window, window="multi_block", cache="blockwise"):
+@window(name="multi_block", cache="blockwise")
+class MultiBlock(Window):
     """Slides with the committed tokens and reaches into later blocks, whose predictions are drafts.
 
-    It keeps its size, `block_length` positions from the first one that is not settled, also while
-    tokens of the block before are still to be fed. Only where that would leave out tokens of the
-    current block (drafts that it took over), or masks that the step has to commit, it reaches to
-    the end of that block. A position settles in the forward that feeds its final token; what is
-    still visible when its block is finished is not waited for. Where few masks are left in the
-    block, the window grows until one more row would cross a bucket (but for the one that its rows
-    fill already), the rows beside it included.
+    It keeps its size, `block_length` positions from the first one that is not cached, also while
+    tokens of the block before are still to be fed. Only if that would leave out tokens of the
+    current block (drafts that it accepted), or masks that the step has to commit, it reaches to
+    the end of that block. A position is cached in the forward that feeds its final token; tokens
+    that are still visible when their block is finished are not waited for. If few masks are left in
+    the block, the window grows until one more row would cross a bucket (but for the one that its
+    rows fill already), extra rows included.
 
     Attributes:
       lookahead_trigger: Masks left in the current block at which the window grows into later
-        blocks; 0 for never. It grows to the next bucket of `latency_table` where that takes at most
+        blocks; 0 for never. It grows to the next bucket of `latency_table` if that takes at most
         twice the time; without a table buckets are doublings of `block_length`.
-      row_budget: Most rows of a forward whose window has grown, those beside it included: what the
-        memory of activations allows (`ForwardTimer.row_budget` says it of a phone).
+      row_budget: Most rows of a forward whose window has grown, extra rows included: what the
+        memory of activations allows (`ForwardTimer.row_budget` tells it for a phone).
       draft_threshold: Drafts of this confidence are accepted when their block becomes current;
-        None: those that the accept rule takes, without the progress that it forces.
+        None: those that the rule accepts.
     """
 
-    leaves_tokens = True
+    caches_finished = True
     drafts = True
 
     lookahead_trigger: int = 4
@@ -55,8 +62,8 @@ class MultiBlock(Window, window="multi_block", cache="blockwise"):
         if self.draft_threshold is not None:
             require_numbers(self, "draft_threshold", above=0, most=1)
 
-    def check(self, config: SamplerConfig) -> None:
-        budget, table, block = self.row_budget, config.latency_table, config.block_length
+    def check(self, context: WindowContext) -> None:
+        budget, table, block = self.row_budget, context.latency_table, context.block_length
         trigger = self.lookahead_trigger
         require(
             isinstance(trigger, int) and 0 <= trigger <= block,
@@ -72,103 +79,97 @@ class MultiBlock(Window, window="multi_block", cache="blockwise"):
             f"latency_table.rows is {table and list(table.rows)}; allowed: up to block_length "
             f"({block}) at the least, which every window has",
         )
-        reason = config.rule.no_drafts
-        require(
-            not reason or self.draft_threshold is not None,
-            f"window is 'multi_block' and accept is {config.accept!r}, which {reason}; allowed: "
-            "with draft_threshold, or another rule",
-        )
 
-    def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
-        stop = self._stop(canvas, config)
-        rows = stop - jnp.maximum(canvas.settled - shift, 0)
-        rows += _rows_beside(canvas, stop, config)
-        left = canvas.masks_left(config.block_length)
+    def positions(self, state: DecodeState, context: WindowContext) -> Span:
+        stop = self._stop(state, context)
+        rows = stop - jnp.maximum(state.n_cached - context.shift, 0)
+        rows += _extra_rows(state, stop, context)
+        left = state.masks_left(context.block_length)
         late = (left > 0) & (left <= self.lookahead_trigger)
-        growth = jnp.where(late, self._growth(rows, config, shift), 0)
-        return Span(canvas.settled, jnp.minimum(stop + growth, canvas.end))
+        growth = jnp.where(late, self._added_rows(rows, context), 0)
+        return Span(state.n_cached, jnp.minimum(stop + growth, state.end))
 
-    def _stop(self, canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
-        """Returns where the window ends before it grows: it holds the current block's last token,
+    def _stop(self, state: DecodeState, context: WindowContext) -> Int[Array, " B"]:
+        """Returns where the window ends before it grows: it has the current block's last token,
         and the masks that a step has to commit."""
-        start, due = canvas.block_start(config.block_length), config.rule.most_due(config)
-        slid = jnp.maximum(canvas.settled, canvas.origin) + config.block_length
-        in_block = canvas.in_span(start, canvas.block_stop(config.block_length))
-        masked = in_block & canvas.masked
-        held = in_block & (~masked | (jnp.cumsum(masked, axis=1) <= due))
-        least = jnp.where(held, canvas.positions + 1, 0).max(axis=1)
-        stop = jnp.where(slid >= least, slid, start + config.block_length)
-        return jnp.minimum(stop, canvas.end)
+        block = context.block_length
+        start = state.block_start(block)
+        slid = jnp.maximum(state.n_cached, state.origin) + block
+        in_block = state.in_span(start, state.block_stop(block))
+        masked = in_block & state.masked
+        required = in_block & (~masked | (jnp.cumsum(masked, axis=1) <= context.min_commits))
+        least = jnp.where(required, state.positions + 1, 0).max(axis=1)
+        stop = jnp.where(slid >= least, slid, start + block)
+        return jnp.minimum(stop, state.end)
 
-    def _growth(
-        self, rows: Int[Array, " B"], config: SamplerConfig, shift: int
-    ) -> Int[Array, " B"]:
+    def _added_rows(self, rows: Int[Array, " B"], context: WindowContext) -> Int[Array, " B"]:
         """Returns how many positions are added to a forward of so many rows."""
-        growth = self.growth(config, shift)
-        buckets = jnp.asarray((*growth.buckets, 0), rows.dtype)  # 0: no bucket holds them
+        growth = self.growth(context)
+        buckets = jnp.asarray((*growth.buckets, 0), rows.dtype)  # 0: too many rows for any bucket
         grown = jnp.asarray((*growth.grown, 0), rows.dtype)
         bucket = jnp.searchsorted(buckets[:-1], rows)
         reached = jnp.where(rows == buckets[bucket], grown[bucket], buckets[bucket])
         return jnp.maximum(jnp.minimum(reached, growth.budget) - rows, 0)
 
-    def growth(self, config: SamplerConfig, shift: int) -> Growth:
+    def growth(self, context: WindowContext) -> Growth:
         """Returns the buckets that the window grows to, and how far."""
-        block, table = config.block_length, config.latency_table
-        doublings = (block << i for i in range(1, LARGEST_GROWTH.bit_length()))
-        buckets = table.rows if table else tuple(sorted({block + shift, *doublings}))
+        block, table = context.block_length, context.latency_table
+        doublings = (block << i for i in range(1, MAX_GROWTH.bit_length()))
+        buckets = table.rows if table else tuple(sorted({block + context.shift, *doublings}))
         larger = (*buckets[1:], buckets[-1])
         if table is not None:
             ms = dict(zip(table.rows, table.ms, strict=True))
             larger = tuple(
-                more if ms[more] <= ALLOWANCE * ms[rows] else rows
+                more if ms[more] <= MAX_SLOWDOWN * ms[rows] else rows
                 for rows, more in zip(buckets, larger, strict=True)
             )
         return Growth(buckets, larger, min(buckets[-1], self.row_budget or buckets[-1]))
 
-    def settled(self, canvas: Canvas, config: SamplerConfig, span: Span) -> Int[Array, " B"]:
-        finished = canvas.blocks(config.block_length) < canvas.block[:, None]
-        final = (canvas.state == PROMPT) | (canvas.state == STABLE)
-        final |= (canvas.state == VISIBLE) & finished
-        waits = canvas.in_span(*span) & ~final
-        first = jnp.argmax(waits, axis=1).astype(span.stop.dtype)
-        return jnp.where(waits.any(axis=1), first, span.stop)
+    def cached_after(
+        self, state: DecodeState, rows: RowSet, context: WindowContext
+    ) -> Int[Array, " B"]:
+        finished = state.blocks(context.block_length) < state.block[:, None]
+        final = (state.status == PROMPT) | (state.status == STABLE)
+        final |= (state.status == VISIBLE) & finished
+        waits = rows.includes(state.positions) & ~final
+        first = jnp.argmax(waits, axis=1).astype(rows.stop.dtype)
+        return jnp.where(waits.any(axis=1), first, rows.stop)
 
-    def most_rows(self, config: SamplerConfig, length: int) -> int:
+    def max_visible(self, length: int, context: WindowContext) -> int:
         """Counts, after the first forward, a window that grew and was accepted whole, whose tokens
         are all to be fed, and the rest of its last block."""
-        block = config.block_length
-        budget = self.growth(config, shift=0).budget
-        return (budget if self.lookahead_trigger else block) + block
+        block = context.block_length
+        unshifted = replace(context, shift=0)
+        return (self.growth(unshifted).budget if self.lookahead_trigger else block) + block
 
-    def sizes(self, layout: CanvasLayout, config: SamplerConfig, shift: int) -> tuple[int, ...]:
-        growth, block = self.growth(config, shift), config.block_length
+    def sizes(self, layout: CanvasLayout, context: WindowContext) -> tuple[int, ...]:
+        growth, block = self.growth(context), context.block_length
         prefill = layout.prompt_length + block if layout.prompt_length else layout.length
-        largest = min(max(prefill, self.most_rows(config, layout.length)), layout.length)
-        spans = sorted({rows - shift for rows in (*growth.buckets, growth.budget)})
+        largest = min(max(prefill, self.max_visible(layout.length, context)), layout.length)
+        spans = sorted({rows - context.shift for rows in (*growth.buckets, growth.budget)})
         return (*(size for size in spans if size < largest), largest)
 
     def attention_order(
-        self, canvas: Canvas, positions: Int[Array, "B R"], config: SamplerConfig
+        self, state: DecodeState, positions: Int[Array, "B R"], context: WindowContext
     ) -> Int[Array, "B R"] | None:
-        """Drafts are in the current block's order, since they take part in its denoising."""
-        order = super().attention_order(canvas, positions, config)
+        """Gives drafts the order of the current block, since they take part in its denoising."""
+        order = super().attention_order(state, positions, context)
         assert order is not None
-        return jnp.minimum(order, canvas.block[:, None])
+        return jnp.minimum(order, state.block[:, None])
 
 
-def _rows_beside(canvas: Canvas, stop: Int[Array, " B"], config: SamplerConfig) -> Int[Array, " B"]:
-    """Returns how many rows stand beside the window, however much it grows: in later blocks,
-    nothing is visible.
+def _extra_rows(
+    state: DecodeState, stop: Int[Array, " B"], context: WindowContext
+) -> Int[Array, " B"]:
+    """Returns how many rows are outside the window, however much it grows: in later blocks nothing
+    is visible.
 
-    Refreshed tokens take room where a worker refreshes them, too: where that happens changes no
-    window, so it changes no token.
+    Tokens that a worker refreshes take room, too: otherwise who refreshes them would change the
+    window, and so the tokens.
     """
-    rule = config.rule
-    measured = rule.measures(canvas, config)
-    inside = measured & canvas.in_span(canvas.settled, stop)
-    left = measured & (canvas.positions < canvas.settled[:, None])
-    most = rule.refresh_rows if config.refreshes else 0
-    refreshed = jnp.minimum(left.sum(axis=1, dtype=stop.dtype), most)
-    if not (rule.revises and rule.rescore == "shadow"):
+    inside = context.rescorable & state.in_span(state.n_cached, stop)
+    left = context.rescorable & (state.positions < state.n_cached[:, None])
+    refreshed = jnp.minimum(left.sum(axis=1, dtype=stop.dtype), context.refresh_rows)
+    if not context.shadows:
         return refreshed
     return inside.sum(axis=1, dtype=stop.dtype) + 2 * refreshed

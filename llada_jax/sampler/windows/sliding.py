@@ -1,29 +1,23 @@
-"""WeDLM's window (arXiv 2512.22737): so many positions from the first mask, wherever that is."""
+"""WeDLM's window (arXiv 2512.22737): a block that starts at the first mask, wherever that is."""
 
 import jax.numpy as jnp
 
-from llada_jax.config import SamplerConfig, require
-from llada_jax.sampler.canvas import Canvas
+from llada_jax.sampler.state import DecodeState
 from llada_jax.sampler.windows.blockwise import Blockwise
+from llada_jax.sampler.windows.window import WindowContext, window
 
 
-class Sliding(Blockwise, window="sliding", cache="blockwise"):
-    """Runs a block that begins anew at the first mask after each step, and the tokens before it
-    that have not settled, which do so by that."""
+@window(name="sliding", cache="blockwise")
+class Sliding(Blockwise):
+    """Runs a block that starts anew at the first mask after each step, and the tokens before it
+    that are not cached yet."""
 
     slides = True
 
-    def check(self, config: SamplerConfig) -> None:
-        require(
-            config.rule.forces_progress and not config.rule.revises,
-            f"window is 'sliding' and accept is {config.accept!r}; allowed: rules that commit a "
-            "token in each step, and never change one",
-        )
-
-    def moved(self, canvas: Canvas, config: SamplerConfig) -> Canvas:
-        masked = canvas.masked & ~canvas.done[:, None]
+    def after_step(self, state: DecodeState, context: WindowContext) -> DecodeState:
+        masked = state.masked & ~state.done[:, None]
         first = jnp.argmax(masked, axis=1).astype(jnp.int32)
-        origin = first - canvas.block * config.block_length
-        origin = jnp.where(masked.any(axis=1), origin, canvas.origin)
-        fresh = origin != canvas.origin
-        return canvas._replace(origin=origin, block_step=jnp.where(fresh, 0, canvas.block_step))
+        origin = first - state.block * context.block_length
+        origin = jnp.where(masked.any(axis=1), origin, state.origin)
+        moved = origin != state.origin
+        return state._replace(origin=origin, block_step=jnp.where(moved, 0, state.block_step))

@@ -1,26 +1,23 @@
 """The window of LLaDA's own sampler (arXiv 2502.09992): everything, in every step."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
 
-from llada_jax.config import SamplerConfig
-from llada_jax.sampler.canvas import Canvas, CanvasLayout
-from llada_jax.sampler.windows.window import Span, Window
+from llada_jax.sampler.state import DecodeState
+from llada_jax.sampler.windows.window import CanvasLayout, Span, Window, WindowContext, window
 
 
-class WholeCanvas(Window, window="by_cache", cache="none"):
-    """Runs every position, every time. Caches nothing."""
+@window(name="by_cache", cache="none")
+class WholeCanvas(Window):
+    """Runs every position in every forward. Caches nothing."""
 
     caches = False
+    runs_later_blocks = True
 
-    def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
-        return Span(jnp.zeros_like(canvas.end), canvas.end)
+    def positions(self, state: DecodeState, context: WindowContext) -> Span:
+        return Span(jnp.zeros_like(state.end), state.end)
 
-    def settled(self, canvas: Canvas, config: SamplerConfig, span: Span) -> Int[Array, " B"]:
-        return canvas.settled
-
-    def sizes(self, layout: CanvasLayout, config: SamplerConfig, shift: int) -> tuple[int, ...]:
+    def sizes(self, layout: CanvasLayout, context: WindowContext) -> tuple[int, ...]:
         return (layout.length,)
 
-    def most_rows(self, config: SamplerConfig, length: int) -> int:
+    def max_visible(self, length: int, context: WindowContext) -> int:
         return length

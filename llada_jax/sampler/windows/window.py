@@ -1,17 +1,19 @@
-"""What every window is: which rows the next forward runs, and what it may read from the cache.
+"""The window interface: which rows the next forward runs, and what it may read from the cache.
 
-A window is one span of positions for each batch row. Spans of different length share one compiled
-forward: rows beyond a span are padding, and the number of rows is rounded up to a bucket.
+A window returns a span of positions for each sequence, or any set of them as a mask. Sets of
+different size share one compiled forward: surplus rows are padding, and the number of rows is
+rounded up to a bucket.
 """
 
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
-from llada_jax.config import ModelConfig, SamplerConfig
-from llada_jax.sampler.canvas import Canvas, CanvasLayout
-from llada_jax.sampler.policy_pytree import Policy
+from llada_jax.config import LatencyTable
+from llada_jax.sampler.policy import Policy, make_policy
+from llada_jax.sampler.state import DecodeState, put, take
 
 
 class Span(NamedTuple):
@@ -20,59 +22,162 @@ class Span(NamedTuple):
     start: Int[Array, " B"]
     stop: Int[Array, " B"]
 
+
+class RowSet(NamedTuple):
+    """The positions that a forward runs, in order: a span, or the marked positions of a mask."""
+
+    start: Int[Array, " B"]
+    stop: Int[Array, " B"]
+    mask: Bool[Array, "B L"] | None = None
+
     @property
-    def length(self) -> Int[Array, " B"]:
-        return self.stop - self.start
+    def count(self) -> Int[Array, " B"]:
+        if self.mask is None:
+            return self.stop - self.start
+        return self.mask.sum(axis=1, dtype=jnp.int32)
+
+    def includes(self, positions: Int[Array, "... T"]) -> Bool[Array, "B T"]:
+        """Marks which of these positions run; the same T positions for all, or [B, T]."""
+        if self.mask is None:
+            return (positions >= self.start[:, None]) & (positions < self.stop[:, None])
+        every = jnp.broadcast_to(positions, (self.mask.shape[0], positions.shape[-1]))
+        return take(self.mask, every)
+
+    def row_of(self, positions: Int[Array, "B T"]) -> Int[Array, "B T"]:
+        """Returns the row of each position, 0 or more; arbitrary for positions that do not run."""
+        if self.mask is None:
+            return jnp.maximum(positions - self.start[:, None], 0)
+        row = jnp.cumsum(self.mask, axis=1, dtype=jnp.int32) - 1
+        return jnp.maximum(take(row, jnp.broadcast_to(positions, self.mask.shape)), 0)
+
+    def positions(self, n_rows: int) -> Int[Array, "B R"]:
+        """Returns the position of each row; beyond `count` rows are padding."""
+        index = jnp.arange(n_rows, dtype=jnp.int32)
+        if self.mask is None:
+            return self.start[:, None] + index
+        length = self.mask.shape[1]
+        at = first_flags(self.mask, n_rows)
+        return jnp.where(at < length, at, length + index)  # padding repeats no position
+
+
+@dataclass(frozen=True)
+class WindowContext:
+    """What a window knows of the settings and the rule."""
+
+    block_length: int
+    shift: int
+    """How many positions before a token the row is that predicts it; 0 or 1."""
+    min_commits: int
+    """Most masks that a step commits however unsure the model is."""
+    latency_table: LatencyTable | None
+    """Milliseconds of a forward by its rows, if they are known."""
+    refresh_rows: int
+    """Most tokens outside the window that one forward refreshes."""
+    shadows: bool
+    """Whether each rescored token takes an extra row."""
+    rescorable: Any = None  # Bool[Array, "B L"]
+    """Visible tokens that the rule wants scored again; None before decoding begins."""
+
+
+class CanvasLayout(NamedTuple):
+    """Lengths that are known before anything is compiled."""
+
+    length: int  # L: the longest sequence, padded
+    prompt_length: int  # of the longest prompt, padded; 0 for infilling
+    n_blocks: int  # of the sequence with most blocks
 
 
 class Window(Policy):
-    """Decides which positions a forward runs.
+    """Decides which positions a forward runs."""
 
-    Its functions take the sampler's settings, of which it is a part, and `shift`, how many
-    positions before a token its prediction stands.
-    """
+    cache: ClassVar[str] = "custom"
+    """How configurations spell the kind of cache: `none`, `prefix`, `dual` or `blockwise`."""
+    caches: ClassVar[bool] = True
+    """Whether keys and values are kept at all."""
+    caches_finished: ClassVar[bool] = False
+    """Whether only finished tokens are cached, so that rows see no masked suffix, and visible
+    tokens may leave the window."""
+    drafts: ClassVar[bool] = False
+    """Whether the window reaches into later blocks, whose predictions are drafts."""
+    slides: ClassVar[bool] = False
+    """Whether `after_step` moves the start of the current block."""
+    runs_later_blocks: ClassVar[bool] = False
+    """Whether the window may contain positions after the current block."""
+    draft_threshold: float | None = None
+    """Confidence at which drafts are accepted; None for those that the rule accepts."""
 
-    caches: ClassVar[bool] = True  # keeps keys and values at all
-    leaves_tokens: ClassVar[bool] = False  # caches finished tokens alone: a visible one may leave
-    drafts: ClassVar[bool] = False  # reaches into later blocks
-    slides: ClassVar[bool] = False  # blocks begin where it says, not where the one before ends
+    def check(self, context: WindowContext) -> None:
+        """Raises ValueError if the window cannot work with these settings."""
 
-    def check(self, config: SamplerConfig) -> None:
-        """Raises ValueError where the window cannot work with the rest of the settings."""
+    def positions(self, state: DecodeState, context: WindowContext) -> Span | Bool[Array, "B L"]:
+        """Returns the positions that the next forward runs: a span, or any set as a mask.
 
-    def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
-        """Returns the positions that the next forward must run."""
+        They include the masks of the current block, and whatever before it is not yet cached.
+        """
         raise NotImplementedError
 
-    def settled(self, canvas: Canvas, config: SamplerConfig, span: Span) -> Int[Array, " B"]:
-        """Returns the position before which, after the forward of `span`, the cache may be read."""
-        return canvas.end
+    def cached_after(
+        self, state: DecodeState, rows: RowSet, context: WindowContext
+    ) -> Int[Array, " B"]:
+        """Returns the position before which the cache may be read after the forward of `rows`."""
+        return state.end if self.caches else state.n_cached
 
-    def moved(self, canvas: Canvas, config: SamplerConfig) -> Canvas:
-        """Returns the canvas after a decision, with its current block where the next step has
-        it."""
-        return canvas
+    def after_step(self, state: DecodeState, context: WindowContext) -> DecodeState:
+        """Returns the state after a decision, with the current block where the next step has it."""
+        return state
 
-    def sizes(self, layout: CanvasLayout, config: SamplerConfig, shift: int) -> tuple[int, ...]:
-        """Returns lengths that spans round up to, ascending; the last one holds every span."""
-        raise NotImplementedError
+    def sizes(self, layout: CanvasLayout, context: WindowContext) -> tuple[int, ...]:
+        """Returns numbers of positions to compile for, ascending; the last one holds every set."""
+        return doubling(context.block_length, layout.length)
 
-    def most_rows(self, config: SamplerConfig, length: int) -> int:
-        """Returns the most positions of a span that may be visible, the prompt aside."""
-        return 2 * config.block_length
+    def max_visible(self, length: int, context: WindowContext) -> int:
+        """Returns the most positions of a set that may be visible, the prompt aside."""
+        return 2 * context.block_length
 
     def attention_order(
-        self, canvas: Canvas, positions: Int[Array, "B R"], config: SamplerConfig
+        self, state: DecodeState, positions: Int[Array, "B R"], context: WindowContext
     ) -> Int[Array, "B R"] | None:
-        """Returns the order between positions where a row sees only its own and lower ones, though
-        the model would see all; None where it sees all.
+        """Returns an order of positions in which a row sees only its own and lower ones, though
+        the model would see all; None if it sees all.
 
-        Where finished blocks are cached without what follows them, blocks are in order, and the
+        If finished blocks are cached without what follows them, blocks are in order, and the
         prompt comes before all of them.
         """
-        if not self.leaves_tokens:
+        if not self.caches_finished:
             return None
-        return jnp.maximum(canvas.blocks(config.block_length, positions), -1)
+        return jnp.maximum(state.blocks(context.block_length, positions), -1)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def window(cls: Any = None, *, name: str | None = None, cache: str = "custom") -> Any:
+    """Makes a class with a function `positions` a window: a frozen dataclass whose `float` fields
+    are numbers that a sweep compiles once for.
+
+    Args:
+      cls: The class, if the decorator is used without parentheses.
+      name: How configurations spell it; by default `module:Class`, which can be imported.
+      cache: How configurations spell its cache.
+
+    Raises:
+      TypeError: The class has no function `positions`.
+    """
+    if cls is None:
+        return lambda decorated: window(decorated, name=name, cache=cache)
+    if not callable(getattr(cls, "positions", None)):
+        raise TypeError(
+            f"window {cls.__name__} has no positions; allowed: positions(self, state, context)"
+        )
+    made = make_policy(cls, Window, name)
+    made.cache = cache
+    return made
+
+
+def first_flags(flags: Bool[Array, "B M"], size: int) -> Int[Array, "B S"]:
+    """Returns the positions of the first `size` flags, in order, then M."""
+    length = flags.shape[1]
+    slot = jnp.where(flags, jnp.cumsum(flags, axis=1, dtype=jnp.int32) - 1, size)
+    index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), flags.shape)
+    return put(slot, index, size, nothing=length)
 
 
 def doubling(smallest: int, largest: int) -> tuple[int, ...]:
@@ -85,18 +190,25 @@ def doubling(smallest: int, largest: int) -> tuple[int, ...]:
 
 
 def buckets_for(
-    config: SamplerConfig, layout: CanvasLayout, model: ModelConfig, extra_rows: int = 0
+    window: Window,
+    layout: CanvasLayout,
+    context: WindowContext,
+    model_block: int | None,
+    extra_rows: int = 0,
 ) -> tuple[int, ...]:
     """Returns the row counts of the forwards that a window needs, ascending.
 
-    One more row where outputs are shifted: a block's first token is predicted one position earlier.
-    Where attention is causal between blocks, they are run whole. At most `extra_rows` stand beside.
+    One more row if outputs are shifted: a block's first token is predicted one position earlier.
+    If attention is causal between blocks, whole blocks are run. At most `extra_rows` rows are
+    outside the window.
+
+    Args:
+      model_block: The block length of the model's attention, or None if it is not block-causal.
     """
-    shift, block = int(model.shift_logits), model.block_length
-    sizes = config.window.sizes(layout, config, shift)
-    if block is not None and not config.window.drafts:
-        sizes = {-(-size // block) * block for size in sizes} | {2 * block}
-    buckets = {min(size + shift, layout.length) for size in sizes}
+    sizes = window.sizes(layout, context)
+    if model_block is not None and not window.drafts:
+        sizes = {-(-size // model_block) * model_block for size in sizes} | {2 * model_block}
+    buckets = {min(size + context.shift, layout.length) for size in sizes}
     if extra_rows:
-        buckets |= set(doubling(config.block_length, max(buckets) + extra_rows))
+        buckets |= set(doubling(context.block_length, max(buckets) + extra_rows))
     return tuple(sorted(buckets))

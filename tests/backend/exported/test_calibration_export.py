@@ -86,7 +86,7 @@ def test_an_export_without_single_buckets_is_no_phone(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="has no graphs that the emulator runs; allowed: an exp"):
         lj.generate(
             lj.load(tmp_path / "plain"), [[1, 2, 3]],
-            lj.SamplerConfig(gen_length=8, block_length=8, steps=8), backend="qnn",
+            lj.SamplerConfig.from_flat(gen_length=8, block_length=8, steps=8), backend="qnn",
         )  # fmt: skip
 
 

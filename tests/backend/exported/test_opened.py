@@ -24,7 +24,7 @@ pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
 pytest.importorskip("litert_converter", reason="needs the extra npu")
 
 PROMPT = [5, 20, 31, 7, 9]
-SHORT = lj.SamplerConfig(gen_length=8, block_length=4, steps=4)
+SHORT = lj.SamplerConfig.from_flat(gen_length=8, block_length=4, steps=4)
 IN_CHUNKS = SHORT.replace(remasking="margin")
 """Needs the logits of a head, which it gives in chunks."""
 MODEL = GQA.replace(n_layers=1)

@@ -37,7 +37,7 @@ pytest.importorskip("litert_converter", reason="needs the extra npu")
 
 MODEL = GQA.replace(n_layers=2)
 SMALL = ExportConfig(quant="int8", rows=(4, 16), caches=(32,))
-SHORT = lj.SamplerConfig(gen_length=8, block_length=4, steps=4)
+SHORT = lj.SamplerConfig.from_flat(gen_length=8, block_length=4, steps=4)
 PROMPT = [5, 20, 31, 7, 9]
 
 export = functools.partial(lj.export, verify=False)
@@ -116,7 +116,7 @@ def test_the_bundled_model_in_int8(exported_tiny: Path) -> None:
     question = "Anna had 4 apples. She bought 5 more apples. How many apples does Anna have?"
     prompt = found.tokenizer.encode_chat([{"role": "user", "content": question}])
     assert prompt == expected.tokenizer.encode_chat([{"role": "user", "content": question}])
-    config = lj.SamplerConfig(gen_length=16, block_length=8, steps=8, cache="dual")
+    config = lj.SamplerConfig.from_flat(gen_length=16, block_length=8, steps=8, cache="dual")
     ours, theirs = (
         lj.generate(model, [prompt], config, backend="litert", trace=True)
         for model in (found, expected)

@@ -11,7 +11,7 @@ from llada_jax.backend.litert import install
 from llada_jax.config import ExportConfig
 
 EXTRA = r"pip install 'llada_jax\[npu\]'"
-CONFIG = lj.SamplerConfig(gen_length=8, block_length=8, steps=1)
+CONFIG = lj.SamplerConfig.from_flat(gen_length=8, block_length=8, steps=1)
 ENTRIES = {
     "litert_converter": install.litert_converter,
     "ai_edge_litert": install.litert_runtime,

@@ -273,7 +273,7 @@ def test_compiling_leaves_no_files_and_no_warning(
 def test_a_run_writes_nothing_to_the_terminal() -> None:
     code = """
 import llada_jax as lj
-config = lj.SamplerConfig(gen_length=8, block_length=8, steps=1)
+config = lj.SamplerConfig.from_flat(gen_length=8, block_length=8, steps=1)
 lj.generate(lj.load("tiny"), [[5]], config, backend="litert")
 print("decoded", flush=True)
 import os

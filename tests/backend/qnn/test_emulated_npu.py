@@ -26,7 +26,7 @@ from llada_jax.phones.calibration.measurements import read_timing
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 
-SAMPLER = lj.SamplerConfig(
+SAMPLER = lj.SamplerConfig.from_flat(
     gen_length=32, block_length=32, steps=32, cache="blockwise", threshold=0.9
 )
 PHONES = PhoneConfig(socs=("SM8750",), precision="int8")

@@ -101,7 +101,7 @@ def test_tiles_are_read_and_stored_with_the_answers(tmp_path, random_model):
     tiles = lj.tiled(model)
     store = GenerationStore.load(tmp_path / "generations")
     assert store.settings["tiles"] == "q4_0"
-    config = lj.SamplerConfig(**store.settings["sampler"])
+    config = lj.SamplerConfig.from_flat(**store.settings["sampler"])
     assert config.gen_length == 16
     items = [each.item for each in store.generations()]
     prompts = [

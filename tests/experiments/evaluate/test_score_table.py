@@ -5,8 +5,8 @@ import pytest
 from experiments.evaluate.result_rows import equal_quality_rows
 from experiments.evaluate.score_table import suite_tables, thresholds_of
 from experiments.harness.results import ResultRow
-from llada_jax.config import SamplerConfig
 from llada_jax.evaluation.tally import Tally
+from llada_jax.sampler.config import SamplerConfig
 
 DECODERS = {"slow": SamplerConfig(), "fast": SamplerConfig.preset("staged")}
 
@@ -80,8 +80,8 @@ def test_a_decoder_stands_beside_thresholds_of_equal_quality():
     ("sampler", "text"),
     [
         (SamplerConfig(), ""),
-        (SamplerConfig(threshold=0.9), "0.9"),
-        (SamplerConfig(threshold=0.9, confidence_dtype="float64"), "0.9"),
+        (SamplerConfig.from_flat(threshold=0.9), "0.9"),
+        (SamplerConfig.from_flat(threshold=0.9, confidence_dtype="float64"), "0.9"),
         (SamplerConfig.preset("llada_cpp", theta_visible=0.55), "0.55, 0.9"),
         (SamplerConfig.preset("wino"), "0.6, 0.9"),
         (SamplerConfig.preset("token_edit"), "0.7, 0.5"),

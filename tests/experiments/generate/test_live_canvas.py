@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from experiments.generate.live_canvas import CanvasPage, frame, printable, watching
-from llada_jax.sampler.canvas import MASKED, PAD, PROMPT, STABLE
 from llada_jax.sampler.record import StepView
+from llada_jax.sampler.state import MASKED, PAD, PROMPT, STABLE
 
 WORDS = ["<end>", "two", " and", " two", " is", " four", "\n", "\x1b[2J"]
 END, AND, IS, FOUR = 0, 2, 4, 5

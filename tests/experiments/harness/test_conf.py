@@ -9,10 +9,10 @@ from experiments.generate import __main__ as generate
 from experiments.harness.run import REPOSITORY, read_config
 from experiments.lm_eval.__main__ import LmEvalConfig
 from experiments.train import __main__ as train
-from llada_jax.config import ModelConfig, SamplerConfig
-from llada_jax.config.sampler import PRESETS
+from llada_jax.config import ModelConfig
 from llada_jax.evaluation.tasks import task_names, word_problems
 from llada_jax.model.architecture import ARCHITECTURES
+from llada_jax.sampler.config import PRESETS, SamplerConfig
 
 CONF = REPOSITORY / "conf"
 SCHEMAS = {
@@ -56,7 +56,7 @@ def test_the_demos_sampler_stops_with_the_answer():
 
 REPORTED = {
     "llada": SamplerConfig.preset("llada", eos_early_stop=True),
-    "blockwise": SamplerConfig(cache="blockwise", eos_early_stop=True),
+    "blockwise": SamplerConfig.from_flat(cache="blockwise", eos_early_stop=True),
     "fast_dllm_prefix": SamplerConfig.preset("fast_dllm", cache="prefix", eos_early_stop=True),
     "fast_dllm_dual": SamplerConfig.preset("fast_dllm", eos_early_stop=True),
     "multi_block": SamplerConfig.preset("multi_block"),

@@ -59,7 +59,7 @@ def test_the_shipped_configuration_is_valid():
     run = read_config(entry.RunConfig, composed())
     assert run.model.family == "llada"
     for task in (load_task(share.name) for share in run.data.tasks):
-        plain = lj.SamplerConfig(gen_length=task.gen_length, steps=task.gen_length)
+        plain = lj.SamplerConfig.from_flat(gen_length=task.gen_length, steps=task.gen_length)
         assert run.score.samplers(task) == {
             "llada": plain,
             "blockwise": plain.replace(cache="blockwise"),

@@ -18,8 +18,8 @@ from experiments.tune import search as searching
 from experiments.tune.judge import Judge, Judged, Price, modelled_price
 from experiments.tune.search import Candidate, fastest_allowed, front
 from experiments.tune.settings import Axes, SamplerFamily, TuneConfig, drawn, first_proposals
-from llada_jax.config import SamplerConfig
 from llada_jax.phones.workload import Forward, Workload
+from llada_jax.sampler.config import SamplerConfig
 from tests.experiments.in_process import run_experiment
 
 FAMILIES = (
@@ -167,13 +167,13 @@ def test_bad_axes_are_named(over, message):
 
 
 def test_values_that_another_makes_too_large_are_as_large():
-    staged = SamplerConfig(cache="blockwise", accept="staged")
+    staged = SamplerConfig.from_flat(cache="blockwise", accept="staged")
     family = SamplerFamily(name="staged", sampler=staged, over=Axes(theta_visible=(0.95,)))
     assert family.sampler_with([0.95]).theta_visible == staged.theta_stable
 
 
 def test_the_families_own_samplers_and_their_neighbours_come_first():
-    own = SamplerConfig(cache="blockwise", threshold=0.9)
+    own = SamplerConfig.from_flat(cache="blockwise", threshold=0.9)
     rows = Axes(threshold=(0.7, 0.8, 0.9), block_length=(32, 64))
     families = [
         SamplerFamily(name="a", sampler=own, over=rows),

@@ -25,7 +25,9 @@ from tests.drawn_params import cast_params, drawn_params
 COSTS = ExpertCosts(
     cpu_expert=3.0, cpu_row=1.0, cpu_first=0.5, accelerator=1.0, transfer=4.0, dense=2.0
 )
-SAMPLER = lj.SamplerConfig(gen_length=16, block_length=8, steps=16, cache="blockwise", mask_id=319)
+SAMPLER = lj.SamplerConfig.from_flat(
+    gen_length=16, block_length=8, steps=16, cache="blockwise", mask_id=319
+)
 PROMPTS = [[5, 9, 17, 33], [7, 7, 8]]
 
 

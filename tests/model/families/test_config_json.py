@@ -3,10 +3,9 @@
 import pytest
 
 import llada_jax as lj
-from llada_jax.config import SamplerConfig
-from llada_jax.config.sampler import PRESETS
 from llada_jax.model.families.config_json import config_from_hf
 from llada_jax.model.families.family import families, family_of
+from llada_jax.sampler.config import PRESETS, SamplerConfig
 from tests.checkpoint.folders import GOLDENS as FOLDER
 from tests.checkpoint.folders import golden_config
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llada_jax.config import SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
@@ -14,7 +14,7 @@ from tests.sampler.rows_alone import assert_row_is
 from tests.sampler.scripted import Scripted
 from tests.sampler.toy import CONFIG, EOS, MASK, toy_decode
 
-STAGED = SamplerConfig(
+STAGED = SamplerConfig.from_flat(
     gen_length=24, block_length=8, steps=24, cache="blockwise", accept="staged",
     theta_visible=0.2, theta_stable=0.3, end_steps=2,
 )  # fmt: skip
@@ -25,7 +25,7 @@ A, B, C, D, E, F, G, H, I = range(9)
 
 def story(script, gen_length=6, model=CONFIG, on_step=None, **settings):
     """A run with blocks of three behind the prompt `a b c`; its trace, and what was fed."""
-    config = SamplerConfig(
+    config = SamplerConfig.from_flat(
         gen_length=gen_length, block_length=3, steps=gen_length, cache="blockwise",
         accept="staged", theta_visible=0.5, theta_stable=0.8, **settings,
     )  # fmt: skip

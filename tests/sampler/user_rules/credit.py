@@ -19,7 +19,7 @@ class CreditDecoding:
 
     def init(self, sizes):
         shape = (sizes.batch, sizes.block, sizes.block)  # at most one new token a step
-        return lj.State(block=(jnp.full(shape, -1, jnp.int32), jnp.zeros(shape, jnp.float32)))
+        return lj.RuleState(block=(jnp.full(shape, -1, jnp.int32), jnp.zeros(shape, jnp.float32)))
 
     def ask(self, state):
         return lj.Ask(listed=state.block[0])

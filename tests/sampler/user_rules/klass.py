@@ -19,7 +19,7 @@ class KLASS:
     needs = frozenset({"divergence"})
 
     def init(self, sizes):
-        return lj.State(block=jnp.zeros((sizes.batch, sizes.block), jnp.int32))
+        return lj.RuleState(block=jnp.zeros((sizes.batch, sizes.block), jnp.int32))
 
     def decide(self, seen, state):
         moves = seen.divergence >= self.divergence

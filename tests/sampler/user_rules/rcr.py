@@ -15,7 +15,7 @@ class RCR:
 
     def init(self, sizes):
         confidence = jnp.zeros((sizes.batch, sizes.block), jnp.float32)
-        return lj.State(block=(confidence, jnp.zeros(sizes.batch, jnp.int32)))
+        return lj.RuleState(block=(confidence, jnp.zeros(sizes.batch, jnp.int32)))
 
     def decide(self, seen, state):
         stored, kept = state.block

@@ -16,7 +16,7 @@ class Saber:
 
     def init(self, sizes):
         rows = (jnp.ones(sizes.batch, jnp.float32), jnp.zeros(sizes.batch, jnp.float32))
-        return lj.State(row=rows, block=jnp.zeros((sizes.batch, sizes.block), jnp.float32))
+        return lj.RuleState(row=rows, block=jnp.zeros((sizes.batch, sizes.block), jnp.float32))
 
     def decide(self, seen, state):
         mean, count = state.row
@@ -33,7 +33,7 @@ class Saber:
         remask = (fallen > 0) & (_rank(fallen) < most[:, None])
         known = seen.masked | seen.rescored
         block = jnp.where(known, confidence, state.block)
-        return lj.Decision(commit=commit, remask=remask), lj.State(row, block)
+        return lj.Decision(commit=commit, remask=remask), lj.RuleState(row, block)
 
 
 def _rank(priority):

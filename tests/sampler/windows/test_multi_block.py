@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.config import LatencyTable, SamplerConfig
+from llada_jax.config import LatencyTable
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
@@ -16,7 +17,7 @@ from tests.sampler.rows_alone import assert_row_is
 from tests.sampler.scripted import Scripted
 from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, MASK, toy_decode
 
-SLIDING = SamplerConfig(
+SLIDING = SamplerConfig.from_flat(
     gen_length=24, block_length=8, steps=24, cache="blockwise", window="multi_block", threshold=0.24
 )
 SHIFTED = CONFIG.replace(shift_logits=True)

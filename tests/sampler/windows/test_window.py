@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llada_jax.config import LatencyTable, SamplerConfig
-from llada_jax.sampler.canvas import layout_of
+from llada_jax.config import LatencyTable
+from llada_jax.sampler.config import SamplerConfig
+from llada_jax.sampler.state import layout_of
 from llada_jax.sampler.windows.window import buckets_for
 from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
 
@@ -25,7 +26,7 @@ def test_buckets_are_ascending_and_within_the_canvas(
     cache, lengths, block_length, n_blocks, infill, model
 ):
     gen_length = block_length * n_blocks
-    config = SamplerConfig(
+    config = SamplerConfig.from_flat(
         gen_length=gen_length, block_length=block_length, steps=gen_length, cache=cache
     )
     layout = layout_of(np.array(lengths, np.int32), config, model, infill=infill)
@@ -41,7 +42,7 @@ def test_buckets_are_ascending_and_within_the_canvas(
 @pytest.mark.slow
 def test_rows_beyond_a_span_are_padding_that_changes_nothing():
     """The longest row of a batch decides the bucket; the short one's result stays."""
-    config = SamplerConfig(gen_length=8, block_length=4, steps=8, cache="blockwise")
+    config = SamplerConfig.from_flat(gen_length=8, block_length=4, steps=8, cache="blockwise")
     short = [7, 7]
     for company in ([1], list(range(20))):
         together = toy_decode([short, company], config)
@@ -50,7 +51,7 @@ def test_rows_beyond_a_span_are_padding_that_changes_nothing():
 
 
 def test_prefill_is_as_long_as_the_longest_prompt_needs():
-    config = SamplerConfig(gen_length=32, block_length=8, steps=32, cache="blockwise")
+    config = SamplerConfig.from_flat(gen_length=32, block_length=8, steps=32, cache="blockwise")
     layout = layout_of(np.array([5, 11], np.int32), config, CONFIG, infill=False)
     assert buckets_for(config, layout, CONFIG) == (8, 16, 40)
     assert buckets_for(config, layout, SHIFTED) == (9, 17, 41)
@@ -81,7 +82,7 @@ def test_programs_of_a_shifted_model_hold_the_row_before_the_window():
 )
 def test_parts_of_a_models_block_see_the_whole_block(model):
     """With cached blocks and with none, whether a sub-block decides or the block does."""
-    config = SamplerConfig(gen_length=16, block_length=4, steps=16)
+    config = SamplerConfig.from_flat(gen_length=16, block_length=4, steps=16)
     prompts = [[1, 2, 3], list(range(9))]
     whole = toy_decode(prompts, config, model)
     cached = toy_decode(prompts, config.replace(cache="blockwise"), model)
@@ -98,6 +99,6 @@ def test_parts_of_a_models_block_see_the_whole_block(model):
     ],
 )
 def test_what_a_models_block_does_not_allow(settings, message):
-    config = SamplerConfig(gen_length=16, cache="blockwise", **settings)
+    config = SamplerConfig.from_flat(gen_length=16, cache="blockwise", **settings)
     with pytest.raises(ValueError, match=message):
         toy_decode([[1, 2, 3]], config, SHIFTED.replace(block_length=8))
