@@ -1,1 +1,1 @@
-"""The sampler: a state machine made of rules and windows. It never imports the model or a backend."""
+"""The sampler: a state machine of rules and windows. It never imports the model or a backend."""

@@ -151,8 +151,8 @@ class SamplerConfig:
         )
         require(
             not window.drafts or rule.accepts_drafts or window.draft_threshold is not None,
-            f"window is {window.name!r} and accept is {accept!r}, which accepts no drafts; allowed: "
-            "with draft_threshold, or another rule",
+            f"window is {window.name!r} and accept is {accept!r}, which accepts no drafts; "
+            "allowed: with draft_threshold, or another rule",
         )
         require(
             not window.slides or not (rule.may_wait or rule.revises),
@@ -188,11 +188,6 @@ class SamplerConfig:
     def has_worker(self) -> bool:
         """Whether a worker of the host refreshes them."""
         return self.refreshes and self.rule.refresh == "worker"
-
-    @property
-    def rule_label(self) -> str:
-        """The rule and its numbers as a model card has them: `threshold 0.9`."""
-        return f"{self.steps} steps" if self.rule.may_wait else self.rule.label
 
     def replace(self, **changes: Any) -> "SamplerConfig":
         """Returns a copy with some settings changed, by field or flat name, and checked again.
@@ -233,7 +228,7 @@ class SamplerConfig:
         """
         every = {**(settings or {}), **more}
         table = every.get("latency_table")
-        if isinstance(table, Mapping):
+        if isinstance(table, Mapping) and table.keys() == {"rows", "ms"}:
             every["latency_table"] = LatencyTable(**table)
         return cls(**flat.parse(every, _PLAIN_FIELDS))
 

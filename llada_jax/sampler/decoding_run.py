@@ -34,7 +34,7 @@ from llada_jax.sampler.prompts import (
 from llada_jax.sampler.record import OnStep
 from llada_jax.sampler.spec import KeptScores, StepSpec
 from llada_jax.sampler.state import DecodeState
-from llada_jax.sampler.windows.window import CanvasLayout, buckets_for
+from llada_jax.sampler.windows.window import CanvasLayout
 from llada_jax.types import Denoiser, KVCache, Params
 
 
@@ -78,10 +78,7 @@ class DecodingRun:
         # As with infilling, spans grow over blocks without masks.
         if self.spec.grammar is not None:
             layout = layout._replace(prompt_length=0)
-        spec = self.spec
-        extra = spec.max_extra_rows(layout.length)
-        context = spec.window_context()
-        return buckets_for(spec.window, layout, context, spec.model.block_length, extra)
+        return self.spec.buckets(layout)
 
     @property
     def max_steps(self) -> int:

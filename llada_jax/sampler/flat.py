@@ -1,7 +1,7 @@
 """Flat settings, as `threshold=0.9` or `cache="dual"`: the one place that parses them.
 
-Flat names are the fields of `SamplerConfig`, of `Parity`, and of every built-in rule and window, and
-a few that choose a rule (`accept`) or a window (`window` and `cache`).
+Flat names are the fields of `SamplerConfig`, of `Parity`, and of every built-in rule and window,
+and a few that choose a rule (`accept`) or a window (`window` and `cache`).
 """
 
 import dataclasses

@@ -24,7 +24,7 @@ def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
     """
     require(
         isinstance(config, SamplerConfig),
-        f"config is {config!r}; allowed: a SamplerConfig, as SamplerConfig.from_flat(gen_length=64)",
+        f"config is {config!r}; allowed: a SamplerConfig, as SamplerConfig(gen_length=64)",
     )
     late = config.confidence_eos_eot_inf
     needs = {

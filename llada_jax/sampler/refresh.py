@@ -28,7 +28,7 @@ class RefreshJob(NamedTuple):
 
 
 def refresh_job(spec: StepSpec, state: DecodeState, plan: StepPlan) -> RefreshJob:
-    """Returns what a worker runs while the loop runs its forward: it sees the cache as it is now."""
+    """Returns what a worker runs during the loop's forward: it sees the cache as it is now."""
     chosen, shadow = plan.refreshed, spec.rule.rescore == "shadow"
     nothing = jnp.zeros_like(chosen)
     extra = ExtraRows(jnp.stack([nothing, chosen, chosen if shadow else nothing], axis=1))

@@ -12,7 +12,13 @@ from llada_jax.constraint.reach import Grammar
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.rules.rule import Rule
 from llada_jax.sampler.state import DecodeState
-from llada_jax.sampler.windows.window import Window, WindowContext, doubling
+from llada_jax.sampler.windows.window import (
+    CanvasLayout,
+    Window,
+    WindowContext,
+    buckets_for,
+    doubling,
+)
 
 KeptScores = Literal[False, "scores", "margins"]
 
@@ -97,6 +103,11 @@ class StepSpec:
         refreshed = by_rows * 2 * self.rule.refresh_rows
         visible = self.window.max_visible(length, self.window_context())
         return self.shadows * visible + refreshed
+
+    def buckets(self, layout: CanvasLayout) -> tuple[int, ...]:
+        """Returns the row counts that forwards are compiled for, ascending."""
+        extra, context = self.max_extra_rows(layout.length), self.window_context()
+        return buckets_for(self.window, layout, context, self.model.block_length, extra)
 
     def max_queries(self, length: int) -> int:
         """Returns the most positions that one step scores."""

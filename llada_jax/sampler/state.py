@@ -2,8 +2,8 @@
 
 A sequence of the batch starts with its prompt at position 0 and ends where its generation ends;
 shorter sequences are padded on the right. So a position is at once the index into the canvas, into
-the cache and into RoPE, whatever the other sequences of the batch hold, and each sequence decodes as
-it would alone.
+the cache and into RoPE, whatever the other sequences of the batch hold, and each sequence decodes
+as it would alone.
 """
 
 from typing import Any, NamedTuple

@@ -86,7 +86,7 @@ def step(
 def absorb(
     spec: StepSpec, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
 ) -> tuple[DecodeState, Denoised]:
-    """Writes a forward's keys and values to the cache, and takes from it what the decision needs."""
+    """Writes a forward's keys and values to the cache; returns what the decision needs of it."""
     config, cache, window = spec.config, state.cache, spec.window
     if cache.keys.shape[2]:
         cache = write_rows(cache, rows, out)

@@ -45,8 +45,8 @@ def trajectory_canvases(trace: Trace, model: ModelConfig) -> Canvases:
     sampler = SamplerConfig.from_flat(settings["sampler"])
     undone = (Event.AHEAD, Event.REPLACE, Event.REMASK)
     require(
-        sampler.cache == "none" and not sampler.cfg_scale and not settings["infill"],
-        f"cache is {sampler.cache!r}, cfg_scale {sampler.cfg_scale} and infill "
+        sampler.window.cache == "none" and not sampler.cfg_scale and not settings["infill"],
+        f"cache is {sampler.window.cache!r}, cfg_scale {sampler.cfg_scale} and infill "
         f"{settings['infill']}; allowed for exact scores: 'none', 0 and False",
     )
     require(

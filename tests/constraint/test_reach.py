@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.reach import Placed, reach
-from llada_jax.sampler.constrained import held
+from llada_jax.sampler.constrained import hold_to_text
 from llada_jax.sampler.record import ClassScores, StepScores
-from llada_jax.sampler.state import MASKED, STABLE, Canvas
+from llada_jax.sampler.state import MASKED, STABLE, DecodeState
 from llada_jax.types import Scores
 from tests.constraint.tiny import LENGTH, accepts, drawn, texts
 
@@ -23,7 +23,7 @@ MASK = 6
 
 
 class Case:
-    """Canvases of drawn automata, each with some tokens of one of its texts."""
+    """DecodeStatees of drawn automata, each with some tokens of one of its texts."""
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = np.random.default_rng(seed)
@@ -103,24 +103,24 @@ def check_held(seed: int) -> None:
         assert (kept[row][remasked] == MASK).all()
 
 
-def board(tokens: np.ndarray, placed: Placed) -> Canvas:
+def board(tokens: np.ndarray, placed: Placed) -> DecodeState:
     """Returns of a canvas what is read where decisions are held."""
     read = {
         "tokens": tokens,
-        "state": np.where(tokens == MASK, MASKED, STABLE),
+        "status": np.where(tokens == MASK, MASKED, STABLE),
         "confidence": np.zeros(tokens.shape, np.float32),
         "filled": np.zeros(tokens.shape, bool),
         "end": np.full(ROWS, LENGTH),
         "done": np.zeros(ROWS, bool),
-        "text": placed,
+        "constraint": placed,
     }
-    return Canvas(**{**dict.fromkeys(Canvas._fields), **read})
+    return DecodeState(**{**dict.fromkeys(DecodeState._fields), **read})
 
 
 @jax.jit
 def held_tokens(grammar, before, after, classes, scored):
     here = Scores(jnp.where(scored, 0, -1), *[scored] * 3)
-    return held(grammar, before, after, StepScores(here, classes=classes)).tokens
+    return hold_to_text(grammar, before, after, StepScores(here, scored, classes=classes)).tokens
 
 
 def _held(case: Case, after: np.ndarray) -> np.ndarray:

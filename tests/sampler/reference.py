@@ -30,16 +30,17 @@ def chosen(predictions, positions, due, config):
     _, confidence, entropy, margin = predictions
     by = {"low_confidence": confidence, "entropy": -entropy, "margin": margin}[config.remasking]
     best_first = sorted(positions, key=lambda i: (-by[i], i))
-    if config.accept == "quota":
+    if config.rule.name == "quota":
         return best_first[:due]
     accepted = {best_first[0]}
-    if config.accept == "threshold":
-        accepted |= {i for i in positions if confidence[i] >= np.float32(config.threshold)}
+    if config.rule.name == "threshold":
+        accepted |= {i for i in positions if confidence[i] >= np.float32(config.rule.threshold)}
     else:
         cost = {
-            i: entropy[i] + np.float32(config.distance_penalty) * np.float32(i - min(positions))
+            i: entropy[i]
+            + np.float32(config.rule.distance_penalty) * np.float32(i - min(positions))
             for i in positions
         }
         accepted = {min(positions, key=lambda i: (cost[i], i))}
-        accepted |= {i for i in positions if cost[i] < np.float32(config.max_entropy)}
+        accepted |= {i for i in positions if cost[i] < np.float32(config.rule.max_entropy)}
     return accepted

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from llada_jax.sampler.candidates import Candidates, quota, ranks
 
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.rules.rule import accepted as accepted_by
+from llada_jax.sampler.observe import even_quota
+from llada_jax.sampler.rules.rule import ranks
 from llada_jax.types import Scores
+from tests.sampler.blocks import commits, observed
 
 POSITIONS = 24
 ranked = jax.jit(ranks)
@@ -33,16 +34,9 @@ def accepted(confidence, is_open=None, entropy=None, due=1, random=None, **setti
         jnp.asarray(zeros if entropy is None else padded(np.float32(entropy))),
         jnp.asarray(zeros),
     )
-    candidates = Candidates(
-        scores,
-        jnp.asarray(is_open),
-        jnp.asarray(zeros if random is None else padded(np.float32(random))),
-        jnp.asarray([due], jnp.int32),
-        config.remasking,
-        config.parity,
-    )
-    transfer_mask = accepted_by(config.rule, candidates)[0]
-    return np.flatnonzero(transfer_mask).tolist()
+    random = jnp.asarray(zeros if random is None else padded(np.float32(random)))
+    seen = observed(scores, jnp.asarray(is_open), jnp.asarray([due], jnp.int32), config, random)
+    return np.flatnonzero(commits(seen, config)[0]).tolist()
 
 
 def test_quota_takes_the_best():
@@ -88,7 +82,7 @@ def test_ranks_equal_a_stable_sort(confidence, data):
 
 @given(masks=st.integers(0, 200), steps=st.integers(1, 200))
 def test_quota_spreads_all_masks(masks, steps):
-    due = quota(np.full(steps, masks), np.arange(steps), steps)
+    due = even_quota(np.full(steps, masks), np.arange(steps), steps)
     assert due.sum() == masks
     assert due.max() - due.min() <= 1
     assert (np.diff(due) <= 0).all()

@@ -7,7 +7,7 @@ import numpy as np
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
-from llada_jax.sampler.record import standing_probability
+from llada_jax.sampler.record import token_probability
 from llada_jax.testing import toy_denoiser, toy_logits
 from llada_jax.types import Asked, HeadOut, Measured
 from tests.sampler.rules.test_staged import STAGED, doubted
@@ -30,8 +30,8 @@ def test_the_head_measures_it_exactly():
     head = denoiser.measure_rows(jnp.int32(0), HIDDEN, None, Asked(listed=STANDING[..., None]))
     logits = toy_logits(jnp.int32(0), HIDDEN).at[..., jnp.array([CONFIG.mask_id])].set(-jnp.inf)
     share = jnp.take_along_axis(jax.nn.softmax(logits), STANDING[..., None], axis=-1)[..., 0]
-    np.testing.assert_allclose(standing_probability(head), share, rtol=1e-5)
-    bound = standing_probability(HeadOut(head.scores, None))
+    np.testing.assert_allclose(token_probability(head), share, rtol=1e-5)
+    bound = token_probability(HeadOut(head.scores, None))
     preferred = head.scores.token == STANDING
     assert not preferred.all() and (preferred | (bound >= share)).all(), "what else is known of it"
 

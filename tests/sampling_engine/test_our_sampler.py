@@ -3,13 +3,12 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from llada_jax.sampler.candidates import Candidates
 
 import llada_jax as lj
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
-from llada_jax.sampler.rules.rule import accepted
 from llada_jax.sampling_engine.host import StepInputs
 from llada_jax.sampling_engine.sampling import Sampling
+from tests.sampler.blocks import commits, observed
 from tests.sampling_engine.cases import MODES, exact_engine, run
 from tests.sampling_engine.reference import best_tokens
 
@@ -21,8 +20,7 @@ def our_step(logits, tokens, is_open, quota, config):
     """One step of `llada_jax.sampler` on logits."""
     scores = start_scores(logits.shape[:2], jnp.dtype("float32"))
     scores = finish_scores(absorb_chunk(scores, logits, 0, None, ScoreRules()))
-    candidates = Candidates(scores, is_open, jnp.zeros(is_open.shape), quota)
-    transfer = accepted(config.rule, candidates)
+    transfer = commits(observed(scores, is_open, quota, config), config)
     return np.asarray(jnp.where(transfer, scores.token, tokens)), np.asarray(transfer)
 
 

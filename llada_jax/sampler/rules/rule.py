@@ -7,7 +7,7 @@ for each of B sequences.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform, get_args
 
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from llada_jax.sampler.state import VISIBLE, DecodeState, RuleState
 
 HeadNeed = Literal["top_k", "log_sum_exp", "current", "listed", "divergence"]
 Need = Literal["confidence", "entropy", "margin", "probability", HeadNeed, "hidden", "drafts"]
-Rescore = Literal["shadow", "token", "none"]
+Rescore = Literal["shadow", "token"]
 Refresh = Literal["none", "rows", "worker"]
 
 
@@ -241,7 +241,7 @@ class Rule(Policy):
     """Whether a sequence with visible tokens goes on after its last mask, for `end_steps`."""
     max_remasks: int | None = 3
     """How often a position may be masked again, so that decoding ends. None does not count."""
-    rescore: Rescore = "shadow"
+    rescore: Rescore | Literal["none"] = "shadow"
     """What scores a visible token again: an extra row with [MASK] in its place, its own row, or
     nothing."""
     refresh: Refresh = "none"
@@ -300,13 +300,6 @@ class Rule(Policy):
     def head_needs(self) -> frozenset[str]:
         """What only a head that measures rules' requests can give."""
         return frozenset(self.needs) & frozenset(get_args(HeadNeed))
-
-    @property
-    def label(self) -> str:
-        """The rule and its numbers: `threshold 0.9`."""
-        values = (getattr(self, field.name) for field in fields(self))  # pyright: ignore
-        numbers = (f"{value:g}" for value in values if isinstance(value, float))
-        return " ".join([self.name.rpartition(":")[2], *numbers])
 
     def check(self) -> None:
         """Raises ValueError for a need that does not exist."""

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from llada_jax.config import LatencyTable
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.state import layout_of
-from llada_jax.sampler.windows.window import buckets_for
+from llada_jax.sampler.layout import layout_of
+from llada_jax.sampler.spec import StepSpec
 from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
 
 SHIFTED = CONFIG.replace(shift_logits=True)
@@ -30,7 +30,7 @@ def test_buckets_are_ascending_and_within_the_canvas(
         gen_length=gen_length, block_length=block_length, steps=gen_length, cache=cache
     )
     layout = layout_of(np.array(lengths, np.int32), config, model, infill=infill)
-    buckets = buckets_for(config, layout, model)
+    buckets = StepSpec(model, config).buckets(layout)
     assert list(buckets) == sorted(set(buckets))
     longest = max(lengths) + (0 if infill else gen_length)
     assert longest <= layout.length < longest + 32
@@ -53,8 +53,8 @@ def test_rows_beyond_a_span_are_padding_that_changes_nothing():
 def test_prefill_is_as_long_as_the_longest_prompt_needs():
     config = SamplerConfig.from_flat(gen_length=32, block_length=8, steps=32, cache="blockwise")
     layout = layout_of(np.array([5, 11], np.int32), config, CONFIG, infill=False)
-    assert buckets_for(config, layout, CONFIG) == (8, 16, 40)
-    assert buckets_for(config, layout, SHIFTED) == (9, 17, 41)
+    assert StepSpec(CONFIG, config).buckets(layout) == (8, 16, 40)
+    assert StepSpec(SHIFTED, config).buckets(layout) == (9, 17, 41)
     assert layout.n_blocks == 4
 
 
@@ -72,8 +72,8 @@ def test_programs_of_a_shifted_model_hold_the_row_before_the_window():
         ),
     ):
         changed = config.replace(**settings)
-        assert buckets_for(changed, layout, CONFIG) == plain
-        assert buckets_for(changed, layout, SHIFTED) == with_row
+        assert StepSpec(CONFIG, changed).buckets(layout) == plain
+        assert StepSpec(SHIFTED, changed).buckets(layout) == with_row
 
 
 @pytest.mark.parametrize(
