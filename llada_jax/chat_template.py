@@ -63,7 +63,7 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
         text, problem = _rendered_here(request)
     else:
         text, problem = json.loads(_answer_of_child(template, request.encode()) or _no_answer())
-    if problem:
+    if text is None:
         raise ValueError(f"the chat template failed with {problem}")
     return text
 
@@ -127,8 +127,13 @@ def _no_answer() -> bytes:
 def _start() -> subprocess.Popen[bytes]:
     # -P: without this folder on the path, where modules have names of the standard library.
     command = [sys.executable, "-P", __file__]
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-    return subprocess.Popen(command, start_new_session=True, **pipes)  # Ctrl-C is for the parent
+    return subprocess.Popen(
+        command,
+        bufsize=0,  # nothing is left to write when a child that was interrupted is ended
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for the parent
+    )
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
