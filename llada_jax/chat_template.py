@@ -10,7 +10,8 @@ No chat may get the text of another one, whatever threads, forks and signals do:
 - A child renders one template. Every request carries a random id, which its answer must repeat.
 - A child is taken out of `_idle` while it works, and put back once its answer was checked. Any
   exception in between, KeyboardInterrupt included, ends the child, and its late answer with it.
-- A forked process forgets the children of its parent and starts its own.
+- A forked process forgets the children of its parent and starts its own. No fork happens while a
+  child works.
 """
 
 import atexit
@@ -148,7 +149,7 @@ def _end_idle() -> None:
 
 
 def _leave_to_parent() -> None:
-    """Forgets, in a forked process, the children of its parent and whoever held the lock there."""
+    """Forgets, in a forked process, the children of its parent and the lock that is held there."""
     global _lock
     _lock = RLock()
     for child in _idle.values():
@@ -159,7 +160,12 @@ def _leave_to_parent() -> None:
     _idle.clear()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(
+    # Else a fork could keep the pipes of a child that is being started, whose end nobody would see.
+    before=lambda: _lock.acquire(),
+    after_in_parent=lambda: _lock.release(),
+    after_in_child=_leave_to_parent,
+)
 
 
 def _serve() -> None:

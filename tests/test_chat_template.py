@@ -143,7 +143,7 @@ def test_a_fork_leaves_the_child_of_its_parent_alone():
     assert [*chat_template._idle.values()] == [before] and before.poll() is None
 
 
-def test_a_fork_while_a_thread_renders_does_not_wait_for_it():
+def test_a_fork_while_a_thread_renders_gets_its_own_text():
     thread = Thread(target=render, args=(SLOW, {"n": SOME_TIME, "a": 1}))
     thread.start()
     while chat_template._lock.acquire(blocking=False):  # not taken yet
