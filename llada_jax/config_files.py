@@ -4,6 +4,7 @@ Dataclasses are the schema: plain values, choices (`Literal`), tuples and other 
 """
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -50,7 +51,7 @@ def parse_yaml(path: Path) -> Any:
     try:
         size = path.stat().st_size
         require(size <= _MOST_BYTES, f"it has {size:,} bytes; allowed: up to {_MOST_BYTES:,}")
-        return _parsed(path.read_text(encoding="utf-8"))
+        return deepcopy(_parsed(path.read_text(encoding="utf-8")))  # readers may change theirs
     except ValueError as error:
         raise ValueError(f"{path} is no YAML: {error}") from error
 

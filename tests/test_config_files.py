@@ -45,3 +45,10 @@ def test_settings_may_nest_and_repeat(tmp_path):
     path.write_text("a: &a {b: {c: [1, {d: 2}]}}\ne: *a\nf: {<<: *a, g: *a}\n")
     inner = {"b": {"c": [1, {"d": 2}]}}
     assert read_yaml(path) == {"a": inner, "e": inner, "f": {**inner, "g": inner}}
+
+
+def test_what_a_reader_changes_is_changed_for_nobody_else(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("a: [1]\n")
+    read_yaml(path)["a"].append(2)
+    assert read_yaml(path) == {"a": [1]}

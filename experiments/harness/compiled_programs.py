@@ -5,12 +5,11 @@ another folder, or with an empty value none.
 """
 
 import os
-import platform
-import zlib
 from pathlib import Path
 
 import jax
 
+from llada_jax.backend.resources import this_cpu
 from llada_jax.io.cache_folder import cache_folder
 
 LIMIT = 1 << 30
@@ -33,11 +32,3 @@ def keep_compiled_programs(folder: Path | None = None) -> None:
         if variable not in os.environ:
             os.environ[variable] = str(value)
             jax.config.update(f"jax_{name}", value)
-
-
-def this_cpu() -> str:
-    """Returns a name of the CPU's instruction set: a program compiled for another one may crash."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    told = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-    return f"{zlib.crc32(repr((platform.platform(), sorted(told))).encode()):08x}"

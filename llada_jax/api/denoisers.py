@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 
+from llada_jax.api.forked import require_own_jax
 from llada_jax.api.loading import Model
 from llada_jax.backend.exported.manifest import MANIFEST
 from llada_jax.backend.exported.opened import EmulatedExport, Exported
@@ -67,8 +68,10 @@ XLA: dict[str, LayerHooks] = {
 def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) -> Denoiser:
     """Returns the model's functions on a backend.
 
-    Raises ValueError for an unknown backend, ImportError where its packages are not installed.
+    Raises ValueError for an unknown backend and in a forked process, ImportError where its packages
+    are not installed.
     """
+    require_own_jax()
     if isinstance(backend, str) or model.artifact:
         allowed = ("litert", "qnn") if model.artifact else (*XLA, *_BACKENDS)
         names = ", ".join(map(repr, allowed))

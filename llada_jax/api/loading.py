@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from llada_jax import checkpoint
+from llada_jax.api.forked import require_own_jax
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.backend.exported.writer import write_export
@@ -104,6 +105,7 @@ def load(
         before any tensor is read; NaN, infinity, and a file that is written meanwhile are found as
         they are.
     """
+    require_own_jax()
     name = None if family is None else add_family(family)
     if (Path(source) / MANIFEST).is_file():
         require(mesh is None, f"{source} is an export; allowed on a mesh: a checkpoint")
@@ -187,6 +189,7 @@ def forward(
     Attention is bidirectional, or block-causal where the family is; `block_length` makes it
     block-causal with blocks of that length, counted from position 0.
     """
+    require_own_jax()
     require(model.artifact is None, f"{model.artifact} is an export: it has no parameters for JAX")
     array = jnp.asarray(tokens)
     vocab = model.config.vocab_size

@@ -1,13 +1,16 @@
-"""Whether this machine has the room that a job needs, asked before the job starts."""
+"""What this machine is, and whether it has the room that a job needs."""
 
 import os
+import platform
 import shutil
+import zlib
 from pathlib import Path
 
 from tqdm import tqdm
 
 from llada_jax.config import require
 
+_CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
 
@@ -40,6 +43,13 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def this_cpu() -> str:
+    """Returns a name of the CPU's instruction set: a program compiled for another one may crash."""
+    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
+    told = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+    return f"{zlib.crc32(repr((platform.system(), platform.machine(), sorted(told))).encode()):08x}"
 
 
 def available_memory() -> int | None:

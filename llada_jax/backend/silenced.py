@@ -8,18 +8,24 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
+from threading import RLock
+
+_turn = RLock()
 
 
 @contextmanager
 def silenced(what: str) -> Iterator[None]:
     """Keeps what a library prints and warns to itself; where it fails, the error says the end.
 
+    Threads take turns, since standard output belongs to the process: of two at once, each would
+    restore what it found, and the last one the other's log.
+
     A RuntimeError or ValueError of the body becomes a RuntimeError that names `what`.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     printed = StringIO()
-    with tempfile.TemporaryFile() as log, warnings.catch_warnings(action="ignore"):
+    with _turn, tempfile.TemporaryFile() as log, warnings.catch_warnings(action="ignore"):
         kept = {number: os.dup(number) for number in (1, 2)}
         try:
             for number in kept:

@@ -7,12 +7,22 @@ program, which reads an expression and has limits; the system ends it where it t
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 MOST_STATES = 1 << 14
 SECONDS = 10
 _MEMORY_BYTES = 2 << 30
+
+
+def engine_version() -> str:
+    """Returns the version of outlines-core. Raises ImportError without it."""
+    try:
+        return version("outlines-core")
+    except PackageNotFoundError as error:
+        raise ImportError(
+            "a regex needs outlines-core; allowed: pip install 'llada_jax[constraint]'"
+        ) from error
 
 
 def of_regex(pattern: str) -> dict[str, Any]:
@@ -22,10 +32,7 @@ def of_regex(pattern: str) -> dict[str, Any]:
     Raises ImportError without outlines-core; ValueError for what is no such expression, has
     anchors, look-around or word boundaries, or more than `MOST_STATES` states.
     """
-    if find_spec("outlines_core") is None:
-        raise ImportError(
-            "a regex needs outlines-core; allowed: pip install 'llada_jax[constraint]'"
-        )
+    engine_version()
     shown = pattern if len(pattern) <= 80 else f"{pattern[:77]}..."
     command = [sys.executable, "-P", __file__]
     run = subprocess.run(command, input=json.dumps(pattern), capture_output=True, text=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from llada_jax.config import require
 from llada_jax.constraint.automaton import FAR, Automaton, text_automaton, token_automaton
-from llada_jax.constraint.byte_automaton import of_regex
+from llada_jax.constraint.byte_automaton import engine_version, of_regex
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.spelling import own_steps, spelled_tokens
 from llada_jax.io.archive import load_archive, save_archive
@@ -29,12 +29,12 @@ def compiled(
     Raises ValueError for a pattern that is none, has too many states or has no text that the
     tokenizer spells; ImportError for a regex without the extra.
     """
-    described = tokenizer.backend.to_str()
-    key = json.dumps([described, *constraint.texts, list(ends), vocab_size])
+    described, pattern = tokenizer.backend.to_str(), constraint.pattern
+    engine = engine_version() if isinstance(pattern, str) else None
+    key = json.dumps([described, *constraint.texts, list(ends), vocab_size, engine])
     kept = cache_folder() / "automata" / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
     automaton = read_automaton(kept)
     if automaton is None:
-        pattern = constraint.pattern
         if isinstance(pattern, str):
             own = tokenizer if constraint.spelling == "own" else None
             automaton = automaton_of(pattern, spelled_tokens(tokenizer), ends, vocab_size, own)

@@ -11,6 +11,7 @@ follow the nibbles. The paper leaves both open: where its scales lie, and whethe
 the columns or the interleaved order.
 """
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
@@ -111,7 +112,7 @@ class TileMultiplier:
 
     Weights are decoded where they lie, tile by tile in registers: beside the result there is a copy
     of `x` and nothing else. Threads work without the GIL, and any number of callers may share one
-    multiplier. As a context manager it leaves no thread behind.
+    multiplier, in the process that made it. As a context manager it leaves no thread behind.
     """
 
     def __init__(self, threads: int):
@@ -121,12 +122,18 @@ class TileMultiplier:
         except ImportError as error:
             raise ImportError("tiles need the extra 'revision' of llada_jax (llvmlite)") from error
         self._kernel_for, self._most_rows = kernel_for, MAX_ROWS
-        self._threads = threads
+        self._threads, self._pid = threads, os.getpid()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tiles")
 
     def __call__(self, x: Float[np.ndarray, "*rows In"], tiles: Tiles) -> Float[np.ndarray, "..."]:
-        """Turns [..., In] float32 into [..., Out]. Raises ValueError where they do not fit."""
+        """Turns [..., In] float32 into [..., Out]. Raises ValueError where they do not fit,
+        and in a fork, which does not have the threads and would wait for them without end."""
         out, inputs = tiles.shape
+        require(
+            os.getpid() == self._pid,
+            f"the multiplier has threads of process {self._pid}, and this is a fork of it; "
+            "allowed: one that was made in this process",
+        )
         require(x.dtype == np.float32, f"x has dtype {x.dtype}; allowed: float32")
         require(
             x.ndim > 0 and x.shape[-1] == inputs,

@@ -1,6 +1,7 @@
 """What a library prints is kept to itself, unless it fails."""
 
 import os
+from threading import Event, Thread
 
 import pytest
 
@@ -24,5 +25,28 @@ def test_what_a_library_says_is_kept_unless_it_fails(capfd: pytest.CaptureFixtur
 def test_other_errors_pass_silently_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt), silenced("the library"):
         raise KeyboardInterrupt
+    os.write(2, b"heard again")
+    assert capfd.readouterr().err == "heard again"
+
+
+def test_threads_at_once_leave_the_outputs_as_they_were(capfd: pytest.CaptureFixture[str]) -> None:
+    one_began, other_began = Event(), Event()
+
+    def one() -> None:
+        with silenced("one"):
+            one_began.set()
+            other_began.wait(0.5)
+
+    def other() -> None:
+        one_began.wait()
+        with silenced("the other"):
+            other_began.set()
+            threads[0].join()
+
+    threads = [Thread(target=one), Thread(target=other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     os.write(2, b"heard again")
     assert capfd.readouterr().err == "heard again"

@@ -1,6 +1,7 @@
 """A pattern becomes an automaton over a tokenizer's ids, and is kept on disk."""
 
 import re
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -116,13 +117,22 @@ def test_what_is_spelled_in_one_way_has_the_tokenizers_own_tokens(tokenizer):
         assert not accepts(own, [*letters, *tokens])
 
 
+def test_another_version_of_the_engine_compiles_anew(tokenizer, monkeypatch):
+    pytest.importorskip("outlines_core")
+    made(lj.regex("a+"), tokenizer)
+    monkeypatch.setattr(compiled, "of_regex", lambda pattern: of_regex("b+"))
+    assert accepts(made(lj.regex("a+"), tokenizer), [*tokenizer.encode("aa"), 0])
+    monkeypatch.setattr(compiled, "engine_version", lambda: "0.0.0")
+    assert accepts(made(lj.regex("a+"), tokenizer), [*tokenizer.encode("bb"), 0])
+
+
 def test_what_cannot_be_is_refused(tokenizer, monkeypatch):
     with pytest.raises(ValueError, match="has no tokens"):
         made(lj.choice(["a\x00"]), tokenizer)
     with pytest.raises(ValueError, match="allowed: up to 4"):
         monkeypatch.setattr(compiled, "MOST_STATES", 4)
         made(lj.choice(["abcdefg"]), tokenizer)
-    monkeypatch.setattr(byte_automaton, "find_spec", lambda name: None)
+    monkeypatch.setattr(byte_automaton, "version", lambda name: version(f"no-{name}"))
     with pytest.raises(ImportError, match=r"llada_jax\[constraint\]"):
         of_regex("a")
     with pytest.raises(ValueError, match="no tokenizer"):

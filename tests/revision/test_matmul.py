@@ -5,6 +5,8 @@ import sys
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 
 import ml_dtypes
 import numpy as np
@@ -112,6 +114,23 @@ def test_no_thread_is_left_behind():
         multiplier(np.ones((1, 64), np.float32), tiles)
         assert set(threading.enumerate()) > before, "the case must start a thread"
     assert set(threading.enumerate()) == before
+
+
+FORKED = []
+
+
+def call_forked():
+    FORKED[0]()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_fork_may_not_wait_for_the_threads_of_its_parent(multiply):
+    tiles = random_tiles(np.random.default_rng(0), 64, 64)
+    product = partial(multiply, np.ones((1, 64), np.float32), tiles)
+    product()
+    with get_context("fork").Pool(1, FORKED.append, [product]) as pool:
+        with pytest.raises(ValueError, match=r"threads of process \d+, and this is a fork of it"):
+            pool.apply_async(call_forked).get(60)
 
 
 @pytest.mark.parametrize("n_rows", [1, 8])

@@ -1,5 +1,6 @@
 """An exported folder as a compiled program: on this machine's CPU, or on a phone's emulated NPU."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -10,13 +11,14 @@ import numpy as np
 from llada_jax.backend.canvases import Turn, sizes_within
 from llada_jax.backend.exported.calibration_export import emulated_name
 from llada_jax.backend.exported.contents import buckets
-from llada_jax.backend.exported.manifest import MANIFEST, Manifest
+from llada_jax.backend.exported.manifest import MANIFEST, File, Manifest
 from llada_jax.backend.litert.first_opening import pack_in_child
+from llada_jax.backend.litert.install import litert_runtime
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.qnn.context import read_context, require_qnn
 from llada_jax.backend.qnn.emulated_npu import Emulator
-from llada_jax.backend.resources import require_disk, require_memory
+from llada_jax.backend.resources import require_disk, require_memory, this_cpu
 from llada_jax.backend.session import Shard
 from llada_jax.backend.steps import head_chunks
 from llada_jax.config import require
@@ -28,7 +30,7 @@ class Exported:
 
     LiteRT keeps the weights in the order of this CPU's kernels in `packed` there; the first run
     writes as many bytes there as the weights have, in a process of its own, since a damaged file
-    may end it.
+    may end it. Another CPU or version of LiteRT has its own files; all of them may be deleted.
     """
 
     def __init__(self, folder: Path):
@@ -51,7 +53,7 @@ class Exported:
         )
         # LiteRT takes a packed file by the names of its weights, whatever their numbers were.
         packed = {
-            paths[file.name]: inside(folder, f"packed/{file.name}.{file.sha256[:16]}.xnnpack")
+            paths[file.name]: inside(folder, f"packed/{file.name}.{_packing(file)}.xnnpack")
             for file in weights
         }
         new = {path: place for path, place in packed.items() if not place.exists()}
@@ -87,6 +89,12 @@ class Exported:
 
     def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
         return next(size for size in self._settings.rows if size >= rows), self._head
+
+
+def _packing(file: File) -> str:
+    """Names what packed weights depend on: the weights, the CPU's kernels and who packed them."""
+    parts = file.sha256, this_cpu(), litert_runtime().__version__
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
 class EmulatedExport(Exported):

@@ -2,8 +2,8 @@
 
 LiteRT follows whatever a file says: a damaged one ends the process that opens it, and there is no
 verifier of more than the flatbuffer's frame. So a child opens each file, packs its weights and runs
-its signatures. What it packed gets its name only then: a packed file says that its `.tflite`,
-whose hash is in the name, was opened and run.
+its signatures. What it packed gets its name only then: a packed file says that its `.tflite`, on
+which the hash in the name depends, was opened and run.
 """
 
 import os

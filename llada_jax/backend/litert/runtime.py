@@ -87,7 +87,7 @@ class _HostBuffers:
         self._pointer = ctypes.pythonapi.PyCapsule_GetPointer
         self._pointer.restype = ctypes.c_void_p
         self._pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-        self._owners: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._owners: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
     def array(self, buffer: Any, details: Mapping[str, Any]) -> np.ndarray:
         """Returns the buffer's memory as `details` have it; it lives as long as the array."""
@@ -99,12 +99,18 @@ class _HostBuffers:
         kind = _POINTERS[details["dtype"]] * math.prod(details["shape"])
         memory = kind.from_address(address.value)
         memory.owner = buffer
-        self._owners[address.value] = buffer
-        return np.frombuffer(memory, memory._type_).reshape(details["shape"])
+        array = np.frombuffer(memory, memory._type_).reshape(details["shape"])
+        self._owners[_place(array)] = buffer
+        return array
 
     def owner(self, array: np.ndarray) -> Any | None:
         """Returns the buffer whose memory the array is, if there is one."""
-        return self._owners.get(array.ctypes.data)
+        return self._owners.get(_place(array))
+
+
+def _place(array: np.ndarray) -> tuple[Any, ...]:
+    """Returns what tells a buffer's whole array from its views, which may begin at its address."""
+    return array.ctypes.data, array.shape, array.strides, array.dtype
 
 
 class _Signature:

@@ -14,6 +14,7 @@ import llada_jax as lj
 from llada_jax.backend import resources
 from llada_jax.backend.exported.manifest import File, Manifest
 from llada_jax.backend.exported.opened import Exported
+from llada_jax.backend.litert.install import litert_runtime
 from llada_jax.backend.protocol import Bucket
 from llada_jax.checkpoint import save_huggingface
 from llada_jax.config import ExportConfig
@@ -227,6 +228,18 @@ def test_packed_weights_are_made_once(folder: Path, monkeypatch: pytest.MonkeyPa
     full = SimpleNamespace(free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     Exported(folder)
+
+
+def test_packed_weights_of_another_cpu_or_version_are_not_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Exported(folder)
+    monkeypatch.setattr("llada_jax.backend.exported.opened.this_cpu", lambda: "another")
+    Exported(folder)
+    assert len(files(folder / "packed")) == 4
+    monkeypatch.setattr(litert_runtime(), "__version__", "0.0.0")
+    Exported(folder)
+    assert len(files(folder / "packed")) == 6
 
 
 def test_packed_weights_of_another_export_are_not_taken(folder: Path, tmp_path: Path) -> None:

@@ -170,6 +170,15 @@ def test_allocated_inputs_are_read_in_place() -> None:
     assert (executable.run(inputs)["hidden"] != expected["hidden"]).any()
 
 
+def test_a_view_of_an_allocated_input_is_not_taken_for_it() -> None:
+    step, weights = one_product("float32")
+    executable = LiteRT().compile([step], weights)[step.name]
+    x = executable.allocate("x")
+    x[...] = np.random.default_rng(0).standard_normal(x.shape)
+    expected = executable.run({"x": x.T.copy()})["out"].copy()
+    np.testing.assert_array_equal(executable.run({"x": x.T})["out"], expected)
+
+
 def test_one_steps_memory_serves_another_step() -> None:
     """As a session does: caches stay where they are while the number of rows changes."""
     config = GQA

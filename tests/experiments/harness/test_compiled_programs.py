@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from experiments.harness.compiled_programs import keep_compiled_programs, this_cpu
+from experiments.harness.compiled_programs import keep_compiled_programs
+from llada_jax.backend.resources import this_cpu
 
 CODE = """
 from experiments.harness.compiled_programs import keep_compiled_programs
