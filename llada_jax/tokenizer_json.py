@@ -69,7 +69,7 @@ def _optional(setting: _Setting) -> _Setting:
     def holds(value: Any) -> bool:
         return value is None or setting.holds(value)
 
-    return _Setting(f"{setting.allowed}, or null", holds, needed=False)
+    return _Setting(f"{setting.allowed} or null", holds, needed=False)
 
 
 def _is_pattern(value: Any) -> bool:
@@ -279,7 +279,7 @@ def check_tokenizer_json(data: Mapping[str, Any]) -> dict[str, Any]:
         if "Regex" in part.get("pattern", ())
     ]
     if patterns:
-        probe_patterns(sections, patterns)
+        probe_patterns(sections | {"post_processor": None}, patterns)
     version = data.get("version", "1.0")
     return {"version": version, "added_tokens": added_tokens, **sections, "model": model}
 

@@ -61,7 +61,7 @@ def test_a_familys_tokenizer_encodes_as_the_library_does(family):
         ({"model": BPE | {"vocab": {"a": 0, "b": 1}}}, "cannot build it: range end index 2"),
         ({"model": BPE | {"continuing_subword_prefix": "####"}}, "cannot build it: range end"),
         ({"model": BPE | {"continuing_subword_prefix": "#" * 99}}, "text of 0 to 64 characters"),
-        ({"model": BPE | {"dropout": 0.5}}, "dropout is 0.5; allowed: 0, or null"),
+        ({"model": BPE | {"dropout": 0.5}}, "dropout is 0.5; allowed: 0 or null"),
         ({"model": BPE | {"merges": None}}, "merges is None; allowed: a list"),
         ({"model": BPE | {"type": "Other"}}, "model.type is 'Other'; allowed: BPE, WordPiece"),
         ({"model": None}, "model is None"),
