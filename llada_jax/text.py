@@ -107,11 +107,13 @@ class Tokenizer:
 
     def _check_text(self, text: str) -> str:
         """Returns the text. Raises ValueError for one that cannot be encoded."""
-        require(isinstance(text, str), f"the text is {text!r:.60}; allowed: a str")
+        if not isinstance(text, str):
+            raise ValueError(f"the text is {text!r:.60}; allowed: a str")
+        most = self._max_text_bytes
         require(
-            len(text) <= self._max_text_bytes and _utf8_size(text) <= self._max_text_bytes,
-            f"the text has {len(text):,} characters; allowed with this tokenizer: "
-            f"{self._max_text_bytes:,} bytes in UTF-8",
+            len(text) <= most and _utf8_size(text) <= most,
+            f"the text has {len(text):,} characters; allowed with this tokenizer: {most:,} bytes "
+            "in UTF-8",
         )
         return text
 
@@ -247,10 +249,8 @@ def _each_text(value: Any, change: Callable[[str], Any], levels: int = _MAX_MESS
     """Returns what JSON can hold with every text changed, names of keys apart."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, Mapping | list | tuple):
-        require(
-            levels > 0, f"messages nest deeper than {_MAX_MESSAGE_LEVELS} levels; allowed: less"
-        )
+    deeper = f"messages nest deeper than {_MAX_MESSAGE_LEVELS} levels; allowed: less"
+    require(levels > 0 or not isinstance(value, Mapping | list | tuple), deeper)
     if isinstance(value, Mapping):
         return {key: _each_text(each, change, levels - 1) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -267,7 +267,7 @@ def _replaced(replacements: Mapping[str, str], text: str) -> str:
 def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(_of_allowed_size(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise ValueError(shortened(f"cannot parse {path}: {error}")) from error
 
 

@@ -15,7 +15,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
@@ -73,42 +73,44 @@ def _optional(setting: _Setting) -> _Setting:
 
 
 def _is_pattern(value: Any) -> bool:
-    if not isinstance(value, dict) or len(value) != 1:
-        return False
-    [(kind, pattern)] = value.items()
-    # An empty text is found before every character, which makes a text as long as one likes.
-    return kind in ("String", "Regex") and isinstance(pattern, str) and 1 <= len(pattern) <= 4096
+    match value:
+        case {"String": str(pattern)} | {"Regex": str(pattern)}:
+            # An empty text is found before every character, which would lengthen any text.
+            return len(value) == 1 and 1 <= len(pattern) <= 4096
+    return False
 
 
 def _is_token_with_id(value: Any) -> bool:
-    return (
-        isinstance(value, list) and len(value) == 2 and _TOKEN.holds(value[0]) and _is_id(value[1])
-    )
+    match value:
+        case [str(token), int(i)]:
+            return _TOKEN.holds(token) and _is_id(i)
+    return False
 
 
 def _is_template(value: Any) -> bool:
     """Whether a template has each sequence once at most: again and again, it multiplies a text."""
     if not isinstance(value, list) or len(value) > 64:
         return False
-    sequences = [piece["Sequence"] for piece in value if _has(piece, "Sequence")]
-    others = [piece["SpecialToken"] for piece in value if _has(piece, "SpecialToken")]
-    ids = [each.get("id") for each in (*sequences, *others) if isinstance(each, dict)]
-    repeated = any(ids[: len(sequences)].count(name) > 1 for name in ("A", "B"))
-    return len(ids) == len(value) and all(isinstance(i, str) for i in ids) and not repeated
-
-
-def _has(piece: Any, kind: str) -> bool:
-    return isinstance(piece, dict) and list(piece) == [kind]
+    sequences = []
+    for piece in value:
+        match piece:
+            case {"Sequence": {"id": str(name)}}:
+                sequences.append(name)
+            case {"SpecialToken": {"id": str()}}:
+                pass
+            case _:
+                return False
+    return len(sequences) == len(set(sequences))
 
 
 def _are_special_tokens(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(token, dict)
-        and isinstance(token.get("ids"), list)
-        and len(token["ids"]) <= 64
-        and all(map(_is_id, token["ids"]))
-        for token in value.values()
-    )
+    def has_ids(token: Any) -> bool:
+        match token:
+            case {"ids": list(ids)}:
+                return len(ids) <= 64 and all(map(_is_id, ids))
+        return False
+
+    return isinstance(value, dict) and all(map(has_ids, value.values()))
 
 
 _is_id = partial(_is_number, 0, MAX_ID - 1)
@@ -240,8 +242,8 @@ def backend_from_json(content: str) -> tokenizers.Tokenizer:
 
 @contextmanager
 def one_sentence(wrong: str) -> Iterator[None]:
-    """Turns what the tokenizers library raises, panics of its Rust code included, into a
-    ValueError that begins with `wrong`."""
+    """Turns any error, panics of the tokenizers library's Rust code included, into a ValueError
+    that begins with `wrong`."""
     try:
         yield
     except BaseException as error:
@@ -261,17 +263,17 @@ def check_tokenizer_json(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     sections = {section: data.get(section) for section in _PARTS}
     parts = {section: _checked_parts(section, part) for section, part in sections.items()}
-    growth = _growth(parts["normalizer"] + parts["pre_tokenizer"])
+    growth = _growth(sections["normalizer"]) * _growth(sections["pre_tokenizer"])
     for name, factor, most in (
         ("normalizer and pre_tokenizer", growth, _MAX_GROWTH),
-        ("decoder", _growth(parts["decoder"]), _MAX_DECODER_GROWTH),
+        ("decoder", _growth(sections["decoder"]), _MAX_DECODER_GROWTH),
     ):
         require(
             factor <= most,
             f"{name} can make a text {factor:.4g} times as long; allowed: {most} times",
         )
     added_tokens = data.get("added_tokens") or []
-    _check_added_tokens(added_tokens, _growth(parts["normalizer"]))
+    _check_added_tokens(added_tokens, _growth(sections["normalizer"]))
     model = _checked_model(data.get("model"))
     patterns = [
         part["pattern"]["Regex"]
@@ -286,13 +288,10 @@ def check_tokenizer_json(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def max_text_bytes(backend: tokenizers.Tokenizer) -> int:
     """Returns how many bytes of UTF-8 a text may have that the tokenizer encodes."""
-    parts = []
-    for section in ("normalizer", "pre_tokenizer"):
-        part = getattr(backend, section)
-        # Their pickled state is their JSON; `backend.to_str()` would write the vocabulary, too.
-        state = None if part is None else json.loads(part.__getstate__())
-        parts += _checked_parts(section, state)
-    return int(_MAX_NORMALIZED_BYTES / _growth(parts))
+    # The pickled state of a part is its JSON; `backend.to_str()` would write the vocabulary, too.
+    parts = [part for part in (backend.normalizer, backend.pre_tokenizer) if part is not None]
+    growth = math.prod(_growth(json.loads(part.__getstate__())) for part in parts)
+    return int(_MAX_NORMALIZED_BYTES / growth)
 
 
 def _checked_parts(section: str, part: Any) -> list[dict[str, Any]]:
@@ -409,14 +408,16 @@ def _check_pieces(vocab: Any) -> None:
     )
 
 
-def _growth(parts: Iterable[Mapping[str, Any]]) -> float:
-    """Returns how many times as many bytes a text can have after these parts."""
-    return math.prod(map(_growth_of, parts))
-
-
-def _growth_of(part: Mapping[str, Any]) -> float:
-    """Returns the growth at the worst text; parts that are not named here never lengthen one."""
+def _growth(part: Any) -> float:
+    """Returns how many times as many bytes a text has after a part, at the worst text. Parts that
+    are not named here never lengthen one."""
+    if part is None:
+        return 1.0
     match part["type"]:
+        case "Sequence":
+            return math.prod(
+                _growth(inner) for key in _SEQUENCES.values() for inner in part.get(key, ())
+            )
         case "NFC" | "NFD":
             return 3.0  # Unicode Standard Annex 15, section 14, table 10; NFKC below, too
         case "NFKC" | "NFKD":
