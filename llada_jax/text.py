@@ -1,6 +1,7 @@
 """Text to token ids and back, and the chat template of a checkpoint."""
 
 import json
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +12,21 @@ from typing import Any, Self
 import tokenizers
 
 from llada_jax.chat_template import render
-from llada_jax.config import read_object, shortened
+from llada_jax.config import read_object, require, shortened
+from llada_jax.tokenizer_json import (
+    MAX_FILE_BYTES,
+    backend_from_json,
+    max_text_bytes,
+    one_sentence,
+)
 
 Messages = Sequence[Mapping[str, Any]]  # each with "role" and "content"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
 )  # fmt: skip
+MAX_DECODED_IDS = 1 << 20
+_MAX_ID = (1 << 32) - 1  # of the tokenizers library; ids that no token has decode to nothing
+_MAX_MESSAGE_LEVELS = 64
 
 
 @dataclass(frozen=True)
@@ -38,19 +48,23 @@ class Tokenizer:
         Of two places that say the same, `tokenizer_config.json` wins over
         `special_tokens_map.json`, and `chat_template.jinja` wins over both.
 
-        Raises FileNotFoundError without `tokenizer.json`, ValueError for what cannot be parsed.
+        The files are not trusted: see `llada_jax.tokenizer_json`.
+
+        Raises FileNotFoundError without `tokenizer.json`, ValueError for what cannot be parsed or
+        is not allowed.
         """
         folder = Path(folder)
         config = {}
         for file in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
-            config |= read_object(file) if file.is_file() else {}
+            config |= read_object(_of_allowed_size(file)) if file.is_file() else {}
         template_file = folder / "chat_template.jinja"
         if template_file.is_file():
             config["chat_template"] = _parsed(template_file, str)
         template = _default_template(config.get("chat_template"), folder)
         if not (folder / "tokenizer.json").is_file():
             raise FileNotFoundError(f"no tokenizer.json in {folder}")
-        return cls(_parsed(folder / "tokenizer.json", _backend), _special_tokens(config), template)
+        backend = _parsed(folder / "tokenizer.json", backend_from_json)
+        return cls(backend, _special_tokens(config, folder), template)
 
     @property
     def vocab_size(self) -> int:
@@ -78,12 +92,44 @@ class Tokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Returns token ids of a text; the spelling of a special token becomes that token."""
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """Returns token ids of a text; the spelling of a special token becomes that token.
+
+        Raises ValueError for text with lone surrogates, for text that is too long (the bound is 1
+        to 8 MB for usual tokenizers, less for those whose normalizer can lengthen a text), and if
+        the tokenizer fails.
+        """
+        return self._encode(text, add_special_tokens=add_special_tokens).ids
+
+    def _encode(self, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
+        self._check_text(text)
+        with one_sentence("the tokenizer cannot encode the text"):
+            return self.backend.encode(text, add_special_tokens=add_special_tokens)
+
+    def _check_text(self, text: str) -> str:
+        """Returns the text. Raises ValueError for one that cannot be encoded."""
+        if not isinstance(text, str):
+            raise ValueError(f"the text is {text!r:.60}; allowed: a str")
+        most = self._max_text_bytes
+        require(
+            len(text) <= most and _utf8_size(text) <= most,
+            f"the text has {len(text):,} characters; allowed with this tokenizer: {most:,} bytes "
+            "in UTF-8",
+        )
+        return text
+
+    @cached_property
+    def _max_text_bytes(self) -> int:
+        return max_text_bytes(self.backend)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """Returns the text of token ids (a list or a one-dimensional array)."""
-        return self.backend.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
+        """Returns the text of token ids (a list or a one-dimensional array).
+
+        Ids that no token has are left out. Raises ValueError for what is no list of up to
+        1,048,576 whole numbers from 0 to 4,294,967,295, and if the tokenizer fails.
+        """
+        ids = _token_ids(ids)
+        with one_sentence("the tokenizer cannot decode the ids"):
+            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def pieces(self, ids: Iterable[int]) -> dict[str, str]:
         """Returns the text of each token alone, by its id in decimal, as JSON has keys."""
@@ -98,13 +144,14 @@ class Tokenizer:
 
         Raises:
           ValueError: no template, or one that does not parse, raises, or reaches for what the
-            sandbox forbids.
+            sandbox forbids; messages that nest too deep, or whose text cannot be encoded.
         """
         if self.chat_template is None:
             raise ValueError(
                 "this tokenizer has no chat template: add chat_template.jinja to its folder, "
                 "or encode the prompt as plain text"
             )
+        messages = _each_text(messages, self._check_text)
         variables = {"tools": None, "documents": None, **self.special_tokens, **self.variables}
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         return render(self.chat_template, variables)
@@ -131,8 +178,8 @@ class Tokenizer:
         spelled = {stand_in: token for token, stand_in in stand_ins.items()}
         ids = []
         for piece in re.split(f"([{''.join(spelled)}])", text):
-            backend = self._without_control if piece in spelled else self.backend
-            ids += backend.encode(spelled.get(piece, piece), add_special_tokens=False).ids
+            tokenizer = self._without_control if piece in spelled else self
+            ids += tokenizer.encode(spelled.get(piece, piece))
         return ids
 
     def _stand_ins(self, messages: Messages) -> dict[str, str]:
@@ -142,7 +189,7 @@ class Tokenizer:
         _each_text(messages, texts.append)
         spelled = set()
         for text in texts:
-            found = self.backend.encode(text, add_special_tokens=False)
+            found = self._encode(text)
             places = zip(found.ids, found.offsets, strict=True)
             spelled |= {text[slice(*place)] for i, place in places if i in self._control}
         spelled.discard("")
@@ -161,11 +208,11 @@ class Tokenizer:
         )
 
     @cached_property
-    def _without_control(self) -> tokenizers.Tokenizer:
+    def _without_control(self) -> "Tokenizer":
         description = json.loads(self.backend.to_str())
         added = description["added_tokens"]
         description["added_tokens"] = [each for each in added if each["id"] not in self._control]
-        return tokenizers.Tokenizer.from_str(json.dumps(description))
+        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(description)), {})
 
 
 def _default_template(found: Any, folder: Path) -> str | None:
@@ -176,21 +223,38 @@ def _default_template(found: Any, folder: Path) -> str | None:
     return found
 
 
-def _backend(description: str) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer.from_str(description)
-    backend.no_truncation()  # how training cut and filled its batches may be stored with it
-    backend.no_padding()
-    return backend
+def _utf8_size(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the text has {text[error.start]!r} at character {error.start}, half of a surrogate "
+            "pair; allowed: whole characters"
+        ) from None
 
 
-def _each_text(value: Any, change: Callable[[str], Any]) -> Any:
+def _token_ids(ids: Iterable[int]) -> list[int]:
+    try:
+        ids = list(map(operator.index, ids))  # arrays have whole numbers of types of their own
+    except TypeError as error:
+        raise ValueError(f"ids are {ids!r:.60}; allowed: whole numbers ({error})") from error
+    require(len(ids) <= MAX_DECODED_IDS, f"there are {len(ids)} ids; allowed: {MAX_DECODED_IDS}")
+    for i in ids:
+        if not 0 <= i <= _MAX_ID:
+            raise ValueError(shortened(f"a token id is {i}; allowed: 0 to {_MAX_ID}"))
+    return ids
+
+
+def _each_text(value: Any, change: Callable[[str], Any], levels: int = _MAX_MESSAGE_LEVELS) -> Any:
     """Returns what JSON can hold with every text changed, names of keys apart."""
     if isinstance(value, str):
         return change(value)
+    deeper = f"messages nest deeper than {_MAX_MESSAGE_LEVELS} levels; allowed: less"
+    require(levels > 0 or not isinstance(value, Mapping | list | tuple), deeper)
     if isinstance(value, Mapping):
-        return {key: _each_text(each, change) for key, each in value.items()}
+        return {key: _each_text(each, change, levels - 1) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_each_text(each, change) for each in value]
+        return [_each_text(each, change, levels - 1) for each in value]
     return value
 
 
@@ -202,16 +266,26 @@ def _replaced(replacements: Mapping[str, str], text: str) -> str:
 
 def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
-        return parse(path.read_text(encoding="utf-8"))
-    except Exception as error:  # tokenizers raises bare Exception
+        return parse(_of_allowed_size(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
         raise ValueError(shortened(f"cannot parse {path}: {error}")) from error
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def _of_allowed_size(path: Path) -> Path:
+    size = path.stat().st_size
+    require(size <= MAX_FILE_BYTES, f"{path} has {size:,} bytes; allowed: {MAX_FILE_BYTES:,}")
+    return path
+
+
+def _special_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Returns tokens by role; a config spells one as a string or an object with its `content`."""
     spelled = {
         role: token.get("content") if isinstance(token, dict) else token
         for role, token in config.items()
         if role.endswith("_token")
     }
-    return {role: token for role, token in spelled.items() if isinstance(token, str)}
+    tokens = {role: token for role, token in spelled.items() if isinstance(token, str)}
+    for role, token in tokens.items():
+        with one_sentence(f"{folder}: {role} is {token!r:.60}"):
+            _utf8_size(token)
+    return tokens

@@ -196,3 +196,79 @@ def test_a_template_that_is_no_text_is_refused(folder, found):
 def test_messages_that_json_lacks_are_refused(content):
     with pytest.raises(ValueError, match="messages hold what JSON lacks"):
         TINY.encode_chat([{"role": "user", "content": content}])
+
+
+DEEP: list = []
+for _ in range(500):
+    DEEP = [DEEP]
+CYCLIC: dict = {"type": "text"}
+CYCLIC["text"] = [CYCLIC]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ab\ud800", r"has '.ud800' at character 2, half of a surrogate pair; allowed: whole"),
+        (None, "the text is None; allowed: a str"),
+        (b"bytes", "the text is b'bytes'; allowed: a str"),
+        ("a" * 100_000_000, "100,000,000 characters; allowed with this tokenizer: 8,388,608 bytes"),
+        ("\u4e2d" * 3_000_000, "3,000,000 characters; allowed with this tokenizer: 8,388,608 by"),
+    ],
+)
+def test_text_that_cannot_be_encoded_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        TINY.encode(text)
+
+
+@pytest.mark.parametrize("spelled", [False, True])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("\udfff", "half of a surrogate pair"),
+        ({"text": "\udfff"}, "half of a surrogate pair"),
+        (DEEP, "messages nest deeper than 64 levels"),
+        (CYCLIC, "messages nest deeper than 64 levels"),
+        ("a" * 10_000_000, "10,000,000 characters"),
+    ],
+)
+def test_messages_that_cannot_be_encoded_are_refused(content, message, spelled):
+    with pytest.raises(ValueError, match=message):
+        TINY.encode_chat([{"role": "user", "content": content}], tokens_in_messages=spelled)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([-1], "a token id is -1; allowed: 0 to 4294967295"),
+        ([2**40], "a token id is 1099511627776; allowed: 0 to 4294967295"),
+        ([1.0], "whole numbers"),
+        ([None], "whole numbers"),
+        (["1"], "whole numbers"),
+        (None, "whole numbers"),
+        (5, "whole numbers"),
+        (np.zeros((2, 2), np.int32), "whole numbers"),
+        (np.zeros(2), "whole numbers"),
+        (np.zeros((1 << 20) + 1, np.int32), "1048577 ids; allowed: 1048576"),
+    ],
+)
+def test_ids_that_cannot_be_decoded_are_refused(ids, message):
+    with pytest.raises(ValueError, match=message):
+        TINY.decode(ids)
+
+
+def test_ids_without_a_token_decode_to_nothing():
+    assert TINY.decode([*TINY.encode("pens"), 10**6, 2**32 - 1]) == "pens"
+
+
+def test_a_special_token_with_half_a_surrogate_pair_is_refused(folder):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "\ud800"}))
+    with pytest.raises(ValueError, match=r"eos_token is '.ud800': .* half of a surrogate pair"):
+        Tokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_files_that_are_too_large_are_not_read(folder, name):
+    with (folder / name).open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match=f"{name} has 1,099,511,627,776 bytes; allowed: 67,108,"):
+        Tokenizer.from_folder(folder)

@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
 
 def fuzz(cases: int, seed: int, kinds: Iterable[str] = KINDS) -> list[Case]:
-    """Runs cases, each kind its share of them."""
+    """Runs about so many cases: for 200, as many of each kind as `KINDS` has."""
     found = []
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         for kind in kinds:

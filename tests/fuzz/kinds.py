@@ -32,6 +32,7 @@ from tests.fuzz.damage import (
     damage_json_file,
     flip_bits,
 )
+from tests.tokenizer_families import FAMILIES
 
 MODEL = GQA.replace(n_layers=1)
 TINY = Path(__file__).parents[2] / "llada_jax" / "assets" / "tiny"
@@ -164,6 +165,124 @@ class TokenizerFiles:
             chat = tokenizer.encode_chat([{"role": "user", "content": "2 + 3"}])
         known = (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.mask_id)
         return ids, tokenizer.decode(ids), chat, known, tokenizer.vocab_size
+
+
+def _replaced(pattern: Mapping[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    settings = {"pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Split", **settings}
+
+
+_HOSTILE_PARTS: dict[str, list[dict[str, Any]]] = {
+    "normalizer": [
+        {"type": "Prepend", "prepend": "a" * 5_000_000},
+        {"type": "BertNormalizer", "prepend": "a" * 5_000_000},
+        _replaced({"String": "a"}, "a" * 64),
+        _replaced({"String": ""}, "a"),
+        _replaced({"Regex": "(?=.)"}, "a" * 40),
+        {"type": "ByteLevel"},
+        {"type": "Precompiled", "precompiled_charsmap": "////f2FhYWFhYWFh"},
+        {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////9hYWFhYWFh"},
+    ],
+    "pre_tokenizer": [
+        *map(_split, ["(a+)+b", "a*a*b", r"(a)(?=\1*\1*b)", "(?:(?:a?){999}){999}", "[", "("]),
+        {"type": "FixedLength", "length": 0},
+        {"type": "Metaspace", "replacement": "aa", "prepend_scheme": "always"},
+    ],
+    "decoder": [
+        {"type": "Strip", "content": "a", "start": 0, "stop": 10**9},
+        {"type": "Strip", "content": "a", "start": 0, "stop": 9},
+        _replaced({"Regex": "a*"}, "a" * 64),
+        {"type": "BPEDecoder", "suffix": ""},
+    ],
+    "model": [
+        {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "b"},
+        {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a"}
+        | {"continuing_subword_prefix": "#", "max_input_chars_per_word": 10**9},
+        {"type": "Unigram", "vocab": [["a" * n, 0.0] for n in range(1, 257)], "unk_id": None},
+        {"type": "BPE", "vocab": {"a": 0, "aa": 0, "": 1}, "merges": [["a", "a"], ["aa", ""]]},
+        {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]},
+        {"type": "BPE", "vocab": {"a": 10**9, "b": 2**31, "c": 2**22 - 1}, "merges": []},
+    ],
+}
+
+
+class HostileTokenizer:
+    """A `tokenizer.json` with the parts of a family, damaged or replaced by a hostile hand."""
+
+    def build(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "tokenizer.json").write_text(json.dumps(FAMILIES["qwen"]))
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        family = rng.choice(sorted(FAMILIES))
+        content: dict[str, Any] = json.loads(json.dumps(FAMILIES[family]))
+        section = rng.choice([*_HOSTILE_PARTS, "damage", "damage", "damage", "damage"])
+        if section == "damage":
+            # Not in the vocabulary, where most of the values are.
+            model = content["model"]
+            large = {key: model.pop(key) for key in ("vocab", "merges") if key in model}
+            content, done = damage_json(rng, content, family)
+            if isinstance(content.get("model"), dict):
+                content["model"] |= large
+            label = done.label
+        else:
+            part, times = rng.choice(_HOSTILE_PARTS[section]), rng.choice([1, 1, 3, 40])
+            label = f"{family}: {times} {section} {str(part)[:60]}"
+            if section != "model" and times > 1:
+                inner = {"normalizer": "normalizers", "decoder": "decoders"}
+                part = {"type": "Sequence", inner.get(section, "pretokenizers"): [part] * times}
+            content |= {section: part} | ({"added_tokens": []} if section == "model" else {})
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+        return Damage(label, states_other=True)
+
+    def load(self, folder: Path) -> Any:
+        tokenizer = Tokenizer.from_folder(folder)
+        found = []
+        for text in (
+            "Tom had <|im_end|> 12 pens.",
+            "a" * 4000,
+            " ab\n" * 1000,
+            "\ufdfa\u4e2d" * 99,
+        ):
+            ids = tokenizer.encode(text, add_special_tokens=True)
+            found += [ids, tokenizer.decode(ids, skip_special_tokens=False)]
+        return found
+
+
+class Texts:
+    """Texts, chats and ids that a program or a file hands to a tokenizer, as Python reads them."""
+
+    def build(self, folder: Path) -> None:
+        TokenizerFiles().build(folder)
+        (folder / "call.json").write_text(json.dumps(["encode", "a"]))
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        name = rng.choice(["encode", "decode", "encode_chat", "encode_chat"])
+        texts = ["\ud800", "a\udfffb", "\0", "a" * 10_000_000, "<|eot_id|>" * 999, "\U0010ffff"]
+        value: Any = rng.choice([*texts, *VALUES])
+        if name == "decode" and rng.random() < 0.7:
+            value = [rng.choice([-1, 2**32 - 1, 2**32, 2**40, 1.5, None, "1", [1], 10**6, 3])]
+        if name == "encode_chat":
+            kind = rng.choice(["content", "deep", "cyclic", "other"])
+            levels = {"deep": rng.choice([50, 70, 900])}.get(kind, 0)
+            for _ in range(levels):
+                value = [value]
+            value = value if kind == "other" else [{"role": "user", "content": value}]
+            name = "cyclic" if kind == "cyclic" else name
+        (folder / "call.json").write_text(json.dumps([name, value]))
+        return Damage(f"{name} {str(value)[:60]!r}", states_other=True)
+
+    def load(self, folder: Path) -> Any:
+        tokenizer = Tokenizer.from_folder(folder)
+        name, value = json.loads((folder / "call.json").read_text())
+        if name == "cyclic":
+            value[0]["content"] = [value]
+            name = "encode_chat"
+        return getattr(tokenizer, name)(value)
 
 
 class Gguf:
@@ -532,6 +651,8 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "safetensors": (Safetensors(), 40),
     "config.json": (ConfigJson(), 30),
     "tokenizer": (TokenizerFiles(), 20),
+    "hostile tokenizer": (HostileTokenizer(), 16),
+    "text": (Texts(), 16),
     "gguf": (Gguf(), 26),
     "trace": (Traces(), 20),
     "store": (Store(), 20),
@@ -540,4 +661,4 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "chat template": (ChatTemplate(), 10),
     "overrides": (Overrides(), 10),
 }
-"""By name, each with its share of 200 cases."""
+"""By name, each with its number of cases in a quick run (`--cases 200`)."""

@@ -1,0 +1,464 @@
+"""Checks the JSON of a tokenizer before the tokenizers library builds it.
+
+A `tokenizer.json` comes with a checkpoint, so a stranger may have written it. The library takes it
+on trust: a few bytes can make it allocate until the system ends the process (a `Replace` that
+multiplies a text, an id of 10^9), run for minutes, or panic in its Rust code. So every part is
+compared with a schema: only parts, settings and sizes that are listed here reach the library, as
+new JSON, so that it never reads anything else than what was checked. Regular expressions, which no
+schema bounds, are tried out in a process of their own (`pattern_probe`).
+
+How long a text may get within the library is known from the parts: each has a factor by which it
+lengthens a text at most, and `max_text_bytes` divides a fixed bound by their product.
+"""
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from llada_jax.config import parse_json, require, shortened
+from llada_jax.pattern_probe import probe_patterns
+
+MAX_FILE_BYTES = 1 << 26  # Gemma 3's file, one of the largest, has half of it
+MAX_ID = 1 << 22  # the library counts up to the highest id when it writes a vocabulary
+MAX_TOKEN_CHARACTERS = 4096
+_MAX_NORMALIZED_BYTES = 1 << 24  # 4M digits, a token each, took 1.7 GB and 15 seconds
+_MAX_GROWTH = 4096  # so that texts of 4 KiB are always possible
+_MAX_DECODER_GROWTH = 16
+_MAX_PARTS, _MAX_LEVELS = 64, 8
+_MAX_ADDED_CHARACTERS = 1 << 22  # their automaton takes about 100 bytes for each
+_MAX_PIECE_CHARACTERS = 256  # a Unigram model tries every prefix of a text that is a piece
+_MAX_PIECES_CHARACTERS = 1 << 22  # their tree takes about 350 bytes for each
+
+
+class _Setting(NamedTuple):
+    """What a setting of a part may be."""
+
+    allowed: str
+    holds: Callable[[Any], bool]
+    needed: bool = True
+
+
+def _text(least: int, most: int) -> _Setting:
+    def holds(value: Any) -> bool:
+        return isinstance(value, str) and least <= len(value) <= most
+
+    return _Setting(f"text of {least} to {most} characters", holds)
+
+
+def _number(least: int, most: int) -> _Setting:
+    return _Setting(f"{least} to {most}", partial(_is_number, least, most))
+
+
+def _is_number(least: int, most: int, value: Any) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _one_of(*values: str) -> _Setting:
+    return _Setting(", ".join(map(repr, values)), lambda value: value in values)
+
+
+def _optional(setting: _Setting) -> _Setting:
+    def holds(value: Any) -> bool:
+        return value is None or setting.holds(value)
+
+    return _Setting(f"{setting.allowed} or null", holds, needed=False)
+
+
+def _is_pattern(value: Any) -> bool:
+    match value:
+        case {"String": str(pattern)} | {"Regex": str(pattern)}:
+            # An empty text is found before every character, which would lengthen any text.
+            return len(value) == 1 and 1 <= len(pattern) <= 4096
+    return False
+
+
+def _is_token_with_id(value: Any) -> bool:
+    match value:
+        case [str(token), int(i)]:
+            return _TOKEN.holds(token) and _is_id(i)
+    return False
+
+
+def _is_template(value: Any) -> bool:
+    """Whether a template has each sequence once at most: again and again, it multiplies a text."""
+    if not isinstance(value, list) or len(value) > 64:
+        return False
+    sequences = []
+    for piece in value:
+        match piece:
+            case {"Sequence": {"id": str(name)}}:
+                sequences.append(name)
+            case {"SpecialToken": {"id": str()}}:
+                pass
+            case _:
+                return False
+    return len(sequences) == len(set(sequences))
+
+
+def _are_special_tokens(value: Any) -> bool:
+    def has_ids(token: Any) -> bool:
+        match token:
+            case {"ids": list(ids)}:
+                return len(ids) <= 64 and all(map(_is_id, ids))
+        return False
+
+    return isinstance(value, dict) and all(map(has_ids, value.values()))
+
+
+_is_id = partial(_is_number, 0, MAX_ID - 1)
+_FLAG = _Setting("true or false", lambda value: isinstance(value, bool))
+_LIST = _Setting("a list", lambda value: isinstance(value, list))
+_CHARACTER, _AFFIX, _TOKEN = _text(1, 1), _text(0, 64), _text(1, MAX_TOKEN_CHARACTERS)
+_PATTERN = _Setting('{"String": ...} or {"Regex": ...} of 1 to 4096 characters', _is_pattern)
+_BEHAVIOR = _one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+_PAIR = _Setting(f"[token, id], the id below {MAX_ID}", _is_token_with_id)
+_TEMPLATE = _Setting("up to 64 pieces, with sequences A and B once each at most", _is_template)
+_SPECIAL = _Setting(f"tokens with up to 64 ids below {MAX_ID} each", _are_special_tokens)
+
+
+def _without_settings(*types: str) -> dict[str, dict[str, _Setting]]:
+    return {each: {} for each in types}
+
+
+_BYTE_LEVEL = {"add_prefix_space": _FLAG, "trim_offsets": _FLAG, "use_regex": _optional(_FLAG)}
+_METASPACE = {
+    "replacement": _CHARACTER,
+    "prepend_scheme": _optional(_one_of("first", "never", "always")),
+    **dict.fromkeys(("add_prefix_space", "split"), _optional(_FLAG)),
+    "str_rep": _optional(_AFFIX),
+}
+_REPLACE = {"pattern": _PATTERN, "content": _AFFIX}
+_ENDS = {"sep": _PAIR, "cls": _PAIR}
+
+_PARTS: dict[str, dict[str, dict[str, _Setting]]] = {
+    "normalizer": {
+        "BertNormalizer": {
+            **dict.fromkeys(("clean_text", "handle_chinese_chars", "lowercase"), _FLAG),
+            "strip_accents": _optional(_FLAG),
+        },
+        "Strip": {"strip_left": _FLAG, "strip_right": _FLAG},
+        "Precompiled": {"precompiled_charsmap": _text(1, 1 << 22)},
+        "Replace": _REPLACE,
+        "Prepend": {"prepend": _AFFIX},
+        **_without_settings("StripAccents", "NFC", "NFD", "NFKC", "NFKD"),
+        **_without_settings("Lowercase", "Nmt", "ByteLevel"),
+    },
+    "pre_tokenizer": {
+        "ByteLevel": _BYTE_LEVEL,
+        "Metaspace": _METASPACE,
+        "CharDelimiterSplit": {"delimiter": _CHARACTER},
+        "Split": {"pattern": _PATTERN, "behavior": _BEHAVIOR, "invert": _FLAG},
+        "Punctuation": {"behavior": _optional(_BEHAVIOR)},
+        "Digits": {"individual_digits": _FLAG},
+        "FixedLength": {"length": _number(1, MAX_TOKEN_CHARACTERS)},
+        **_without_settings("BertPreTokenizer", "Whitespace", "WhitespaceSplit"),
+        **_without_settings("UnicodeScripts"),
+    },
+    "post_processor": {
+        "BertProcessing": _ENDS,
+        "RobertaProcessing": {**_ENDS, "trim_offsets": _FLAG, "add_prefix_space": _FLAG},
+        "ByteLevel": _BYTE_LEVEL,
+        "TemplateProcessing": {
+            "single": _TEMPLATE,
+            "pair": _TEMPLATE,
+            "special_tokens": _SPECIAL,
+        },
+    },
+    "decoder": {
+        "BPEDecoder": {"suffix": _text(1, 64)},
+        "ByteLevel": _BYTE_LEVEL,
+        "WordPiece": {"prefix": _AFFIX, "cleanup": _FLAG},
+        "Metaspace": _METASPACE,
+        "CTC": {"pad_token": _TOKEN, "word_delimiter_token": _TOKEN, "cleanup": _FLAG},
+        "Replace": _REPLACE,
+        "Strip": {"content": _CHARACTER, "start": _number(0, 64), "stop": _number(0, 64)},
+        **_without_settings("Fuse", "ByteFallback"),
+    },
+}
+"""Settings of the parts that a text passes through, by section and type."""
+
+_SEQUENCES = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
+"""By section, the setting in which a part of the type `Sequence` has its parts."""
+
+_MODELS: dict[str, dict[str, _Setting]] = {
+    "BPE": {
+        # Any other dropout makes encoding random.
+        "dropout": _optional(_Setting("0", lambda value: value == 0)),
+        "unk_token": _optional(_text(0, MAX_TOKEN_CHARACTERS)),
+        **dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix"), _optional(_AFFIX)),
+        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), _optional(_FLAG)),
+        "merges": _LIST,
+    },
+    "WordPiece": {
+        "unk_token": _TOKEN,
+        "continuing_subword_prefix": _AFFIX,
+        # The time for a word is quadratic in it.
+        "max_input_chars_per_word": _number(1, 256),
+    },
+    "WordLevel": {"unk_token": _TOKEN},
+    "Unigram": {"unk_id": _optional(_number(0, MAX_ID - 1)), "byte_fallback": _optional(_FLAG)},
+}
+"""Settings of the models, apart from their vocabulary."""
+
+
+def build_backend(data: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Builds a tokenizer, without its padding and truncation.
+
+    Raises ValueError that says what is wrong in the data.
+    """
+    data = check_tokenizer_json(data)
+    with one_sentence("the tokenizers library cannot build it"):
+        backend = tokenizers.Tokenizer.from_str(json.dumps(data))
+        actual = [backend.token_to_id(token["content"]) for token in data["added_tokens"]]
+    for token, i in zip(data["added_tokens"], actual, strict=True):
+        # The library numbers added tokens anew; where a token is missing before them, all move.
+        require(
+            i == token["id"],
+            f"the id of the added token {token['content']!r} is {token['id']}; allowed: {i}, "
+            "which follows from the vocabulary",
+        )
+    return backend
+
+
+def backend_from_json(content: str) -> tokenizers.Tokenizer:
+    """Builds a tokenizer from the content of a `tokenizer.json`; see `build_backend`."""
+    data = parse_json(content, "the content is no JSON", "one JSON object")
+    _require(isinstance(data, dict), "the content", data, "one JSON object")
+    return build_backend(data)
+
+
+@contextmanager
+def one_sentence(wrong: str) -> Iterator[None]:
+    """Turns any error, panics of the tokenizers library's Rust code included, into a ValueError
+    that begins with `wrong`."""
+    try:
+        yield
+    except BaseException as error:
+        # A panic is no Exception, and its class cannot be imported.
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise
+        raise ValueError(shortened(f"{wrong}: {error}")) from error
+
+
+def check_tokenizer_json(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sections of a tokenizer's JSON that the library may read.
+
+    Padding and truncation, which training may have stored, are left out.
+
+    Raises ValueError that names a part, a setting or a size that is not allowed, or a regular
+    expression that fails or takes too long.
+    """
+    sections = {section: data.get(section) for section in _PARTS}
+    parts = {section: _checked_parts(section, part) for section, part in sections.items()}
+    growth = _growth(sections["normalizer"]) * _growth(sections["pre_tokenizer"])
+    for name, factor, most in (
+        ("normalizer and pre_tokenizer", growth, _MAX_GROWTH),
+        ("decoder", _growth(sections["decoder"]), _MAX_DECODER_GROWTH),
+    ):
+        require(
+            factor <= most,
+            f"{name} can make a text {factor:.4g} times as long; allowed: {most} times",
+        )
+    added_tokens = data.get("added_tokens") or []
+    _check_added_tokens(added_tokens, _growth(sections["normalizer"]))
+    model = _checked_model(data.get("model"))
+    patterns = [
+        part["pattern"]["Regex"]
+        for part in chain.from_iterable(parts.values())
+        if "Regex" in part.get("pattern", ())
+    ]
+    if patterns:
+        probe_patterns(sections | {"post_processor": None}, patterns)
+    version = data.get("version", "1.0")
+    return {"version": version, "added_tokens": added_tokens, **sections, "model": model}
+
+
+def max_text_bytes(backend: tokenizers.Tokenizer) -> int:
+    """Returns how many bytes of UTF-8 a text may have that the tokenizer encodes."""
+    # The pickled state of a part is its JSON; `backend.to_str()` would write the vocabulary, too.
+    parts = [part for part in (backend.normalizer, backend.pre_tokenizer) if part is not None]
+    growth = math.prod(_growth(json.loads(part.__getstate__())) for part in parts)
+    return int(_MAX_NORMALIZED_BYTES / growth)
+
+
+def _checked_parts(section: str, part: Any) -> list[dict[str, Any]]:
+    """Returns the parts of a section, those of sequences one by one."""
+    parts = list(islice(_flattened(section, part, 0), _MAX_PARTS + 1))
+    require(len(parts) <= _MAX_PARTS, f"{section} has more than {_MAX_PARTS} parts; allowed: fewer")
+    return parts
+
+
+def _flattened(section: str, part: Any, level: int) -> Iterator[dict[str, Any]]:
+    if part is None and level == 0:
+        return
+    types = _PARTS[section] | {"Sequence": {_SEQUENCES[section]: _LIST}}
+    kind = part.get("type") if isinstance(part, dict) else None
+    known = isinstance(kind, str) and kind in types
+    _require(known, section, part, f"the types {', '.join(types)}")
+    assert isinstance(part, dict) and isinstance(kind, str)
+    _check_settings(f"{section} {kind}", part, types[kind])
+    if kind != "Sequence":
+        yield part
+        return
+    require(level < _MAX_LEVELS, f"{section} nests deeper than {_MAX_LEVELS} levels; allowed: less")
+    for inner in part[_SEQUENCES[section]]:
+        yield from _flattened(section, inner, level + 1)
+
+
+def _check_settings(
+    name: str, part: Mapping[str, Any], settings: Mapping[str, _Setting], *others: str
+) -> None:
+    # Unknown settings are not just ignored: the library tries its types one by one, whatever the
+    # type says, so that a setting of another type could turn the part into that one.
+    unknown = sorted(part.keys() - settings.keys() - {"type", *others})
+    allowed = ", ".join([*settings, *others]) or "none"
+    require(not unknown, f"{name} has the settings {unknown!r:.80}; allowed: {allowed}")
+    for key, setting in settings.items():
+        absent = key not in part
+        require(not (absent and setting.needed), f"{name} has no {key}; allowed: {setting.allowed}")
+        value = part.get(key)
+        _require(absent or setting.holds(value), f"{name}.{key}", value, setting.allowed)
+
+
+def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
+    """Raises ValueError if something does not hold. Other than with `require`, the value, which may
+    be a whole vocabulary, is written only then."""
+    if not holds:
+        raise ValueError(shortened(f"{name} is {value!r:.80}; allowed: {allowed}"))
+
+
+def _check_added_tokens(tokens: Any, growth: float) -> None:
+    _require(isinstance(tokens, list), "added_tokens", tokens, "a list")
+    allowed = f"an object with id, 0 to {MAX_ID - 1}, and content, {_TOKEN.allowed}"
+    for i, token in enumerate(tokens):
+        valid = isinstance(token, dict) and _TOKEN.holds(token.get("content"))
+        _require(valid and _is_id(token.get("id")), f"added_tokens[{i}]", token, allowed)
+    most = int(_MAX_ADDED_CHARACTERS / growth)  # the library normalizes them
+    characters = sum(len(token["content"]) for token in tokens)
+    require(characters <= most, f"added_tokens have {characters} characters; allowed: {most}")
+
+
+def _checked_model(model: Any) -> dict[str, Any]:
+    """Returns a model with its type, which old files leave out."""
+    _require(isinstance(model, dict), "model", model, "an object")
+    kind = model.get("type", _implied_type(model))
+    known = isinstance(kind, str) and kind in _MODELS
+    _require(known, "model.type", kind, ", ".join(_MODELS))
+    _check_settings(f"model {kind}", model, _MODELS[kind], "vocab")
+    vocab = model.get("vocab")
+    if kind == "Unigram":
+        _check_pieces(vocab)
+    else:
+        _check_vocabulary(vocab)
+    if kind in ("WordPiece", "WordLevel"):
+        unknown = model["unk_token"]
+        _require(unknown in vocab, "model.unk_token", unknown, "a token of model.vocab")
+    return {**model, "type": kind}
+
+
+def _implied_type(model: Mapping[str, Any]) -> str:
+    if "merges" in model:
+        return "BPE"
+    if "max_input_chars_per_word" in model:
+        return "WordPiece"
+    return "Unigram" if isinstance(model.get("vocab"), list) else "WordLevel"
+
+
+def _check_vocabulary(vocab: Any) -> None:
+    _require(isinstance(vocab, dict), "model.vocab", vocab, "ids by token")
+    for token, i in vocab.items():
+        if not _is_id(i):
+            _require(False, f"model.vocab[{token!r:.80}]", i, f"0 to {MAX_ID - 1}")
+    longest = max(map(len, vocab), default=0)
+    require(
+        longest <= MAX_TOKEN_CHARACTERS,
+        f"model.vocab has a token of {longest} characters; allowed: {MAX_TOKEN_CHARACTERS}",
+    )
+    twice = len(vocab) - len(set(vocab.values()))
+    require(
+        not twice, f"model.vocab has {twice} ids twice; allowed: an id of its own for each token"
+    )
+
+
+def _check_pieces(vocab: Any) -> None:
+    _require(isinstance(vocab, list), "model.vocab", vocab, "a list of pieces")
+    allowed = f"[text of up to {_MAX_PIECE_CHARACTERS} characters, score]"
+    for i, piece in enumerate(vocab):
+        valid = isinstance(piece, list) and len(piece) == 2 and type(piece[1]) in (int, float)
+        valid = valid and isinstance(piece[0], str) and len(piece[0]) <= _MAX_PIECE_CHARACTERS
+        _require(valid, f"model.vocab[{i}]", piece, allowed)
+    characters = sum(len(piece[0]) for piece in vocab)
+    require(
+        len(vocab) <= MAX_ID and characters <= _MAX_PIECES_CHARACTERS,
+        f"model.vocab has {len(vocab)} pieces of {characters} characters in all; allowed: "
+        f"{MAX_ID} of {_MAX_PIECES_CHARACTERS}",
+    )
+
+
+def _growth(part: Any) -> float:
+    """Returns how many times as many bytes a text has after a part, at the worst text. Parts that
+    are not named here never lengthen one."""
+    if part is None:
+        return 1.0
+    match part["type"]:
+        case "Sequence":
+            return math.prod(
+                _growth(inner) for key in _SEQUENCES.values() for inner in part.get(key, ())
+            )
+        case "NFC" | "NFD":
+            return 3.0  # Unicode Standard Annex 15, section 14, table 10; NFKC below, too
+        case "NFKC" | "NFKD":
+            return 11.0
+        case "Lowercase":
+            return 1.5  # U+0130, of two bytes, becomes three
+        case "BertNormalizer":
+            return 3.0 * 1.5 * 5 / 3  # accents, lower case, and spaces around Chinese characters
+        case "ByteLevel":
+            # A byte is written as a character of up to two bytes. A space precedes every piece,
+            # which may be one character.
+            return 4.0 if part.get("add_prefix_space") else 2.0
+        case "Metaspace":
+            return 2.0 * len(part["replacement"].encode(errors="surrogatepass"))
+        case "WordPiece":
+            return 2.0  # as a decoder: a space before every token
+        case "Prepend":
+            return 1.0 + _size(part["prepend"])  # to every stretch between added tokens
+        case "Replace":
+            if "Regex" in part["pattern"]:
+                return 1.0 + _size(part["content"])  # it may match nothing, before each character
+            return max(1.0, _size(part["content"]) / _size(part["pattern"]["String"]))
+        case "Precompiled":
+            return float(_longest_replacement(part["precompiled_charsmap"]))
+    return 1.0
+
+
+def _size(text: str) -> int:
+    return len(text.encode(errors="surrogatepass"))
+
+
+def _longest_replacement(charsmap: str) -> int:
+    """Returns the bytes of the longest text that SentencePiece's table puts for a character: after
+    its size (4 bytes) and a tree come the texts, each ended by a zero."""
+    try:
+        table = base64.b64decode(charsmap, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"precompiled_charsmap is {charsmap!r:.80}; allowed: base64") from error
+    end = 4 + int.from_bytes(table[:4], "little")
+    require(
+        end <= len(table),
+        f"precompiled_charsmap states a tree of {end - 4} bytes; allowed: {len(table)} in all",
+    )
+    return max(1, *map(len, table[end:].split(b"\0")))
