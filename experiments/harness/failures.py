@@ -6,8 +6,8 @@
     141  whoever read the output has enough of it (`| head`), without a line
     143  SIGTERM, as a batch system sends it
 
-With HYDRA_FULL_ERROR=1, as in Hydra itself, there is a traceback besides. What is none of these is
-a bug, whose traceback is always shown.
+With LLADA_JAX_FULL_ERROR=1 there is a traceback besides. What is none of these is a bug, whose
+traceback is always shown.
 """
 
 import errno
@@ -46,7 +46,7 @@ def told_in_a_line(resume: Callable[[], str]) -> Iterator[None]:
     except (*BAD_INPUT, OSError, KeyboardInterrupt) as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             raise SystemExit(128 + signal.SIGPIPE) from error
-        code, shows_all = _code(error), os.environ.get("HYDRA_FULL_ERROR") == "1"
+        code, shows_all = _code(error), os.environ.get("LLADA_JAX_FULL_ERROR") == "1"
         if code == 1:
             if shows_all:
                 raise
