@@ -97,6 +97,7 @@ def entry_point(
         ConfigStore.instance().store("config", _hydra_settings(verb, about), group="hydra")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
         with told_in_a_line(resume), terminable():
+            runs.clear()
             keep_compiled_programs()
             read_settings_as_data(_config_dir(sys.argv[1:]))
             try:
