@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from experiments import end_while_importing
+from llada_jax.model.mesh import require_device
 
 BAD_INPUT = (ValueError, FloatingPointError, FileNotFoundError, FileExistsError, ImportError,
              NotADirectoryError, IsADirectoryError, HydraException, OmegaConfBaseException,
@@ -41,7 +42,11 @@ def told_in_a_line(resume: Callable[[], str]) -> Iterator[None]:
     """Ends the program with SystemExit where the body ends for one of these reasons; `resume` gives
     the command that goes on."""
     try:
-        yield
+        try:
+            yield
+        except (AssertionError, RuntimeError):
+            require_device()  # whose absence JAX tells in these
+            raise
         sys.stdout.flush()  # while somebody is here who can tell why it fails
     except (*BAD_INPUT, OSError, KeyboardInterrupt) as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():

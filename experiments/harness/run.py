@@ -75,17 +75,17 @@ def entry_point(
     all its jobs.
     """
     resume = partial(command_that_goes_on, verb)
-    runs: list[Run] = []
+    began: list[str] = []
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=verb)
     def command(config: DictConfig) -> None:
+        began.append(verb)
         for name in ("jax", "absl"):  # they report absent devices, and each file of a checkpoint
             logging.getLogger(name).setLevel(logging.WARNING)
         with told_in_a_line(resume):
             settings = read_config(schema, config)
             worker: Worker = getattr(settings, "worker", ALONE)
             run = Run(Path(HydraConfig.get().runtime.output_dir), config, worker)
-            runs.append(run)
             with writing(run.folder, worker, HydraConfig.get().overrides.hydra):
                 run.require_own_folder()
                 experiment(settings, run)
@@ -97,13 +97,13 @@ def entry_point(
         ConfigStore.instance().store("config", _hydra_settings(verb, about), group="hydra")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
         with told_in_a_line(resume), terminable():
-            runs.clear()
+            began.clear()
             keep_compiled_programs()
             read_settings_as_data(_config_dir(sys.argv[1:]))
             try:
                 command()
             except (RecursionError, TypeError) as error:
-                if runs:  # the experiment's own
+                if began:  # the experiment's own
                     raise
                 raise ValueError(
                     f"the settings cannot be composed: {error}; allowed: groups by their names, and "

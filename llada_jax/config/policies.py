@@ -67,6 +67,8 @@ def own_rule(accept: object) -> Any:
     if not isinstance(accept, str) or ":" not in accept:
         return None
     module, _, name = accept.partition(":")
+    names = all(part.isidentifier() for part in (*module.split("."), name))
+    require(names, f"accept is {accept!r}; allowed: module:Class")
     try:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
