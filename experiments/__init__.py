@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+from io import TextIOWrapper
 
 
 def end_while_importing(*_: object) -> None:
@@ -20,7 +21,8 @@ def check_surroundings() -> None:
     whatever the locale, and has characters that the output cannot show replaced."""
     if sys.stdout is None:
         sys.exit("error: standard output is closed; allowed: an open one, such as /dev/null")
-    sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     limit, cpus = resource.getrlimit(resource.RLIMIT_AS)[0], os.cpu_count() or 1
     needed = 1536 + 64 * cpus << 20  # measured: 1,230 MiB on 2 CPUs; each adds threads with stacks
     if limit != resource.RLIM_INFINITY and limit < needed:

@@ -31,12 +31,13 @@ _ALLOWED = (
 )
 _HYDRA = r"(?<![\w-])hydra(?![\w-])"
 _ELSEWHERE = rf"(?!.*{_HYDRA})(?!.*\.\.)"
+_GROUP = rf"{_ELSEWHERE}((optional|override) )*/?[\w.-]+(/[\w.-]+)*(@[\w.]+)?"
 _FOLDER = r"(?!\.\.(/|$))([\w.,=@+-]|\$\{(now:[\w%:-]+|hydra\.job\.num)\})+"
 _SLURM = "partition|account|qos|constraint|gres|mem_per_cpu|mem_per_gpu"
 _RULES = (
     (r"package", rf"{_ELSEWHERE}.*"),
-    (r"defaults\.\d+", rf"{_ELSEWHERE}[^$]*"),
-    (rf"defaults\.\d+\.{_ELSEWHERE}[^$]*", rf"{_ELSEWHERE}.*"),
+    (r"defaults\.\d+", _GROUP),
+    (rf"defaults\.\d+\.{_GROUP}(\.\d+)?", rf"{_ELSEWHERE}.*"),
     (r"defaults\.\d+\.(override )?/?hydra/(launcher|sweeper)(/\w+)*", r"\w+"),
     (r"hydra\.(run|sweep)\.dir", f"outputs(/{_FOLDER})+"),
     (r"hydra\.sweep\.subdir", f"{_FOLDER}(/{_FOLDER})*"),
@@ -51,9 +52,8 @@ _RULES = (
 _PLUGIN_RULES = (("package", "None"), (r"defaults\.\d+", r"\w+"), *_RULES[4:])
 """Those of a file in `hydra/launcher` or `hydra/sweeper`, whose content gets into that node."""
 
-_Files: Any = next(
-    source for source in Plugins.instance().discover(ConfigSource) if source.scheme() == "file"
-)
+_sources: Any = Plugins.instance().discover(ConfigSource)
+_Files = next(source for source in _sources if source.scheme() == "file")
 
 
 _is = partial(re.fullmatch, flags=re.DOTALL)
@@ -83,8 +83,8 @@ class SettingsFiles(_Files):
         for key, value in _leaves(checked):
             require(
                 any(_is(k, key) and _is(v, str(value)) for k, v in rules),
-                f"{file} sets {key} to {str(value)[:100]!r}, which a settings file may not; allowed "
-                f"in files, of hydra: {_ALLOWED}",
+                f"{file} sets {key} to {str(value)[:100]!r}, which a settings file may not; "
+                f"allowed in files, of hydra: {_ALLOWED}",
             )
         return loaded
 

@@ -106,8 +106,8 @@ def entry_point(
                 if began:  # the experiment's own
                     raise
                 raise ValueError(
-                    f"the settings cannot be composed: {error}; allowed: groups by their names, and "
-                    "files that do not include themselves by `defaults`"
+                    f"the settings cannot be composed: {error}; allowed: groups by their names, "
+                    "and files that do not include themselves by `defaults`"
                 ) from error
 
     if experiment.__module__ == "__main__":
@@ -119,18 +119,19 @@ def _config_dir(arguments: Sequence[str]) -> str | None:
     """Returns the folder of settings that the command line adds; makes the files of samplers that
     it names choices. Raises ValueError for what would get around the check of settings files."""
     parser = argparse.ArgumentParser(add_help=False)
-    for names in (["-c", "--cfg"], ["-cn", "--config-name"], ["-cp", "--config-path"]):
-        parser.add_argument(*names)
-    parser.add_argument("-cd", "--config-dir")
+    for names in ("-c --cfg", "-cn --config-name", "-cp --config-path", "-cd --config-dir"):
+        parser.add_argument(*names.split())  # those that Hydra knows, for the same abbreviations
     parser.add_argument("--experimental-rerun")
     options, others = parser.parse_known_args(arguments)
-    pickled = options.experimental_rerun
+    pickled, name = options.experimental_rerun, options.config_name or ""
     require(
         pickled is None,
         f"--experimental-rerun is {pickled!r}; allowed: none, since a pickle runs code",
     )
+    inside = not name.startswith("/") and ".." not in name
+    require(inside, f"--config-name is {name!r}; allowed: the name of a file of --config-dir")
     for override in others:
-        searched = override.partition("=")[0].endswith("hydra.searchpath")
+        searched = "hydra.searchpath" in override.partition("=")[0]
         require(not searched, f"{override} is set; allowed: --config-dir=<folder>")
         offer_preset_file(override)
     return options.config_dir

@@ -12,6 +12,7 @@ from experiments import check_surroundings
 from experiments.harness.run import REPOSITORY
 
 LITTLE = 600 << 20
+SHORT = ["train.steps=1", "train.warmup_steps=0", "train.decay_steps=1"]
 
 
 def started(verb, *arguments, **options):
@@ -51,7 +52,7 @@ def test_a_locale_of_ascii_reads_and_writes_all_text(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("platforms", "verb", "arguments"),
-    [("cuda", "generate", ["model=tiny"]), ("nope", "bench", ["suite=constraint"])],
+    [("cuda", "generate", ["model=tiny"]), ("nope", "train", SHORT)],
 )
 def test_no_such_device(platforms, verb, arguments, tmp_path):
     environment = {**os.environ, "JAX_PLATFORMS": platforms}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from experiments.harness.run import REPOSITORY, entry_point
+from experiments.harness.run import entry_point
 from tests.experiments.in_process import run_experiment
 
 CODE = """
@@ -101,6 +101,9 @@ OUTSIDE = "../" * 9 + "tmp"
         ("defaults: [more@hydra.job_logging: bad]", "defaults.0.more@hydra.job_logging"),
         ("defaults: ['/hydra/job_logging/default@foo']", "defaults.0"),
         ("defaults: ['${more}/default']", "defaults.0"),
+        ("defaults: [//tmp/other]", "defaults.0"),
+        ("defaults: [{/: tmp/other}]", "defaults.0./"),
+        ("defaults: [../other]", "defaults.0"),
         ("defaults: [{override hydra/launcher: ../job_logging/default}]",
          "defaults.0.override hydra/launcher"),
     ],
@@ -112,6 +115,7 @@ def test_a_file_that_sets_what_hydra_acts_on(text, key, config):
 
 
 GROUPS = {
+    "hydra/config": ("job: {chdir: true}", "the file hydra/config.job.chdir"),
     "more/bad": ("# @package _global_\n" + HANDLER % "(): evil.factory", "hydra.job_logging."),
     "hydra/job_logging/mine": ("version: 1", "the file hydra/job_logging/mine.version"),
     "hydra/launcher/mine": ("defaults: [/more/x@_here_]", "defaults.0"),
@@ -128,8 +132,11 @@ def test_a_group_of_files_that_does(name, config, tmp_path):
     file.parent.mkdir(parents=True)
     file.write_text(text)
     (file.parent / "plain.yaml").write_text("# @package _global_\nseed: 4")
-    chosen = {"more": "+more=plain,bad", "hydra": name.rpartition("/")[0] + "=" + file.stem}
-    sweep = (chosen[name.split("/")[0]], f"hydra.sweep.dir={tmp_path}/run", "-m")
+    chosen = {
+        "more/bad": ["+more=plain,bad"],
+        "hydra/config": [],
+    }.get(name, [name.rpartition("/")[0] + "=" + file.stem])
+    sweep = (*chosen, f"hydra.sweep.dir={tmp_path}/run", "-m")
     with pytest.raises(SystemExit, match=rf"{name}\.yaml sets {re.escape(key)}.* may not; allowed"):
         config("seed: 3", *sweep)
     assert not list((tmp_path / "run").glob("*/config.yaml")), "before the first job"
@@ -150,15 +157,22 @@ def test_a_file_without_an_end(text, message, config, tmp_path):
         config(text)
 
 
-@pytest.mark.parametrize("override", ["hydra.searchpath=[conf]", "++hydra.searchpath=[conf]"])
-def test_a_folder_around_the_check(override, config):
-    with pytest.raises(SystemExit, match=r"hydra\.searchpath=\[conf\] is set; allowed: --config-d"):
-        config("seed: 3", override)
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("hydra.searchpath=[conf]", r"hydra\.searchpath=\[conf\] is set; allowed: --config-dir"),
+        ("--config-name=//tmp/x", r"--config-name is '//tmp/x'; allowed: the name of a file"),
+        ("--config-name=a/../x", r"--config-name is 'a/\.\./x'; allowed: the name of a file"),
+    ],
+)
+def test_a_file_around_the_check(argument, message, config):
+    with pytest.raises(SystemExit, match=message):
+        config("seed: 3", argument)
 
 
 def test_the_command_line_is_the_users_own(tmp_path):
     (tmp_path / "mine.yaml").write_text("seed: 3")
-    named = ["--config-dir", str(tmp_path), "--config-name", "mine", f"hydra.run.dir={tmp_path}/run"]
+    named = ["-cd", str(tmp_path), "-cn", "mine", f"hydra.run.dir={tmp_path}/run"]
     handler = "+hydra.job_logging.handlers.more={class: logging.NullHandler}"
     run_experiment(main, [*named, handler, "hydra.output_subdir=../beside"])
     assert "logging.NullHandler" in (tmp_path / "beside" / "hydra.yaml").read_text()
@@ -176,7 +190,7 @@ def test_a_pickle_is_no_configuration(config, tmp_path):
         ("# @package _global_\nhydra: {verbose: true}", "run"),
         ("hydra: {verbose: [jax], run: {dir: 'outputs/${now:%Y}-x'}}", "run"),
         ("hydra: {mode: MULTIRUN, sweep: {subdir: 'a/${hydra.job.num}'}}", "sweep/a/0"),
-        ("hydra: {mode: MULTIRUN, sweeper: {max_batch_size: 1, params: {+seed: '1,2'}}}", "sweep/1"),
+        ("hydra: {mode: MULTIRUN, sweeper: {params: {+seed: '1,2'}}}", "sweep/1"),
         ("defaults: [override hydra/launcher: mine, _self_]\nhydra: {mode: MULTIRUN}", "sweep/0"),
     ],
 )
