@@ -31,13 +31,15 @@ _ALLOWED = (
 )
 _HYDRA = r"(?<![\w-])hydra(?![\w-])"
 _ELSEWHERE = rf"(?!.*{_HYDRA})(?!.*\.\.)"
-_GROUP = rf"{_ELSEWHERE}((optional|override) )*/?[\w.-]+(/[\w.-]+)*(@[\w.]+)?"
+_NAME = r"\w[\w.-]*(/\w[\w.-]*)*"
+_GROUP = rf"{_ELSEWHERE}((optional|override) )*/?{_NAME}(@[\w.]+)?"
+_CHOICE = rf"{_ELSEWHERE}({_NAME}|[\w/-]*(\$\{{[\w/@]+\}}[\w/-]*)+)"
 _FOLDER = r"(?!\.\.(/|$))([\w.,=@+-]|\$\{(now:[\w%:-]+|hydra\.job\.num)\})+"
 _SLURM = "partition|account|qos|constraint|gres|mem_per_cpu|mem_per_gpu"
 _RULES = (
     (r"package", rf"{_ELSEWHERE}.*"),
     (r"defaults\.\d+", _GROUP),
-    (rf"defaults\.\d+\.{_GROUP}(\.\d+)?", rf"{_ELSEWHERE}.*"),
+    (rf"defaults\.\d+\.{_GROUP}(\.\d+)?", _CHOICE),
     (r"defaults\.\d+\.(override )?/?hydra/(launcher|sweeper)(/\w+)*", r"\w+"),
     (r"hydra\.(run|sweep)\.dir", f"outputs(/{_FOLDER})+"),
     (r"hydra\.sweep\.subdir", f"{_FOLDER}(/{_FOLDER})*"),
@@ -54,8 +56,6 @@ _PLUGIN_RULES = (("package", "None"), (r"defaults\.\d+", r"\w+"), *_RULES[4:])
 
 _sources: Any = Plugins.instance().discover(ConfigSource)
 _Files = next(source for source in _sources if source.scheme() == "file")
-
-
 _is = partial(re.fullmatch, flags=re.DOTALL)
 
 

@@ -1,6 +1,6 @@
 """What ends a run before its end, as one line, an exit code and the command that goes on.
 
-    1    bad input, as the line says, or a model that gives no numbers
+    1    bad input or surroundings, as the line says, or a model that gives no numbers
     74   the disk or the folder takes no more: full, broken, read-only (EX_IOERR of sysexits.h)
     130  SIGINT, as Ctrl-C gives it
     141  whoever read the output has enough of it (`| head`), without a line

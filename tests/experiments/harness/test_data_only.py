@@ -104,6 +104,7 @@ OUTSIDE = "../" * 9 + "tmp"
         ("defaults: [//tmp/other]", "defaults.0"),
         ("defaults: [{/: tmp/other}]", "defaults.0./"),
         ("defaults: [../other]", "defaults.0"),
+        ("defaults: [{__pycache__: '.${oc.env:DOT}/x'}]", "defaults.0.__pycache__"),
         ("defaults: [{override hydra/launcher: ../job_logging/default}]",
          "defaults.0.override hydra/launcher"),
     ],
@@ -187,6 +188,7 @@ def test_a_pickle_is_no_configuration(config, tmp_path):
     ("text", "folder"),
     [
         ("seed: 3", "run"),
+        ("defaults: [{optional a: b}, {optional c@d.e: '${a}_x'}, _self_]\nseed: 3", "run"),
         ("# @package _global_\nhydra: {verbose: true}", "run"),
         ("hydra: {verbose: [jax], run: {dir: 'outputs/${now:%Y}-x'}}", "run"),
         ("hydra: {mode: MULTIRUN, sweep: {subdir: 'a/${hydra.job.num}'}}", "sweep/a/0"),
