@@ -50,9 +50,9 @@ _RULES = (
     (r"hydra\.(launcher|sweeper)(\.[a-z]\w*)+", r"True|False|None|[\d.eE+-]+"),
     (rf"hydra\.launcher\.({_SLURM})", r"[\w.,:+-]+"),
 )
-"""Patterns of a key and its value, of which each line of a file has to match one."""
+"""Patterns of keys and values. Each value in a file has to match one pair."""
 _PLUGIN_RULES = (("package", "None"), (r"defaults\.\d+", r"\w+"), *_RULES[4:])
-"""Those of a file in `hydra/launcher` or `hydra/sweeper`, whose content gets into that node."""
+"""The patterns for a file in `hydra/launcher` or `hydra/sweeper`, whose content is that node's."""
 
 _sources: Any = Plugins.instance().discover(ConfigSource)
 _Files = next(source for source in _sources if source.scheme() == "file")
@@ -60,8 +60,8 @@ _is = partial(re.fullmatch, flags=re.DOTALL)
 
 
 class SettingsFiles(_Files):
-    """Hydra's source of configurations in files, which raises ValueError for a file that is not
-    data alone."""
+    """Hydra's source for configuration files, with the check. Raises ValueError if a file sets
+    something that it may not."""
 
     @staticmethod
     def scheme() -> str:
@@ -90,10 +90,10 @@ class SettingsFiles(_Files):
 
 
 class SettingsPath(SearchPathPlugin):
-    """Has Hydra read the folders of settings by `SettingsFiles`."""
+    """Makes `SettingsFiles` the source of every folder of settings on Hydra's search path."""
 
     config_dir: str | None = None
-    """That of the command line, which Hydra itself puts behind all others."""
+    """The folder of `--config-dir`. Hydra appends it later, so this entry is found first."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for element in search_path.get_path():
@@ -111,7 +111,7 @@ def read_settings_as_data(config_dir: str | None) -> None:
 
 
 def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields what is in a tree as it was written: an interpolation is text."""
+    """Yields the dotted key and the value of each leaf, interpolations as text."""
     items = node.items() if isinstance(node, dict) else enumerate(node)
     for name, value in items:
         inner = f"{key}.{name}".lstrip(".")

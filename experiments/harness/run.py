@@ -48,7 +48,7 @@ CONFIG, RESULTS = "config.yaml", "results.json"
 NO_RESULTS = ("report", "view")
 """Verbs that show what others found."""
 SWEEP_PAGE = "experiments.report.sweep.SweepPage"
-"""The callback that Hydra makes of a sweep's settings, and calls at its end."""
+"""Class of the callback that Hydra calls at the end of a sweep. Named here, imported by Hydra."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
 
@@ -75,7 +75,7 @@ def entry_point(
     all its jobs.
     """
     resume = partial(command_that_goes_on, verb)
-    began: list[str] = []
+    began: list[str] = []  # not empty once a job has started
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=verb)
     def command(config: DictConfig) -> None:
@@ -116,8 +116,9 @@ def entry_point(
 
 
 def _config_dir(arguments: Sequence[str]) -> str | None:
-    """Returns the folder of settings that the command line adds; makes the files of samplers that
-    it names choices. Raises ValueError for what would get around the check of settings files."""
+    """Returns the folder of `--config-dir`, and offers the sampler files that the command line
+    names as choices. Raises ValueError for arguments that would bypass the check of settings files.
+    """
     parser = argparse.ArgumentParser(add_help=False)
     for names in ("-c --cfg", "-cn --config-name", "-cp --config-path", "-cd --config-dir"):
         parser.add_argument(*names.split())  # those that Hydra knows, for the same abbreviations
