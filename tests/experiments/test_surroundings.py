@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
+import llada_jax as lj
 from experiments import check_surroundings
 from experiments.harness.run import REPOSITORY
 
@@ -47,6 +49,18 @@ def test_a_locale_of_ascii_reads_and_writes_all_text(monkeypatch):
     check_surroundings()
     print(sys.argv[1], flush=True)
     assert sys.argv[1] == "prompt=h\u00e9" and output.buffer.getvalue() == b"prompt=h\\xe9\n"
+
+
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unable to initialize")])
+def test_a_model_is_not_loaded_without_a_device(error, monkeypatch):
+    def devices():
+        raise error
+
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(
+        ValueError, match=r"^JAX_PLATFORMS is .* finds no such device here; allowed"
+    ):
+        lj.load("tiny")
 
 
 @pytest.mark.slow
