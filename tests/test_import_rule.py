@@ -179,6 +179,19 @@ def test_every_module_keeps_the_rule():
     assert breaches(PACKAGE) == []
 
 
+def test_the_harness_imports_no_verb_and_nothing_private():
+    experiments = PACKAGE.parent / "experiments"
+    verbs = {path.stem for path in experiments.iterdir()} - {"__init__", "harness"}
+    forbidden = ("hydra._internal", "unittest.mock", *(f"experiments.{verb}" for verb in verbs))
+    found = [
+        f"{path.name}: {imported}"
+        for path in sorted((experiments / "harness").glob("*.py"))
+        for imported in imports(path, f"experiments.harness.{path.stem}")
+        if any(f"{imported}.".startswith(f"{module}.") for module in forbidden)
+    ]
+    assert found == []
+
+
 def test_the_table_names_rooms_that_exist_or_are_planned():
     assert set().union(*ALLOWED.values()) <= set(ALLOWED)
     assert set(THIRD_PARTY) <= set(ALLOWED)

@@ -1,126 +1,121 @@
-"""Configurations are data: what would run code is refused with its file and key, before it is used.
+"""Settings files are data: of Hydra's own settings, a file may set what is listed here.
 
-Hydra calls what a file names in `hydra.callbacks`, in factories and classes of its logging settings
-and in each `_target_` of its launcher and sweeper, and it imports the packages of
-`hydra.searchpath`: all of that before an experiment sees its settings.
+Hydra acts on the node `hydra` before a verb sees its settings: it calls what callbacks, loggers and
+each `_target_` name, imports the packages of `hydra.searchpath`, sets environment variables, and
+writes to `hydra.run.dir` and `hydra.output_subdir`. So every file of `conf/`, `--config-path` and
+`--config-dir` is read by `SettingsFiles`, in each process and for each job of a sweep, and a file
+that sets anything else of this node, by whatever route, is refused. What is typed on the command
+line is the user's own act.
 """
 
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from llada_jax.config import require
+from llada_jax.config_files import parse_yaml
 
-_PLUGINS = ("hydra_plugins.", "hydra._internal.core_plugins.")
-_PLUGIN_KEYS = ("hydra.launcher._target_", "hydra.sweeper._target_")
-_CLASSES = tuple(
-    f"logging.{name}"
-    for name in (
-        *("StreamHandler", "FileHandler", "NullHandler", "Formatter"),
-        *("handlers.RotatingFileHandler", "handlers.TimedRotatingFileHandler"),
-    )
+_ALLOWED = (
+    "run.dir and sweep.dir under outputs/, sweep.subdir within it, mode, verbose, sweeper.params, "
+    "numbers of a launcher or a sweeper that is installed, names of Slurm's partitions and the "
+    "like; on the command line all of hydra"
 )
-_STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
-# Nothing that is put in behind these becomes `ext://module.name`, which logging imports.
-_PATH = re.compile(r"hydra-|\$\{hydra\.runtime\.output_dir\}/")
+_HYDRA = r"(?<![\w-])hydra(?![\w-])"
+_ELSEWHERE = rf"(?!.*{_HYDRA})(?!.*\.\.)"
+_NAME = r"\w[\w.-]*(/\w[\w.-]*)*"
+_GROUP = rf"{_ELSEWHERE}((optional|override) )*/?{_NAME}(@[\w.]+)?"
+_CHOICE = rf"{_ELSEWHERE}({_NAME}|[\w/-]*(\$\{{[\w/@]+\}}[\w/-]*)+)"
+_FOLDER = r"(?!\.\.(/|$))([\w.,=@+-]|\$\{(now:[\w%:-]+|hydra\.job\.num)\})+"
+_SLURM = "partition|account|qos|constraint|gres|mem_per_cpu|mem_per_gpu"
+_RULES = (
+    (r"package", rf"{_ELSEWHERE}.*"),
+    (r"defaults\.\d+", _GROUP),
+    (rf"defaults\.\d+\.{_GROUP}(\.\d+)?", _CHOICE),
+    (r"defaults\.\d+\.(override )?/?hydra/(launcher|sweeper)(/\w+)*", r"\w+"),
+    (r"hydra\.(run|sweep)\.dir", f"outputs(/{_FOLDER})+"),
+    (r"hydra\.sweep\.subdir", f"{_FOLDER}(/{_FOLDER})*"),
+    (r"hydra\.mode", r"RUN|MULTIRUN"),
+    (r"hydra\.verbose(\.\d+)?", r"[\w.]+"),
+    # A leading underscore is Hydra's syntax (`_target_`), and an interpolation may make a mapping.
+    (rf"hydra\.sweeper\.params\.{_ELSEWHERE}(?!.*\b_)[\w./@+~-]+", r"[^$]*"),
+    (r"hydra\.(launcher|sweeper)(\.[a-z]\w*)+", r"True|False|None|[\d.eE+-]+"),
+    (rf"hydra\.launcher\.({_SLURM})", r"[\w.,:+-]+"),
+)
+"""Patterns of keys and values. Each value in a file has to match one pair."""
+_PLUGIN_RULES = (("package", "None"), (r"defaults\.\d+", r"\w+"), *_RULES[4:])
+"""The patterns for a file in `hydra/launcher` or `hydra/sweeper`, whose content is that node's."""
 
-Found = Iterator[tuple[str, Any, str]]
-"""Keys whose values would run code, these values, and what is allowed in their place."""
+_sources: Any = Plugins.instance().discover(ConfigSource)
+_Files = next(source for source in _sources if source.scheme() == "file")
+_is = partial(re.fullmatch, flags=re.DOTALL)
 
 
-class DataOnlyLoader(ConfigLoaderImpl):
-    """Hydra's loader, which raises ValueError for a file or a composition that names code. Each job
-    of a sweep is composed by it as well, before the first one starts."""
+class SettingsFiles(_Files):
+    """Hydra's source for configuration files, with the check. Raises ValueError if a file sets
+    something that it may not."""
 
-    def load_configuration(self, *arguments: Any, **options: Any) -> Any:
-        try:
-            composed = super().load_configuration(*arguments, **options)
-        except TypeError as error:  # Hydra's own, where a group is chosen by a number
-            raise ValueError(f"the settings cannot be composed: {error}") from error
-        _refuse(_in_tree(OmegaConf.to_container(composed, resolve=False)), _COMMAND_LINE)
-        for plugin in ("launcher", "sweeper"):  # Hydra makes all that is in them
-            node = OmegaConf.to_container(composed.hydra[plugin], resolve=True)
-            _refuse(_in_tree(node, f"hydra.{plugin}"), _COMMAND_LINE)
-        return composed
+    @staticmethod
+    def scheme() -> str:
+        return "settings"
 
-    def _load_single_config(self, default: Any, repo: Any) -> Any:
-        loaded = super()._load_single_config(default, repo)
-        tree = OmegaConf.to_container(loaded.config, resolve=False)
-        _refuse(_in_tree(tree), f"{loaded.path}/{default.config_path}.yaml")
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = Path(self.path, config_path.removesuffix(".yaml") + ".yaml")
+        parse_yaml(file)  # has limits of size; OmegaConf expands every alias
+        loaded = super().load_config(config_path)
+        content = OmegaConf.to_container(loaded.config, resolve=False)
+        content, rules = content if isinstance(content, dict) else {}, _RULES
+        checked = {name: content[name] for name in ("defaults", "hydra") if name in content}
+        if re.search(_HYDRA, config_path):
+            group = re.match(r"(hydra/(launcher|sweeper)(/\w+)*)/\w+$", config_path)
+            node = group[1].replace("/", ".") if group else f"the file {config_path}"
+            content.pop("defaults", None)
+            checked, rules = {**checked, node: content}, _PLUGIN_RULES
+        checked["package"] = loaded.header["package"]
+        for key, value in _leaves(checked):
+            require(
+                any(_is(k, key) and _is(v, str(value)) for k, v in rules),
+                f"{file} sets {key} to {str(value)[:100]!r}, which a settings file may not; "
+                f"allowed in files, of hydra: {_ALLOWED}",
+            )
         return loaded
 
-    def _process_config_searchpath(
-        self, config_name: Any, parsed_overrides: Any, repo: Any
-    ) -> None:
-        loaded = repo.load_config(config_path=config_name) if config_name else None
-        if loaded is not None and OmegaConf.is_dict(loaded.config):
-            paths = OmegaConf.select(loaded.config, "hydra.searchpath")
-            _refuse(_packages(paths), f"{loaded.path}/{config_name}.yaml")
-        for override in parsed_overrides:
-            if override.get_key_element() == "hydra.searchpath":
-                _refuse(_packages(override.value()), _COMMAND_LINE)
-        super()._process_config_searchpath(config_name, parsed_overrides, repo)
+
+class SettingsPath(SearchPathPlugin):
+    """Makes `SettingsFiles` the source of every folder of settings on Hydra's search path."""
+
+    config_dir: str | None = None
+    """The folder of `--config-dir`. Hydra appends it later, so this entry is found first."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for element in search_path.get_path():
+            if element.provider == "main" and "://" not in element.path:
+                element.path = f"settings://{element.path}"
+        if self.config_dir is not None:
+            search_path.append("command-line", f"settings://{os.path.abspath(self.config_dir)}")
 
 
-_COMMAND_LINE = "the command line, with what it composes,"
+def read_settings_as_data(config_dir: str | None) -> None:
+    """Registers the source and the search path with Hydra."""
+    for plugin in (SettingsFiles, SettingsPath):
+        Plugins.instance().register(plugin)
+    SettingsPath.config_dir = config_dir
 
 
-def _refuse(found: Found, where: str) -> None:
-    for key, value, allowed in found:
-        shown = repr(value)[:100]
-        require(False, f"{where} sets {key} to {shown}, which would run code; allowed: {allowed}")
-
-
-def _packages(paths: Any) -> Found:
-    for path in paths or ():
-        if "://" in str(path) and not str(path).startswith("file://"):
-            yield "hydra.searchpath", path, "folders"
-
-
-def _in_tree(node: Any, key: str = "") -> Found:
-    """Looks through a tree as it was written: an interpolation is text."""
-    if key == "hydra.callbacks":
-        if node:
-            yield key, node, "none"
-    elif key == "hydra.job.env_set":  # PATH, LD_PRELOAD: programs that are started run them
-        if node and not (isinstance(node, dict) and node.items() <= os.environ.items()):
-            yield key, node, "what the shell has set"
-    elif key == "hydra.launcher.setup":  # commands that submitit puts before a job's own
-        if node:
-            yield key, node, "none; jobs have what the shell that submits them has loaded"
-    elif key in ("hydra.job_logging", "hydra.hydra_logging"):
-        yield from _in_logging(node, key)
-    elif key.rpartition(".")[2] == "_target_":
-        if key not in _PLUGIN_KEYS or not str(node).startswith(_PLUGINS):
-            yield key, node, "a plugin of Hydra as its launcher or sweeper, and none elsewhere"
-    else:
-        for name, inner in _inside(node):
-            yield from _in_tree(inner, f"{key}.{name}".lstrip("."))
-
-
-def _in_logging(node: Any, key: str) -> Found:
-    name = key.rpartition(".")[2]
-    if name == "()":
-        yield key, node, "classes of logging, under 'class'"
-    elif name == "class":
-        if node not in _CLASSES:
-            yield key, node, ", ".join(_CLASSES)
-    elif isinstance(node, str):
-        if "://" in node and node not in _STREAMS:
-            yield key, node, ", ".join(_STREAMS)
-        elif "${" in node and not _PATH.match(node):
-            yield key, node, "text, and interpolations behind ${hydra.runtime.output_dir}/"
-    else:
-        for inner_name, inner in _inside(node):
-            yield from _in_logging(inner, f"{key}.{inner_name}")
-
-
-def _inside(node: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(node, dict):
-        yield from node.items()
-    elif isinstance(node, list):
-        yield from enumerate(node)
+def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted key and the value of each leaf, interpolations as text."""
+    items = node.items() if isinstance(node, dict) else enumerate(node)
+    for name, value in items:
+        inner = f"{key}.{name}".lstrip(".")
+        if isinstance(value, (dict, list)):
+            yield from _leaves(value, inner)
+        else:
+            yield inner, value

@@ -1,13 +1,13 @@
 """What ends a run before its end, as one line, an exit code and the command that goes on.
 
-    1    bad input, as the line says, or a model that gives no numbers
+    1    bad input or surroundings, as the line says, or a model that gives no numbers
     74   the disk or the folder takes no more: full, broken, read-only (EX_IOERR of sysexits.h)
     130  SIGINT, as Ctrl-C gives it
     141  whoever read the output has enough of it (`| head`), without a line
     143  SIGTERM, as a batch system sends it
 
-With HYDRA_FULL_ERROR=1, as in Hydra itself, there is a traceback besides. What is none of these is
-a bug, whose traceback is always shown.
+With LLADA_JAX_FULL_ERROR=1 there is a traceback besides. What is none of these is a bug, whose
+traceback is always shown.
 """
 
 import errno
@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from experiments import end_while_importing
+from llada_jax.model.mesh import require_device
 
 BAD_INPUT = (ValueError, FloatingPointError, FileNotFoundError, FileExistsError, ImportError,
              NotADirectoryError, IsADirectoryError, HydraException, OmegaConfBaseException,
@@ -41,12 +42,16 @@ def told_in_a_line(resume: Callable[[], str]) -> Iterator[None]:
     """Ends the program with SystemExit where the body ends for one of these reasons; `resume` gives
     the command that goes on."""
     try:
-        yield
+        try:
+            yield
+        except (AssertionError, RuntimeError):
+            require_device()  # whose absence JAX tells in these
+            raise
         sys.stdout.flush()  # while somebody is here who can tell why it fails
     except (*BAD_INPUT, OSError, KeyboardInterrupt) as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             raise SystemExit(128 + signal.SIGPIPE) from error
-        code, shows_all = _code(error), os.environ.get("HYDRA_FULL_ERROR") == "1"
+        code, shows_all = _code(error), os.environ.get("LLADA_JAX_FULL_ERROR") == "1"
         if code == 1:
             if shows_all:
                 raise

@@ -6,6 +6,7 @@ The folder gets `config.yaml` (resolved), `env.json`, `metrics.jsonl` and `resul
 one is there exactly when the run finished.
 """
 
+import argparse
 import json
 import logging
 import os
@@ -14,13 +15,11 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
-from unittest.mock import patch
 
 import hydra
-from hydra._internal import hydra as hydra_main
-from hydra._internal import utils as hydra_utils
 from hydra.conf import HydraConf, RunDir, SweepDir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -32,12 +31,12 @@ from yaml import YAMLError
 
 import llada_jax as lj
 from experiments.harness.compiled_programs import keep_compiled_programs
-from experiments.harness.data_only import DataOnlyLoader
+from experiments.harness.data_only import read_settings_as_data
 from experiments.harness.failures import terminable, told_in_a_line
 from experiments.harness.results import ResultRow, table
 from experiments.harness.workers import writing
 from llada_jax.config import require
-from llada_jax.config_files import checked_dataclass, parse_yaml
+from llada_jax.config_files import checked_dataclass
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import ALONE, Worker
 from llada_jax.evaluation.stored import stored_text
@@ -48,10 +47,10 @@ from llada_jax.sampler.config import PRESETS, SamplerConfig
 CONFIG, RESULTS = "config.yaml", "results.json"
 NO_RESULTS = ("report", "view")
 """Verbs that show what others found."""
+SWEEP_PAGE = "experiments.report.sweep.SweepPage"
+"""Class of the callback that Hydra calls at the end of a sweep. Named here, imported by Hydra."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
-_multirun = hydra_main.Hydra.multirun
-_get_mode = hydra_main.Hydra.get_mode
 
 # `sampler=default`, and one for each preset: every setting, so that each can be overridden.
 _SAMPLER = {**SamplerConfig().as_dict(), "steps": None}  # which follow gen_length
@@ -62,7 +61,6 @@ for _name, _changes in {"default": {}, **PRESETS}.items():
 for _shape in ARCHITECTURES.glob("*.yaml"):
     ConfigStore.instance().store(_shape.stem, OmegaConf.load(_shape), group="architecture")
 
-SAYS_MODE = re.compile(r"[+~]*hydra(\.mode)?(=|$)")
 T = TypeVar("T")
 
 
@@ -71,17 +69,17 @@ def entry_point(
 ) -> Callable[[], None]:
     """Makes the command of a verb, and runs it where the experiment's module is the program.
 
-    Its settings are `conf/<verb>.yaml`, and its runs go to `outputs/<verb>/<date>/<time>`. They are
-    composed and checked for what would run code (`data_only`) before anything else happens. What
-    ends a run before its end is one line and an exit code (`failures`). A folder that another run
-    writes to is refused. A sweep (`-m`) ends with a page of all its jobs.
+    Its settings are `conf/<verb>.yaml`, and its runs go to `outputs/<verb>/<date>/<time>`. Files of
+    settings are data (`data_only`). What ends a run before its end is one line and an exit code
+    (`failures`). A folder that another run writes to is refused. A sweep (`-m`) ends with a page of
+    all its jobs.
     """
-
-    def resume() -> str:
-        return command_that_goes_on(verb)
+    resume = partial(command_that_goes_on, verb)
+    began: list[str] = []  # not empty once a job has started
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=verb)
     def command(config: DictConfig) -> None:
+        began.append(verb)
         for name in ("jax", "absl"):  # they report absent devices, and each file of a checkpoint
             logging.getLogger(name).setLevel(logging.WARNING)
         with told_in_a_line(resume):
@@ -94,55 +92,50 @@ def entry_point(
             if verb not in NO_RESULTS and (run.folder / RESULTS).exists():
                 print(f"\nlook at it: {_command_that_shows(run.folder)}")
 
-    def multirun(started: Any, **options: Any) -> Any:
-        """Runs a sweep, and shows what its jobs found side by side."""
-        found = _multirun(started, **options)
-        folders = [job.hydra_cfg.hydra.runtime.output_dir for jobs in found for job in jobs]
-        if folders and verb not in NO_RESULTS:
-            from experiments.report.__main__ import sweep_page  # which is a verb, above this one
-
-            sweep = Path(found[0][0].hydra_cfg.hydra.sweep.dir)
-            sweep_page(sweep, [Path(folder) for folder in dict.fromkeys(folders)])
-        return found
-
-    def reported(body: Callable[[], Any]) -> Any:
-        """Tells in a line what Hydra would show as a traceback of its own."""
-        with told_in_a_line(resume):
-            return body()
-
     def main() -> None:
         about = str(sys.modules[experiment.__module__].__doc__).replace("$", "$$")
         ConfigStore.instance().store("config", _hydra_settings(verb, about), group="hydra")
-        keep_compiled_programs()
-        arguments = hydra_utils.get_args_parser().parse_args()
-        pickled = arguments.experimental_rerun
-
-        def mode(started: Any, **options: Any) -> Any:
-            """Spares the composition of all settings, where none of them says the mode."""
-            files = arguments.config_dir or arguments.config_path or arguments.config_name
-            said = files or any(map(SAYS_MODE.match, arguments.overrides))
-            return _get_mode(started, **options) if said else None
-
-        with (
-            patch.object(hydra_main, "ConfigLoaderImpl", DataOnlyLoader),
-            patch.object(hydra_main.Hydra, "get_mode", mode),
-            patch.object(hydra_utils, "run_and_report", reported),
-            patch.object(hydra_main.Hydra, "multirun", multirun),
-            told_in_a_line(resume),
-            terminable(),
-        ):
-            for folder in filter(None, (arguments.config_dir, arguments.config_path)):
-                for file in Path(folder).rglob("*.yaml"):  # OmegaConf would expand all aliases
-                    parse_yaml(file)
-            require(not pickled, f"--experimental-rerun is {pickled!r}; allowed: none, since a "
-                    "pickle runs code")  # fmt: skip
-            for override in arguments.overrides:
-                offer_preset_file(override)
-            command()
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
+        with told_in_a_line(resume), terminable():
+            began.clear()
+            keep_compiled_programs()
+            read_settings_as_data(_config_dir(sys.argv[1:]))
+            try:
+                command()
+            except (RecursionError, TypeError) as error:
+                if began:  # the experiment's own
+                    raise
+                raise ValueError(
+                    f"the settings cannot be composed: {error}; allowed: groups by their names, "
+                    "and files that do not include themselves by `defaults`"
+                ) from error
 
     if experiment.__module__ == "__main__":
         main()
     return main
+
+
+def _config_dir(arguments: Sequence[str]) -> str | None:
+    """Returns the folder of `--config-dir`, and offers the sampler files that the command line
+    names as choices. Raises ValueError for arguments that would bypass the check of settings files.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    for names in ("-c --cfg", "-cn --config-name", "-cp --config-path", "-cd --config-dir"):
+        parser.add_argument(*names.split())  # those that Hydra knows, for the same abbreviations
+    parser.add_argument("--experimental-rerun")
+    options, others = parser.parse_known_args(arguments)
+    pickled, name = options.experimental_rerun, options.config_name or ""
+    require(
+        pickled is None,
+        f"--experimental-rerun is {pickled!r}; allowed: none, since a pickle runs code",
+    )
+    inside = not name.startswith("/") and ".." not in name
+    require(inside, f"--config-name is {name!r}; allowed: the name of a file of --config-dir")
+    for override in others:
+        searched = "hydra.searchpath" in override.partition("=")[0]
+        require(not searched, f"{override} is set; allowed: --config-dir=<folder>")
+        offer_preset_file(override)
+    return options.config_dir
 
 
 def offer_preset_file(override: str) -> None:
@@ -192,8 +185,10 @@ def _hydra_settings(verb: str, about: str) -> HydraConf:
     sweeper writes `multirun.yaml` whatever is set, into the folder above (`hydra.sweep.dir`)."""
     folder = f"outputs/{verb}/${{now:%Y-%m-%d}}/${{now:%H-%M-%S}}"
     hydra = HydraConf()
+    pages = {} if verb in NO_RESULTS else {"sweep_page": {"_target_": SWEEP_PAGE}}
     return replace(
         hydra,
+        callbacks=pages,
         defaults=[
             {"job_logging": "stdout"} if isinstance(each, dict) and "job_logging" in each else each
             for each in hydra.defaults

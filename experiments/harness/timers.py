@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, NamedTuple, TypeVar
-from unittest.mock import patch
 
 import jax
 
@@ -59,9 +58,14 @@ def in_own_process(
 ) -> T:
     """Returns what a function of some module gives in a new process, so that what one piece of work
     leaves behind is not in the next; raises what it raises."""
-    alone = ProcessPoolExecutor(1, get_context("spawn"))
-    with patch.dict(os.environ, environment or {}), alone as process:
-        return process.submit(function, *arguments).result()
+    before = dict(os.environ)
+    os.environ |= environment or {}
+    try:
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            return process.submit(function, *arguments).result()
+    finally:
+        os.environ.clear()
+        os.environ |= before
 
 
 def spread(

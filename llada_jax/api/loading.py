@@ -24,7 +24,7 @@ from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.io.content import content_hash
 from llada_jax.model import forward as model_forward
 from llada_jax.model.families.family import Family, add_family, families
-from llada_jax.model.mesh import agreed
+from llada_jax.model.mesh import agreed, require_device
 from llada_jax.model.params import param_count
 from llada_jax.programs import kept, own_jit
 from llada_jax.revision.tiled_forward import pack_params
@@ -106,6 +106,7 @@ def load(
         they are.
     """
     require_own_jax()
+    require_device()
     name = None if family is None else add_family(family)
     if (Path(source) / MANIFEST).is_file():
         require(mesh is None, f"{source} is an export; allowed on a mesh: a checkpoint")

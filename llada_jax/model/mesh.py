@@ -41,6 +41,17 @@ PLACES: Mapping[Axis, str | tuple[str, ...]] = {
 _NAME_BYTES = 16
 
 
+def require_device() -> None:
+    """Raises ValueError if JAX finds none of the devices that it is told to use."""
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:  # JAX asserts that one of the known is there
+        raise ValueError(
+            f"JAX_PLATFORMS is {jax.config.jax_platforms!r}, and JAX finds no such device here; "
+            "allowed: cpu, or an empty value for whatever there is"
+        ) from error
+
+
 def mesh(data: int = 1, model: int = 1, expert: int = 1) -> Mesh:
     """Returns a mesh of the first devices, of all processes, for `llada_jax.load`.
 

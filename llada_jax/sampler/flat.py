@@ -135,9 +135,11 @@ def imported(name: object, setting: str, base: type[Policy]) -> Any:
     if not isinstance(name, str) or ":" not in name:
         return None
     module, _, attribute = name.partition(":")
+    names = all(part.isidentifier() for part in (*module.split("."), attribute))
+    require(names, f"{setting} is {name!r}; allowed: module:Class")
     try:
         found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except (ImportError, AttributeError) as error:
         raise ValueError(f"{setting} is {name!r}: {error}; allowed: module:Class") from error
     kind = base.__name__.lower()
     is_policy = isinstance(found, type) and issubclass(found, base)

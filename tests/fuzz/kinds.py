@@ -613,6 +613,8 @@ class Overrides:
             {"hydra": {"job_logging": {"version": 1, "handlers": {"a": {"()": "os.getcwd"}}}}},
             {"hydra": {"launcher": call}},
             {"hydra": {"sweeper": call}},
+            {"hydra": {"output_subdir": "../../outside"}},
+            {"defaults": ["mine"]},
         ]
         others = [
             {"_target_": "os.system"},

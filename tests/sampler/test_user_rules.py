@@ -369,3 +369,5 @@ def test_the_trace_says_which_rule_ran():
     assert config.rule == KLASS(threshold=0.5) and config.replace(divergence=0.5).divergence == 0.5
     assert config.replace(accept="quota", cache="dual") == lj.SamplerConfig.from_flat(cache="dual")
     assert jax.tree.leaves(config) == [0.5, 0.01]
+    with pytest.raises(ValueError, match=r"^accept is '\.\./x:y'; allowed: module:Class$"):
+        lj.SamplerConfig(accept="../x:y")

@@ -241,7 +241,7 @@ def test_bad_input_leaves_an_empty_folder(override, message, tmp_path):
 
 @pytest.mark.parametrize("group", ["task", "sampler"])
 def test_unknown_names_are_answered_with_those_that_exist(group, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setenv("LLADA_JAX_FULL_ERROR", "1")
     known = {"task": "countdown", "sampler": "fast_dllm"}[group]
     with pytest.raises(ConfigCompositionException, match=rf"(?s){group}/sums.*{known}"):
         run(tmp_path / "run", f"{group}=sums")

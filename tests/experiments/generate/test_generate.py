@@ -183,6 +183,7 @@ def test_a_sweep_has_a_folder_for_each_run(random_model, tmp_path):
     run_main([*arguments, "prompt=Hello", "seed=0,1", "hydra.mode=MULTIRUN"])
     assert [OmegaConf.load(tmp_path / run / "config.yaml").seed for run in "01"] == [0, 1]
     assert list(tmp_path.rglob("multirun.yaml")) == [tmp_path / "multirun.yaml"], "Hydra's own"
+    assert "| 0: seed 0 | 1: seed 1 |" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""A configuration names no code: it is refused with its file and key, and nothing has run."""
+"""A settings file is data: what Hydra would act on is refused with its key, and nothing has run."""
 
+import re
 import sys
 from dataclasses import dataclass
 
@@ -50,74 +51,132 @@ def config(tmp_path, monkeypatch):
 
 
 HANDLER = "hydra: {job_logging: {handlers: {console: {%s}}}}"
+OUTSIDE = "../" * 9 + "tmp"
 
 
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("hydra: {callbacks: {mine: {_target_: evil.factory}}}", r"hydra\.callbacks"),
-        ("more: ${oc.env:HOME}\nhydra: {callbacks: '${more}'}", r"hydra\.callbacks"),
-        (HANDLER % "(): evil.factory", r"hydra\.job_logging\.handlers\.console\.\(\)"),
-        (HANDLER % "class: evil.factory", r"hydra\.job_logging\.handlers\.console\.class"),
-        (HANDLER % "class: logging.config.fileConfig", r"handlers\.console\.class"),
-        ("more: evil.factory\n" + HANDLER % "class: '${more}'", r"handlers\.console\.class"),
-        (HANDLER % "stream: ext://evil.factory", r"handlers\.console\.stream"),
-        (
-            "more: ext://evil.factory\n" + HANDLER % "stream: '${more}'",
-            r"handlers\.console\.stream",
-        ),
-        ("hydra: {hydra_logging: {formatters: {simple: {(): evil.factory}}}}", r"simple\.\(\)"),
-        ("hydra: {launcher: {_target_: evil.factory}}", r"hydra\.launcher\._target_"),
-        ("hydra: {sweeper: {_target_: hydra.utils.call}}", r"hydra\.sweeper\._target_"),
-        (
-            "hydra: {sweeper: {params: {seed: {_target_: evil.factory}}}}",
-            r"hydra\.sweeper\.params\.seed\._target_",
-        ),
-        ("hydra: {searchpath: ['pkg://evil']}", r"hydra\.searchpath"),
-        ("hydra: {job: {env_set: {PATH: .}}}", r"hydra\.job\.env_set"),
-        ("more: {_target_: evil.factory}", r"more\._target_"),
-        ("more: [{deep: {_target_: evil.factory}}]", r"more\.0\.deep\._target_"),
+        # Code.
+        ("hydra: {callbacks: {mine: {_target_: evil.factory}}}", "hydra.callbacks.mine._target_"),
+        ("more: ${oc.env:HOME}\nhydra: {callbacks: '${more}'}", "hydra.callbacks"),
+        ("more: {callbacks: 1}\nhydra: ${more}", "hydra"),
+        (HANDLER % "(): evil.factory", "hydra.job_logging.handlers.console.()"),
+        (HANDLER % "class: evil.factory", "hydra.job_logging.handlers.console.class"),
+        (HANDLER % "stream: ext://evil.factory", "hydra.job_logging.handlers.console.stream"),
+        ("hydra: {hydra_logging: {formatters: {simple: {(): evil.factory}}}}",
+         "hydra.hydra_logging.formatters.simple.()"),
+        ("hydra: {launcher: {_target_: evil.factory}}", "hydra.launcher._target_"),
+        ("hydra: {launcher: {setup: [touch ran]}}", "hydra.launcher.setup.0"),
+        ('hydra: {launcher: {additional_parameters: {"a\\ntouch ran": 1}}}',
+         "hydra.launcher.additional_parameters.a\ntouch ran"),
+        ("hydra: {sweeper: {_target_: hydra.utils.call}}", "hydra.sweeper._target_"),
+        ("hydra: {sweeper: {params: {seed: {_target_: evil.factory}}}}",
+         "hydra.sweeper.params.seed._target_"),
+        ("hydra: {sweeper: {params: {seed: \"${oc.create:'{_target_: evil.factory}'}\"}}}",
+         "hydra.sweeper.params.seed"),
+        ("hydra: {sweeper: {params: {hydra.output_subdir: x}}}",
+         "hydra.sweeper.params.hydra.output_subdir"),
+        ("hydra: {sweeper: {params: {a@hydra.job_logging: x}}}",
+         "hydra.sweeper.params.a@hydra.job_logging"),
+        ("hydra: {overrides: {hydra: [hydra.output_subdir=x]}}", "hydra.overrides.hydra.0"),
+        ("hydra: {searchpath: ['pkg://evil']}", "hydra.searchpath.0"),
+        ("hydra: {job: {env_set: {PATH: .}}}", "hydra.job.env_set.PATH"),
+        # Files outside the folder of the run.
+        (HANDLER % f"class: logging.FileHandler, filename: {OUTSIDE}/x",
+         "hydra.job_logging.handlers.console.class"),
+        (HANDLER % "filename: x", "hydra.job_logging.handlers.console.filename"),
+        ("hydra: {output_subdir: ../../../x}", "hydra.output_subdir"),
+        (f"hydra: {{run: {{dir: {OUTSIDE}/x}}}}", "hydra.run.dir"),
+        ("hydra: {run: {dir: outputs/../../x}}", "hydra.run.dir"),
+        ("hydra: {run: {dir: 'outputs/${more}'}}", "hydra.run.dir"),
+        ("hydra: {run: {dir: .config/x}}", "hydra.run.dir"),
+        ("hydra: {sweep: {dir: /tmp}}", "hydra.sweep.dir"),
+        ("hydra: {sweep: {subdir: ../x}}", "hydra.sweep.subdir"),
+        # Ways into the node of Hydra.
+        ("# @package hydra.job_logging\nseed: 1", "package"),
+        ("# @package _global_.hydra\nseed: 1", "package"),
+        ("defaults: [override hydra/job_logging: default]",
+         "defaults.0.override hydra/job_logging"),
+        ("defaults: [more@hydra.job_logging: bad]", "defaults.0.more@hydra.job_logging"),
+        ("defaults: ['/hydra/job_logging/default@foo']", "defaults.0"),
+        ("defaults: ['${more}/default']", "defaults.0"),
+        ("defaults: [//tmp/other]", "defaults.0"),
+        ("defaults: [{/: tmp/other}]", "defaults.0./"),
+        ("defaults: [../other]", "defaults.0"),
+        ("defaults: [{__pycache__: '.${oc.env:DOT}/x'}]", "defaults.0.__pycache__"),
+        ("defaults: [{override hydra/launcher: ../job_logging/default}]",
+         "defaults.0.override hydra/launcher"),
     ],
-)
-def test_a_file_that_names_code(text, key, config):
-    with pytest.raises(SystemExit, match=rf"conf/mine\.yaml sets .*{key} to .*would run code"):
+)  # fmt: skip
+def test_a_file_that_sets_what_hydra_acts_on(text, key, config):
+    told = re.escape(" ".join(key.split()))
+    with pytest.raises(SystemExit, match=rf"conf/mine\.yaml sets {told} to .* may not; allowed"):
         config(text)
 
 
-@pytest.mark.parametrize("plugin", ["launcher", "sweeper"])
-def test_what_interpolations_make_of_a_plugin(plugin, config, tmp_path):
-    group = tmp_path / "conf" / "hydra" / plugin
-    group.mkdir(parents=True)
-    (group / "mine.yaml").write_text("_target_: hydra_plugins.mine\ninner: ${more}")
-    text = "more: \"${oc.create:'{_target_: evil.factory}'}\"\n"
-    with pytest.raises(SystemExit, match=rf"hydra\.{plugin}\.inner\._target_ to 'evil.factory'"):
-        config(text + f"defaults: [override hydra/{plugin}: mine]", "-m")
+GROUPS = {
+    "hydra/config": ("job: {chdir: true}", "the file hydra/config.job.chdir"),
+    "more/bad": ("# @package _global_\n" + HANDLER % "(): evil.factory", "hydra.job_logging."),
+    "hydra/job_logging/mine": ("version: 1", "the file hydra/job_logging/mine.version"),
+    "hydra/launcher/mine": ("defaults: [/more/x@_here_]", "defaults.0"),
+    "hydra/launcher/basic": ("inner: ${more}", "hydra.launcher.inner"),
+    "hydra/sweeper/basic": ("# @package _global_\nx: 1", "package"),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_group_of_files_that_does(name, config, tmp_path):
+    """In a job of a sweep, before the first one starts; or in the place of a file of Hydra's."""
+    text, key = GROUPS[name]
+    file = tmp_path / "conf" / f"{name}.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    (file.parent / "plain.yaml").write_text("# @package _global_\nseed: 4")
+    chosen = {
+        "more/bad": ["+more=plain,bad"],
+        "hydra/config": [],
+    }.get(name, [name.rpartition("/")[0] + "=" + file.stem])
+    sweep = (*chosen, f"hydra.sweep.dir={tmp_path}/run", "-m")
+    with pytest.raises(SystemExit, match=rf"{name}\.yaml sets {re.escape(key)}.* may not; allowed"):
+        config("seed: 3", *sweep)
+    assert not list((tmp_path / "run").glob("*/config.yaml")), "before the first job"
 
 
 @pytest.mark.parametrize(
-    "override",
+    ("text", "message"),
     [
-        "+hydra.callbacks.mine._target_=evil.factory",
-        "hydra.launcher._target_=evil.factory",
-        "hydra.job_logging.handlers.console.class=evil.factory",
-        "hydra.searchpath=['pkg://evil']",
-        "+more._target_=evil.factory",
+        ("defaults: [mine]", "cannot be composed: .*do not include themselves"),
+        ("defaults: [more/other]", "cannot be composed: .*do not include themselves"),
+        ("a: &a [*a]", r"conf/mine\.yaml is no YAML: line 1 has an alias of what it is in"),
     ],
 )
-def test_a_command_line_that_names_code(override, config):
-    with pytest.raises(SystemExit, match=r"the command line, .*would run code; allowed: "):
-        config("seed: 3", override)
+def test_a_file_without_an_end(text, message, config, tmp_path):
+    (tmp_path / "conf" / "more").mkdir()
+    (tmp_path / "conf" / "more" / "other.yaml").write_text("defaults: [/mine]")
+    with pytest.raises(SystemExit, match=message):
+        config(text)
 
 
-def test_a_job_of_a_sweep_that_names_code(config, tmp_path):
-    group = tmp_path / "conf" / "more"
-    group.mkdir()
-    (group / "plain.yaml").write_text("# @package _global_\nseed: 4")
-    (group / "bad.yaml").write_text("# @package _global_\n" + HANDLER % "(): evil.factory")
-    sweep = ("+more=plain,bad", f"hydra.sweep.dir={tmp_path}/run", "-m")
-    with pytest.raises(SystemExit, match=r"more/bad\.yaml sets hydra\.job_logging\.handlers"):
-        config("seed: 3", *sweep)
-    assert not list((tmp_path / "run").glob("*/config.yaml")), "before the first job"
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("hydra.searchpath=[conf]", r"hydra\.searchpath=\[conf\] is set; allowed: --config-dir"),
+        ("--config-name=//tmp/x", r"--config-name is '//tmp/x'; allowed: the name of a file"),
+        ("--config-name=a/../x", r"--config-name is 'a/\.\./x'; allowed: the name of a file"),
+    ],
+)
+def test_a_file_around_the_check(argument, message, config):
+    with pytest.raises(SystemExit, match=message):
+        config("seed: 3", argument)
+
+
+def test_the_command_line_is_the_users_own(tmp_path):
+    (tmp_path / "mine.yaml").write_text("seed: 3")
+    named = ["-cd", str(tmp_path), "-cn", "mine", f"hydra.run.dir={tmp_path}/run"]
+    handler = "+hydra.job_logging.handlers.more={class: logging.NullHandler}"
+    run_experiment(main, [*named, handler, "hydra.output_subdir=../beside"])
+    assert "logging.NullHandler" in (tmp_path / "beside" / "hydra.yaml").read_text()
 
 
 def test_a_pickle_is_no_configuration(config, tmp_path):
@@ -126,17 +185,21 @@ def test_a_pickle_is_no_configuration(config, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "folder"),
     [
-        "seed: 3",
-        "seed: 3\nhydra: {verbose: true}",
-        "defaults: [override hydra/job_logging: default]",
+        ("seed: 3", "run"),
+        ("defaults: [{optional a: b}, {optional c@d.e: '${a}_x'}, _self_]\nseed: 3", "run"),
+        ("# @package _global_\nhydra: {verbose: true}", "run"),
+        ("hydra: {verbose: [jax], run: {dir: 'outputs/${now:%Y}-x'}}", "run"),
+        ("hydra: {mode: MULTIRUN, sweep: {subdir: 'a/${hydra.job.num}'}}", "sweep/a/0"),
+        ("hydra: {mode: MULTIRUN, sweeper: {params: {+seed: '1,2'}}}", "sweep/1"),
+        ("defaults: [override hydra/launcher: mine, _self_]\nhydra: {mode: MULTIRUN}", "sweep/0"),
     ],
 )
-def test_what_names_none_runs(text, tmp_path):
+def test_what_a_file_may_set(text, folder, tmp_path):
+    (tmp_path / "hydra" / "launcher").mkdir(parents=True)
+    (tmp_path / "hydra" / "launcher" / "mine.yaml").write_text("defaults: [basic]")
     (tmp_path / "mine.yaml").write_text(text)
-    run_experiment(
-        main,
-        ["--config-dir", str(tmp_path), "--config-name", "mine", f"hydra.run.dir={tmp_path}/run"],
-    )
-    assert (tmp_path / "run" / "config.yaml").exists()
+    folders = [f"hydra.run.dir={tmp_path}/run", f"hydra.sweep.dir={tmp_path}/sweep"]
+    run_experiment(main, ["--config-dir", str(tmp_path), "--config-name", "mine", *folders])
+    assert (tmp_path / folder / "config.yaml").exists()

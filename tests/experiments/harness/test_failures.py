@@ -171,7 +171,7 @@ def test_a_folder_that_another_run_writes_to(stopped, tmp_path):
 
 
 def test_a_traceback_on_request(stopped, monkeypatch):
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setenv("LLADA_JAX_FULL_ERROR", "1")
     code, told = stopped(raising(REASONS["full"]))
     assert code == 74 and told.startswith("Traceback") and told.endswith(GOES_ON)
 

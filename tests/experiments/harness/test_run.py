@@ -8,7 +8,6 @@ from unittest.mock import patch
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.harness.data_only import DataOnlyLoader
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point, read_config
 from llada_jax.config import require
@@ -100,18 +99,6 @@ def shapes_of(tmp_path):
         return found
 
     return shapes
-
-
-def test_settings_of_a_run_are_composed_once(shapes_of):
-    load, calls = DataOnlyLoader.load_configuration, []
-
-    def counted(*given, **options):
-        calls.append(options)
-        return load(*given, **options)
-
-    with patch.object(DataOnlyLoader, "load_configuration", counted):
-        assert shapes_of("+shape=a") == ["a"]
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("said", ["-m", "hydra.mode=MULTIRUN"])
