@@ -279,6 +279,7 @@ class Run:
 
 def stored_settings(path: Path) -> DictConfig:
     """Returns the settings that a run stored. Raises ValueError where the file is damaged."""
+    parse_yaml(path)  # which bounds aliases and refuses tags, as OmegaConf does not
     try:
         stored = OmegaConf.create(stored_text(path))
     except (YAMLError, OmegaConfBaseException) as error:
