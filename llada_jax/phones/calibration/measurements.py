@@ -243,6 +243,7 @@ def read_timing(path: Path) -> Timing:
         require_counts(timing, "runs")
     except _UNREADABLE as error:
         reason = error if isinstance(error, ValueError) else repr(error)
+        reason = f"it has no field {error}" if isinstance(error, KeyError) else reason
         text = f"{path} is no result of a tool that is known: {reason}"
         raise ValueError(shortened(text)) from error
     return timing
@@ -290,6 +291,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
             value, at = _varint(message, at)
             yield key >> 3, value
             continue
+        require(key & 7 in (1, 2, 5), f"a field has the wire type {key & 7}; allowed: 0, 1, 2, 5")
         size, at = _varint(message, at) if key & 7 == 2 else ({1: 8, 5: 4}[key & 7], at)
         require(at + size <= len(message), "the file is cut short")
         yield key >> 3, message[at : at + size]
