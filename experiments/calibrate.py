@@ -11,6 +11,7 @@ phones from what the parent leaves open instead, and says how far 10 and 30 rows
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,6 +62,11 @@ class CalibrateConfig:
         require(
             self.hold_every >= 0 and self.hold_every != 1,
             f"hold_every is {self.hold_every}; allowed: 0 (none is held out), or 2 and more",
+        )
+        require(
+            re.fullmatch(r"[\w .-]{1,100}", self.name) is not None,
+            f"name is {self.name!r:.100}; allowed: up to 100 letters, digits, '_', '-', '.' and "
+            "spaces, since it names a file of the run folder",
         )
 
 

@@ -5,7 +5,7 @@ Dataclasses are the schema: plain values, choices (`Literal`), tuples and other 
 
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from os import PathLike
@@ -69,26 +69,48 @@ def _parsed(text: str) -> Any:
         raise ValueError(str(error)) from error
 
 
+@dataclass
+class _Open:
+    """A mapping or sequence that has begun, and what it has so far."""
+
+    anchor: str | None = None
+    values: int = 1
+    levels: int = 1
+    keys: set[str] | None = None
+    """Of a mapping, in which every other member is a key."""
+    members: int = 0
+
+
 def _check_events(events: Iterable[Any]) -> None:
-    """Raises ValueError for what may take a loader, or a reader, for ever or all memory: aliases
-    count as what they stand for."""
+    """Raises ValueError for what may take a loader, or a reader, for ever or all memory (aliases
+    count as what they stand for). Also for tags, whose values PyYAML does not check, and for keys
+    that repeat, of which it keeps the last."""
     known: dict[str | None, tuple[int, int]] = {}
-    within: list[tuple[str | None, int, int]] = [(None, 0, 0)]  # anchor, values and levels so far
+    within = [_Open()]
     for event in events:
         kind, line = type(event).__name__, f"line {event.start_mark.line + 1}"
         anchor, values, levels = getattr(event, "anchor", None), 1, 1
+        tag, text = getattr(event, "tag", None), getattr(event, "value", None)
+        require(tag is None, f"{line} has the tag {tag!r:.80}; allowed: values without tags")
+        keys = within[-1].keys
+        if keys is not None and not kind.endswith("EndEvent"):
+            if within[-1].members % 2 == 0 and text is not None:
+                require(text not in keys, f"{line} repeats {text!r:.60}; allowed: each key once")
+                keys.add(text)
+            within[-1].members += 1
         if kind.endswith("StartEvent"):
-            within.append((anchor, 1, 1))
+            within.append(_Open(anchor, keys=set() if kind == "MappingStartEvent" else None))
         elif kind == "AliasEvent":
             require(anchor in known, f"{line} has an alias of what it is in; allowed: other values")
             values, levels = known[anchor]
         elif kind.endswith("EndEvent"):
-            anchor, values, levels = within.pop()
+            done = within.pop()
+            anchor, values, levels = done.anchor, done.values, done.levels
         if not kind.endswith("StartEvent"):
             known[anchor] = values, levels
-            above, others, deepest = within[-1]
-            within[-1] = above, others + values, max(deepest, levels + 1)
-        found = within[-1][1], len(within) + levels, len(getattr(event, "value", ""))
+            within[-1].values += values
+            within[-1].levels = max(within[-1].levels, levels + 1)
+        found = within[-1].values, len(within) + levels, len(text or "")
         for name, count, most in zip(("values", "levels", "characters"), found, _MOST, strict=True):
             require(count <= most, f"{line} makes {count:,} {name}; allowed: up to {most:,}")
 

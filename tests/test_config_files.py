@@ -25,7 +25,13 @@ CHAIN = "a0: &a0 {x: 1}\n" + "".join(f"a{n + 1}: &a{n + 1} {{x: *a{n}}}\n" for n
         (f"a: 1{':59' * 5_000}", "15,001 characters; allowed: up to 10,000"),  # to base 60
         (f"a: {'9' * 9_999}", "Exceeds the limit"),
         ("# " * (1 << 20), "it has 2,097,152 bytes; allowed: up to 1,048,576"),
-        ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        ("a: !!python/object/apply:os.system [ls]", "line 1 has the tag '.*os.system'"),
+        ("a: !!timestamp x", "line 1 has the tag 'tag:yaml.org,2002:timestamp'; allowed: values"),
+        ("a: !!bool maybe", "has the tag 'tag:yaml.org,2002:bool'"),
+        ("!!map {a: 1}", "has the tag"),
+        ("a: 2001-13-45", "month must be in 1..12"),
+        ("a: 1\nb: {c: 1, d: [c], c: 2}", "line 2 repeats 'c'; allowed: each key once"),
+        ("a: 1\n'a': 2", "line 2 repeats 'a'"),
         ("[1]", "allowed: a mapping"),
         ("a: [", ""),
         ("? [1]\n: 2", ""),
@@ -42,9 +48,9 @@ def test_yaml_that_is_no_settings_is_refused_at_once(tmp_path, text, problem):
 
 def test_settings_may_nest_and_repeat(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("a: &a {b: {c: [1, {d: 2}]}}\ne: *a\nf: {<<: *a, g: *a}\n")
+    path.write_text("a: &a {b: {c: [1, {d: 2}]}}\ne: *a\nf: {<<: *a, g: *a, b: a}\n")
     inner = {"b": {"c": [1, {"d": 2}]}}
-    assert read_yaml(path) == {"a": inner, "e": inner, "f": {**inner, "g": inner}}
+    assert read_yaml(path) == {"a": inner, "e": inner, "f": {"b": "a", "g": inner}}
 
 
 def test_what_a_reader_changes_is_changed_for_nobody_else(tmp_path):

@@ -36,7 +36,7 @@ from experiments.harness.failures import terminable, told_in_a_line
 from experiments.harness.results import ResultRow, table
 from experiments.harness.workers import writing
 from llada_jax.config import require
-from llada_jax.config_files import checked_dataclass
+from llada_jax.config_files import checked_dataclass, parse_yaml
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import ALONE, Worker
 from llada_jax.evaluation.stored import stored_text
@@ -274,6 +274,7 @@ class Run:
 
 def stored_settings(path: Path) -> DictConfig:
     """Returns the settings that a run stored. Raises ValueError where the file is damaged."""
+    parse_yaml(path)  # which bounds aliases and refuses tags, as OmegaConf does not
     try:
         stored = OmegaConf.create(stored_text(path))
     except (YAMLError, OmegaConfBaseException) as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import OmegaConf
 
 from llada_jax.config import require
+from llada_jax.config_files import parse_yaml
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -29,6 +30,7 @@ class RequestedTasks(NamedTuple):
 def own_task(name: str, data: Path, folder: Path) -> RequestedTasks:
     """Returns a task of a folder of task files, with its data. Raises FileNotFoundError, or
     ValueError for a file that does not hold what the task reads."""
+    parse_yaml(folder / f"{name}.yaml")  # which refuses what OmegaConf does not
     task = OmegaConf.load(folder / f"{name}.yaml")
     wanted = task.metadata.format
     paths = {split: data / file for split, file in task.dataset_kwargs.data_files.items()}

@@ -30,7 +30,7 @@ from experiments.harness.pictures import ScorePoint, ratios, score_curves, score
 from experiments.harness.results import ResultRow, number
 from experiments.harness.run import CONFIG, RESULTS, Run, entry_point, stored_settings
 from experiments.report.labels import labels, settings_apart
-from experiments.report.markdown import PAGE, MarkdownPage, markdown_table
+from experiments.report.markdown import PAGE, MarkdownPage, escaped, markdown_table
 from experiments.report.runs import (
     DecoderRun,
     baseline_of,
@@ -116,7 +116,7 @@ def _tasks(
             for row in [*decoder.rows.values(), *differences]:  # by a name that no other has
                 name = row.name.removeprefix(decoder.found.name)
                 yield replace(row, name=f"{task}/{text}{name}")
-        page.add(f"## {task}", markdown_table(lines))
+        page.add(f"## {escaped(task)}", markdown_table(lines))
         page.add_picture(
             f"{task} scores",
             scores(task, {names[each.folder].text: each.share for each in here}),
@@ -141,7 +141,7 @@ def _points(decoders: Sequence[DecoderRun]) -> list[ScorePoint]:
 
 def _other_runs(page: MarkdownPage, runs: Results) -> None:
     """Adds the results of runs of one verb, beside each other where there are several."""
-    page.add(f"## {', '.join(folder.name for folder in runs)}")
+    page.add(f"## {escaped(', '.join(folder.name for folder in runs))}")
     for folder in runs:
         if metrics := training_metrics(folder):
             drawn = training_curve(folder.name, metrics)
@@ -185,7 +185,8 @@ def _add_results(page: MarkdownPage, runs: Results) -> None:
         and len({of_run[name] for of_run in values.values() if name in of_run}) > 1
     ][:24]  # fmt: skip
     if differing:
-        kept = {r: {n: v[n] for n in differing if n in v} for r, v in values.items()}
+        drawn = {name: name.replace("$", r"\$") for name in differing}  # which would be formulas
+        kept = {r: {drawn[n]: v[n] for n in differing if n in v} for r, v in values.items()}
         title = next(iter(runs)).parent.name
         page.add_picture(f"{title} side by side", ratios(title, kept), "Results of each run")
 
@@ -210,7 +211,7 @@ def sweep_page(folder: Path, jobs: Sequence[Path]) -> None:
     if find_spec("matplotlib") is None:
         print("\nno joint table and picture: the extra `plots` is not installed")
         return
-    config = ReportConfig(title=folder.name, runs=tuple(map(str, jobs)), baseline=None)
+    config = ReportConfig(title=escaped(folder.name), runs=tuple(map(str, jobs)), baseline=None)
     report(config, _SweepFolder(folder, OmegaConf.create()))
 
 

@@ -1,5 +1,6 @@
 """A Markdown page with pictures beside it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,20 @@ from experiments.harness.run import Run
 PAGE = "report.md"
 
 
+_MARKUP = re.compile(r"[\\`*<|~$]|(?<=\])\(|(?<!\w)_|_(?!\w)")
+
+
+def escaped(text: object) -> str:
+    """Returns text that Markdown shows as it is, on one line: names come from stored runs."""
+    line = "".join(each if each.isprintable() else " " for each in str(text))
+    return _MARKUP.sub(r"\\\g<0>", line)
+
+
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Writes a table with the columns of its first row."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    """Writes a table with the columns of its first row; cells are text, not markup."""
+    lines = [[escaped(cell) for cell in line] for line in (rows[0], *(r.values() for r in rows))]
+    lines.insert(1, ["---"] * len(rows[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 class MarkdownPage:
@@ -30,7 +40,7 @@ class MarkdownPage:
         """Adds a picture under a file name made of `name`."""
         file = "".join(c if c.isalnum() else "-" for c in name.lower()) + ".png"
         self._pictures[file] = drawn
-        self.add(f"![{alt}]({file})")
+        self.add(f"![{escaped(alt)}]({file})")
 
     def write(self, run: Run) -> None:
         for file, drawn in self._pictures.items():

@@ -1,6 +1,8 @@
 """Runs that a report shows: where they are, what they hold, what they are compared with, and with
 which commit, JAX and machine they were made, also where they went on under others."""
 
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,13 +10,19 @@ from typing import Any
 from experiments.evaluate.config import CELLS
 from experiments.evaluate.result_rows import decoder_rows
 from experiments.evaluate.score_table import score_cells
-from experiments.harness.pictures import ScorePoint
+from experiments.harness.pictures import PROBED, ScorePoint
 from llada_jax.config import require
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation
 from llada_jax.evaluation.stored import parsed, require_object, stored_object, stored_text
 
-_RESULT = {"name": str, "value": (int, float), "unit": str, "kind": str}
+_NUMBER = (int, float)
+_RESULT = {
+    **{"name": str, "value": _NUMBER, "unit": str, "kind": str},
+    **{"reference": (*_NUMBER, type(None)), "source": (str, type(None)), "interval": list},
+}
+_UNSET = {"reference": None, "source": None, "interval": []}
+_DRAWN = {"step", "loss", "accuracy"}
 _WEIGHTS = ("model", "fingerprint", "dtype")  # a baseline's are those of what it is compared with
 _SURROUNDINGS = ("backend", "tiles", "seed")  # those too, where the baseline was run with several
 _ENVIRONMENT = {
@@ -100,7 +108,11 @@ def training_metrics(folder: Path) -> list[dict[str, float]]:
     path = folder / "metrics.jsonl"
     lines = stored_text(path).splitlines() if path.is_file() else []
     rows = [require_object(parsed(line, path), path, {}) for line in lines]
-    return [row for row in rows if {"step", "loss", "accuracy"} <= row.keys()]
+    rows = [row for row in rows if _DRAWN <= row.keys()]
+    for row in rows:
+        drawn = [row[key] for key in row if key in _DRAWN or key.endswith(PROBED)]
+        _require_finite(path, drawn)
+    return rows
 
 
 def stored_results(folder: Path) -> list[dict[str, Any]]:
@@ -108,7 +120,20 @@ def stored_results(folder: Path) -> list[dict[str, Any]]:
     require(path.is_file(), f"{folder} has no results.json; allowed: a run that finished")
     rows = parsed(stored_text(path), path)
     require(isinstance(rows, list), f"{path} is damaged: it has {str(rows)[:60]}; allowed: a list")
-    return [require_object(row, path, _RESULT) for row in rows]
+    for row in rows:
+        found = _UNSET | require_object(row, path, {})
+        require_object(found, path, _RESULT)
+        _require_finite(path, [found["value"], found["reference"] or 0, *found["interval"]])
+        texts = "".join(found[key] or "" for key in ("name", "unit", "kind", "source"))
+        lone = re.search("[\ud800-\udfff]", texts)
+        require(lone is None, f"{path} is damaged: {texts!r:.60} is no text; allowed: Unicode")
+    return rows
+
+
+def _require_finite(path: Path, numbers: Sequence[Any]) -> None:
+    for each in numbers:
+        finite = type(each) in _NUMBER and abs(each) <= sys.float_info.max
+        require(finite, f"{path} is damaged: it has {each!r:.60}; allowed: finite numbers")
 
 
 def environment_lines(folder: Path) -> list[dict[str, str]]:

@@ -71,7 +71,8 @@ def evaluate(
       items, seed: how many of whose sequence; of those that ask the same question, one counts.
       difficulty: default: the task's.
       folder: where answers and traces are stored. The same call goes on where it was interrupted,
-        and with more items it only decodes what is new. Default: they are kept in memory.
+        and with more items it only decodes what is new. Answers are those of one run; confidences
+        in traces may differ from it by rounding (`Trace`). Default: they are kept in memory.
       baseline: an evaluation of the same items, or its folder, for `Evaluation.against`.
       backend, refresh_on, loop: as in `llada_jax.generate`.
       sampling_seed: of what is drawn while decoding; an item's own seed is this plus its place.

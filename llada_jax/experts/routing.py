@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,15 +11,21 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import require
-from llada_jax.io.archive import load_archive, save_archive
+from llada_jax.io.archive import ArrayField, load_archive, require_arrays, save_archive
 
 FORMAT = 3
 ABSENT = -1
 """In `experts`, for a row that a step did not run; in `foreseen`, for layers after the last too."""
 LOOK_AHEAD = 3
 """Layers whose gates are asked early (HybriMoE, arXiv 2504.05897, section IV-C)."""
-_AXES = {"experts": "SNRk", "scores": "SNE", "foreseen": "SNARk", "changed": "SR", "block": "SR",
-         "committed": "S"}  # fmt: skip
+_FIELDS = {
+    "scores": ArrayField("SNE", "f", -math.inf, math.inf),
+    "experts": ArrayField("SNRk", least=ABSENT, most="E"),
+    "foreseen": ArrayField("SNARk", least=ABSENT, most="E"),
+    "changed": ArrayField("SR", "b"),
+    "block": ArrayField("SR"),
+    "committed": ArrayField("S"),
+}
 
 
 class Visit(NamedTuple):
@@ -54,30 +60,7 @@ class RoutingTrace:
     """Where the trace comes from: plain JSON."""
 
     def __post_init__(self) -> None:
-        sizes: dict[str, int] = {}
-        for name, axes in _AXES.items():
-            array = getattr(self, name)
-            require(
-                isinstance(array, np.ndarray) and array.dtype.kind in "biuf",
-                f"{name} is {type(array).__name__} {getattr(array, 'dtype', '')}; "
-                "allowed: a NumPy array of numbers",
-            )
-            shape = f"{len(axes)} [{', '.join(axes)}]"
-            require(array.ndim == len(axes), f"{name} has {array.ndim} axes; allowed: {shape}")
-            sizes = dict(zip(axes, array.shape, strict=True)) | sizes
-            known = tuple(sizes[axis] for axis in axes)
-            require(array.shape == known, f"{name} has shape {array.shape}; allowed here: {known}")
-        bad = int((~np.isfinite(self.scores)).sum())
-        require(bad == 0, f"scores has {bad} values that are NaN or infinite; allowed: none")
-        for name, found in (("experts", self.experts), ("foreseen", self.foreseen)):
-            low, high = (int(found.min()), int(found.max())) if found.size else (ABSENT, ABSENT)
-            require(
-                low >= ABSENT and high < self.n_experts,
-                f"{name} are from {low} to {high}; allowed: {ABSENT} to {self.n_experts - 1}",
-            )
-        ranked = np.sort(self.experts, axis=-1)
-        twice = (ranked[..., 1:] == ranked[..., :-1]) & (ranked[..., 1:] != ABSENT)
-        require(not twice.any(), "a row takes an expert twice; allowed: once")
+        _check(vars(self))
 
     @property
     def n_steps(self) -> int:
@@ -110,14 +93,29 @@ class RoutingTrace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes one .npz file, whole or not at all."""
-        arrays = {name: getattr(self, name) for name in _AXES}
+        arrays = {name: getattr(self, name) for name in _FIELDS}
         save_archive(path, arrays, self.settings, FORMAT)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "RoutingTrace":
         """Reads a file that `save` wrote. Raises ValueError for anything else."""
-        arrays, settings = load_archive(path, _AXES, FORMAT, kind="routing trace", short="routing")
+        arrays, settings = load_archive(
+            path, _FIELDS, FORMAT, kind="routing trace", short="routing",
+            check=lambda arrays, _: _check(arrays),
+        )  # fmt: skip
         return cls(settings=settings, **arrays)
+
+
+def _check(arrays: Mapping[str, Any]) -> None:
+    """Raises ValueError unless the arrays of a trace are of the right kind and fit each other."""
+    sizes = require_arrays(arrays, _FIELDS)
+    empty = [axis for axis, size in sizes.items() if size == 0 and axis != "A"]
+    require(not empty, f"axes {', '.join(empty)} are empty; allowed: sizes of 1 or more")
+    bad = int((~np.isfinite(arrays["scores"])).sum())
+    require(bad == 0, f"scores has {bad} values that are NaN or infinite; allowed: none")
+    ranked = np.sort(arrays["experts"], axis=-1)
+    twice = (ranked[..., 1:] == ranked[..., :-1]) & (ranked[..., 1:] != ABSENT)
+    require(not twice.any(), "a row takes an expert twice; allowed: once")
 
 
 def loads_of(experts: Int[np.ndarray, "*lead R k"], n_experts: int) -> Int[np.ndarray, "*lead E"]:
@@ -134,12 +132,12 @@ def joined(traces: Sequence[RoutingTrace]) -> RoutingTrace:
     """Returns runs of one model as one trace, one after another; blocks go on counting."""
     rows = max(trace.block.shape[1] for trace in traces)
     fills: dict[str, Any] = {"experts": ABSENT, "foreseen": ABSENT, "changed": True}
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in _AXES}
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in _FIELDS}
     first = 0
     for trace in traces:
         missing = rows - trace.block.shape[1]
-        for name, axes in _AXES.items():
-            widths = [(0, missing * (axis == "R")) for axis in axes]
+        for name, field in _FIELDS.items():
+            widths = [(0, missing * (axis == "R")) for axis in field.axes]
             padded = np.pad(getattr(trace, name), widths, constant_values=fills.get(name, 0))
             parts[name].append(padded)
         padded = np.arange(rows) >= rows - missing

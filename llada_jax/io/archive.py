@@ -9,9 +9,9 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
 import numpy as np
@@ -27,6 +27,46 @@ _DAMAGED = (
     *(OverflowError, struct.error),
     MemoryError,  # an array whose header says that it has more than there is
 )
+_KINDS = {"i": "whole numbers", "f": "floats", "b": "truth values"}
+MOST_COUNT = 1 << 24
+"""No count of a record is larger: of rows, positions, or what else happens to them."""
+
+
+class ArrayField(NamedTuple):
+    """What an array of a record may hold."""
+
+    axes: str
+    """A letter for each axis. Axes of one letter have the same size in all arrays of a record."""
+    kind: str = "i"
+    """Of NumPy's dtypes: "i" whole numbers, "f" floats, "b" truth values."""
+    least: float = 0
+    most: float | str = MOST_COUNT
+    """A letter: the values are indices of this axis."""
+
+
+def require_arrays(arrays: Mapping[str, Any], table: Mapping[str, ArrayField]) -> dict[str, int]:
+    """Returns the size of each axis. Raises ValueError that names the first array that is not as
+    its `ArrayField` in the table, or does not fit the ones before it. NaN is within any bounds."""
+    sizes: dict[str, int] = {}
+    for name, (axes, kind, *_) in table.items():
+        array = arrays[name]
+        require(
+            isinstance(array, np.ndarray) and array.dtype.kind == kind,
+            f"{name} is {type(array).__name__} {getattr(array, 'dtype', '')}; allowed: a NumPy "
+            f"array of {_KINDS[kind]}",
+        )
+        shape = f"{len(axes)} [{', '.join(axes)}]"
+        require(array.ndim == len(axes), f"{name} has {array.ndim} axes; allowed: {shape}")
+        sizes = dict(zip(axes, array.shape, strict=True)) | sizes
+        known = tuple(sizes[axis] for axis in axes)
+        require(array.shape == known, f"{name} has shape {array.shape}; allowed here: {known}")
+    for name, field in table.items():
+        array, most = arrays[name], field.most
+        most = sizes[most] - 1 if isinstance(most, str) else most
+        outside = array[(array < field.least) | (array > most)]
+        allowed = f"{field.least} to {most}" if field.least <= most else "none"
+        require(not outside.size, f"{name} has {outside[:1]}; allowed: {allowed}")
+    return sizes
 
 
 def save_archive(
@@ -49,12 +89,19 @@ def save_archive(
 
 
 def load_archive(
-    path: str | os.PathLike[str], names: Iterable[str], version: int, *, kind: str, short: str
+    path: str | os.PathLike[str],
+    names: Iterable[str],
+    version: int,
+    *,
+    kind: str,
+    short: str,
+    check: Callable[[dict[str, np.ndarray], dict[str, Any]], object] | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Returns the arrays of these names, and the settings, of a file of `save_archive`.
 
     Raises ValueError, which names the file and the `kind` of record (or, for another version, what
-    it is called in `short`), for anything else.
+    it is called in `short`), for anything else, and for what `check` refuses: a checksum says that
+    a file is as it was written, not that its arrays fit each other.
     """
     with Path(path).open("rb") as file:
         require(is_zipfile(file), f"{path} is no {kind} of llada_jax; allowed: a whole .npz file")
@@ -67,6 +114,8 @@ def load_archive(
                 arrays = {name: _array(archive, name) for name in names} if known else {}
                 whole = not known or str(_array(archive, "sha256")) == _sha256(text, arrays)
                 require(whole, "its SHA-256 is another")
+                if known and check is not None:
+                    check(arrays, found)
         except _DAMAGED as error:
             raise ValueError(f"{path} is no {kind} of llada_jax: {error}") from error
     require(known, f"{path} has {short} format {version_found!r}; allowed: {version}")

@@ -88,6 +88,11 @@ def check_prompts(
         )
         more = 0 if infill else config.gen_length
         require(
+            more < model.max_length,
+            f"gen_length is {more}; allowed: up to {model.max_length - 1} (the model's max_length "
+            f"is {model.max_length}, and a prompt has a token or more)",
+        )
+        require(
             len(row) + more <= model.max_length,
             f"{name} has {len(row)} tokens; allowed: up to {model.max_length - more} (the model's "
             f"{model.max_length}, less {more} that are generated)",

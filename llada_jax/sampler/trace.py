@@ -1,20 +1,56 @@
 """What a decoding run did, as data: decode once, then time, plot and evaluate from the trace."""
 
 import os
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from types import NoneType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import require
-from llada_jax.io.archive import load_archive, save_archive
+from llada_jax.io.archive import MOST_COUNT, ArrayField, load_archive, require_arrays, save_archive
+from llada_jax.sampler.canvas import bounds_of
 from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.record import Event
 from llada_jax.sampler.replay import replay
 from llada_jax.view.page import Page, page_of, phone_timeline
 
 FORMAT = 4
+_FIELDS = {
+    "tokens": ArrayField("BL", most=2**31 - 1),
+    "rows": ArrayField("S"),
+    "live_rows": ArrayField("SB"),
+    "shadow_rows": ArrayField("SB"),
+    "draft_rows": ArrayField("SB"),
+    "refreshed": ArrayField("SB"),
+    "head_rows": ArrayField("SB"),
+    "cache_length": ArrayField("SB"),
+    "block": ArrayField("SB"),
+    "seconds": ArrayField("S", "f", most=1e9),
+    "prompt_lengths": ArrayField("B", least=1),
+    "event_step": ArrayField("X", most="S"),
+    "event_row": ArrayField("X", most="B"),
+    "event_position": ArrayField("X", most="L"),
+    "event_token": ArrayField("X", most=2**31 - 1),
+    "event_confidence": ArrayField("X", "f", -inf, inf),
+    "event_kind": ArrayField("X", most=max(Event)),
+}
+"""The arrays of a trace, as a file must have them; `_check` says how they depend on each other."""
+_READ: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "sampler": {
+        **{"gen_length": (int,), "block_length": (int,), "cache": (str,)},
+        **{"accept": (str, NoneType), "refresh": (str, NoneType)},
+        **{"eos_id": (int, NoneType), "eot_id": (int, NoneType)},
+    },
+    "model": {
+        **{"block_length": (int, NoneType), "shift_logits": (bool,)},
+        **{"family": (str,), "n_layers": (int,), "width": (int,)},
+    },
+}
+"""Settings that are read of a trace (`replay`, `phones.workload`, pages), with their types."""
 
 
 class Divergence(NamedTuple):
@@ -36,6 +72,11 @@ class Trace:
 
     Positions count from each row's own start: its prompt is at 0. Event arrays are in the order of
     steps; each has the token and the confidence that its position was left with.
+
+    Tokens, decisions and counts of a prompt are those that it has alone. Its confidences are so up
+    to rounding: a forward's shape follows all prompts that share it, and XLA sums in an order that
+    depends on the shape. So an evaluation that was resumed, or shared by workers, may store other
+    last bits than one that ran through.
     """
 
     rows: Int[np.ndarray, " S"]
@@ -97,13 +138,16 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes one .npz file, whole or not at all."""
-        arrays = {name: getattr(self, name) for name in _array_names()}
+        arrays = {name: getattr(self, name) for name in _FIELDS}
         save_archive(path, arrays, self.settings, FORMAT)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
-        """Reads a file that `save` wrote. Raises ValueError for anything else."""
-        arrays, settings = load_archive(path, _array_names(), FORMAT, kind="trace", short="trace")
+        """Reads a file that `save` wrote. Raises ValueError for anything else, and for arrays that
+        do not fit each other."""
+        arrays, settings = load_archive(
+            path, _FIELDS, FORMAT, kind="trace", short="trace", check=_check
+        )
         return cls(settings=settings, **arrays)
 
     def page(self, *, row: int = 0, beside: "Trace | None" = None, timed: Any = ()) -> Page:
@@ -122,7 +166,7 @@ class Trace:
 
     def same_decoding(self, other: "Trace") -> bool:
         """Tells whether both did the same; wall time, settings and kept scores aside."""
-        timeless = [name for name in _array_names() if name != "seconds"]
+        timeless = [name for name in _FIELDS if name != "seconds"]
         return all(np.array_equal(self._done(name), other._done(name)) for name in timeless)
 
     def _done(self, name: str) -> np.ndarray:
@@ -179,8 +223,45 @@ class Trace:
         return self.event_token[here].tolist()[-1], self.event_confidence[here].tolist()[-1]
 
 
-def _array_names() -> list[str]:
-    return [field.name for field in fields(Trace) if field.name != "settings"]
+def _check(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
+    """Raises ValueError unless the arrays and settings of a file can be those of one run."""
+    sizes = require_arrays(arrays, _FIELDS)
+    require(sizes["B"] > 0, "it has no batch row; allowed: 1 or more")
+    for part, names in _READ.items():
+        section: Any = settings.get(part)
+        require(isinstance(section, dict), f"{part} is {section!r:.60}; allowed: settings")
+        for name, kinds in names.items():
+            value, allowed = section.get(name, ...), " or ".join(each.__name__ for each in kinds)
+            require(type(value) in kinds, f"{part}.{name} is {value!r:.60}; allowed: {allowed}")
+            least = name.endswith("_length")
+            within = type(value) is not int or least <= value <= MOST_COUNT
+            require(within, f"{part}.{name} is {value!r:.60}; allowed: {least:d} to {MOST_COUNT}")
+    infill: Any = settings.get("infill")
+    pieces: Any = settings.get("pieces", {})
+    require(isinstance(infill, bool), f"infill is {infill!r:.60}; allowed: true or false")
+    require(isinstance(pieces, dict), f"pieces is {pieces!r:.60}; allowed: texts by token")
+
+    rows, live, lengths = (arrays[name] for name in ("rows", "live_rows", "prompt_lengths"))
+    step, row, place = (arrays[f"event_{name}"] for name in ("step", "row", "position"))
+    read: list[Any] = [SimpleNamespace(**settings[part]) for part in _READ]
+    _, ends = bounds_of(lengths, *read, infill=infill)
+    narrow = [n for n, field in _FIELDS.items() if field.kind == "i" and arrays[n].itemsize < 4]
+    facts: dict[str, Any] = {
+        "event_step in ascending order": step[1:] >= step[:-1],
+        "event_kind of known events": np.isin(arrays["event_kind"], [*Event]),
+        "live_rows up to the forward's rows": live <= rows[:, None],
+        "shadow_rows up to live_rows": arrays["shadow_rows"] <= live,
+        "draft_rows up to live_rows": arrays["draft_rows"] <= live,
+        "head_rows up to live_rows": arrays["head_rows"] <= live,
+        "cache_length up to the canvas": arrays["cache_length"] <= sizes["L"],
+        "block up to the canvas": arrays["block"] <= sizes["L"],
+        "prompts within their canvas": lengths <= ends,
+        "canvases within tokens": ends <= sizes["L"],
+        "event_position within its row's canvas": place < ends[row],
+        "integers of 4 bytes or more, but for event_kind": {*narrow} <= {"event_kind"},
+    }
+    for fact, holds in facts.items():
+        require(bool(np.all(holds)), f"its arrays contradict each other; allowed: {fact}")
 
 
 def trace_of(

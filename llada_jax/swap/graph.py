@@ -50,7 +50,7 @@ class Graph:
                 require(
                     0 <= other < index,
                     f"operator {operator.name!r} depends on operator {other}; "
-                    f"allowed: those before it (0 to {index - 1})",
+                    f"allowed: the {index} before it",
                 )
 
     def __len__(self) -> int:

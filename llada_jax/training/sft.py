@@ -39,6 +39,8 @@ def read_examples(
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}; allowed: lines of {FORMATS}")
+    most = model.max_length - 1
+    require(longest <= most, f"max_gen_length is {longest}; allowed: up to {most}, for the model")
     examples = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         where = f"{path}, line {number},"

@@ -55,6 +55,7 @@ def test_drawn_phones_are_a_table(tmp_path, monkeypatch):
         ((), "measurements is None and synthetic 0; allowed: a file or folder"),
         (("synthetic=2", "measurements=a.csv"), "not both"),
         (("synthetic=2", "hold_every=1"), "hold_every is 1; allowed: 0"),
+        (("synthetic=2", "name=../x"), r"name is '\.\./x'; allowed: up to 100 letters"),
     ],
 )
 def test_bad_settings_are_named(overrides, message):

@@ -89,8 +89,10 @@ def test_bad_traces_are_refused():
         ),
         ({"experts": trace.experts[0]}, r"experts has 3 axes; allowed: 4 \[S, N, R, k\]"),
         ({"experts": twice}, "a row takes an expert twice; allowed: once"),
-        ({"experts": beyond}, "experts are from 0 to 16; allowed: -1 to 15"),
-        ({"scores": [[1.0]]}, "scores is list ; allowed: a NumPy array of numbers"),
+        ({"experts": beyond}, r"experts has \[16\]; allowed: -1 to 15"),
+        ({"scores": [[1.0]]}, "scores is list ; allowed: a NumPy array of floats"),
+        ({"experts": trace.experts + 0.5}, "experts is ndarray float.*; allowed: .* whole numbers"),
+        ({"committed": trace.committed - 9}, r"committed has \[-\d\]; allowed: 0 to"),
     ]:
         with pytest.raises(ValueError, match=message):
             changed(trace, **arrays)

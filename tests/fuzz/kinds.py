@@ -1,9 +1,11 @@
 """The kinds of files that come from elsewhere: each a valid one, damage to it, and its loading."""
 
 import contextlib
+import csv
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import zipfile
@@ -16,13 +18,27 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from llada_jax.checkpoint import load_params, save_huggingface
+from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import Generation, GenerationBatch, GenerationStore
 from llada_jax.evaluation.task import Item
+from llada_jax.experts.routing import (
+    RoutingTrace,
+    experts_per_step,
+    gate_accuracy,
+    imbalance,
+    row_reuse,
+)
+from llada_jax.io.archive import save_archive
+from llada_jax.phones.calibration.measurements import read_measurements
 from llada_jax.phones.profile import PROFILES, load_profile
+from llada_jax.phones.workload import from_trace
+from llada_jax.sampler.replay import replay
 from llada_jax.sampler.trace import Trace
+from llada_jax.testing import TOY
 from llada_jax.text import Tokenizer
 from tests.backend.models import GQA, random_params
 from tests.checkpoint.folders import write_shards
+from tests.experts.traces import small_trace
 from tests.fuzz.damage import (
     HOSTILE_NAMES,
     VALUES,
@@ -32,6 +48,9 @@ from tests.fuzz.damage import (
     damage_json_file,
     flip_bits,
 )
+from tests.phones.calibration.test_measurements import QNN_HEADER, field, real
+from tests.phones.calibration.test_measurements import ROW as MEASURED
+from tests.sampler.drawn_trace import drawn_trace
 from tests.tokenizer_families import FAMILIES
 
 MODEL = GQA.replace(n_layers=1)
@@ -330,22 +349,23 @@ def _tensors(source: Any) -> Any:
 
 
 class Traces:
-    """What a run did: arrays in a zip."""
+    """What a run did: arrays in a zip. What loads can be replayed and priced."""
 
     def build(self, folder: Path) -> None:
         folder.mkdir(parents=True)
-        _trace().save(folder / "run.npz")
+        drawn_trace(forwards=8, block_length=4).save(folder / "run.npz")
 
     def damage(self, rng: Random, folder: Path) -> Damage:
         path = folder / "run.npz"
         with zipfile.ZipFile(path) as archive:
             parts = {name: archive.read(name) for name in archive.namelist()}
-        kind = rng.choice(
-            ["bytes", "bytes", "bytes", "bomb", "shape", "pickle", "settings", "lack"]
-        )
+        kinds = ["bytes", "bytes", "bomb", "shape", "pickle", "settings", "lack"]
+        kind = rng.choice([*kinds, *["rehashed"] * 6])
         name = rng.choice(sorted(parts))
         if kind == "bytes":
             return Damage(damage_bytes(rng, path))
+        if kind == "rehashed":
+            return _rehashed(rng, path)
         if kind == "bomb":
             parts[name] = _npy((1 << 30,), "|u1", bytes(1 << 24))
         elif kind == "shape":
@@ -367,21 +387,77 @@ class Traces:
         return Damage(f"{kind}: {name}")
 
     def load(self, folder: Path) -> Any:
-        return vars(Trace.load(folder / "run.npz"))
+        trace = Trace.load(folder / "run.npz")
+        shown = replay(trace)
+        json.dumps(shown, allow_nan=False)
+        priced = from_trace(trace, TOY)
+        if any(min(forward) < 0 for forward in priced.forwards):
+            raise AssertionError("a negative count is priced")
+        return vars(trace), shown, priced
 
 
-def _trace() -> Trace:
-    steps, batch, events = 3, 2, 4
-    shapes = {"rows": (steps,), "seconds": (steps,), "prompt_lengths": (batch,)}
-    shapes |= {"tokens": (batch, 8)}
-    arrays: dict[str, Any] = {}
-    for name in Trace.__annotations__:
-        shape = shapes.get(name, (events,) if name.startswith("event_") else (steps, batch))
-        arrays[name] = np.ones(shape, np.int8 if name == "event_kind" else np.int32)
-    for name in ("seconds", "event_confidence"):
-        arrays[name] = arrays[name].astype(np.float64 if name == "seconds" else np.float32)
-    arrays["settings"] = {"sampler": {"gen_length": 4}, "seeds": [[0, 0]], "loop": "host"}
-    return Trace(**arrays)
+class RoutingTraces(Traces):
+    """Which experts rows took."""
+
+    def build(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        small_trace(blocks=1).save(folder / "run.npz")
+
+    def load(self, folder: Path) -> Any:
+        trace = RoutingTrace.load(folder / "run.npz")
+        means = experts_per_step(trace), imbalance(trace), row_reuse(trace), gate_accuracy(trace)
+        return trace.settings, trace.loads, trace.begins_block, len(trace.visits(0)), means
+
+
+def _rehashed(rng: Random, path: Path) -> Damage:
+    """Damages an array or the settings of a record; its checksum is right again."""
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    settings, _ = json.loads(str(arrays.pop("settings"))), arrays.pop("sha256")
+    version, name = settings.pop("format"), rng.choice(sorted([*arrays, "settings"]))
+    if name == "settings":
+        settings, done = damage_json(rng, settings, "settings")
+        label = done.label
+    else:
+        array = arrays[name]
+        label, arrays[name] = _changed(rng, array)
+    try:
+        save_archive(path, arrays, settings, version)
+    except (ValueError, TypeError):  # an array or settings that no such file can hold
+        path.write_bytes(b"")
+    return Damage(f"rehashed {name}: {label}", states_other=True)
+
+
+def _changed(rng: Random, array: np.ndarray) -> tuple[str, np.ndarray]:
+    """Returns an array with another shape, dtype or value, and what was done."""
+    kinds = ["value"] * 4 + ["dtype", "cut", "axis", "sum", "empty", "negative", "backwards"]
+    kind = rng.choice(kinds)
+    array = np.array(array)
+    if kind == "value" and array.size:
+        low, high = (-1, 1) if array.dtype == bool else (-(2**15), 2**15 - 1)
+        if array.dtype.kind == "i":
+            low, high = np.iinfo(array.dtype).min, np.iinfo(array.dtype).max
+        value = rng.choice(
+            [0, 1, -1, 2, 7, 99, low, high, *[np.nan, np.inf] * (array.dtype.kind == "f")]
+        )
+        for _ in range(rng.choice([1, 1, array.size])):
+            array.flat[rng.randrange(array.size)] = value
+        return f"value {value}", array
+    if kind == "dtype":
+        dtype = rng.choice(["i1", "i2", "i8", "u1", "u4", "f2", "f8", "?", "c8", "U9", "M8[s]"])
+        return f"dtype {dtype}", array.astype(dtype)
+    if kind == "axis":
+        return kind, rng.choice(
+            [array[None], array[..., None], array.ravel(), array.sum(keepdims=False)]
+        )
+    if kind == "cut" and array.ndim:
+        axis = rng.randrange(array.ndim)
+        return f"cut axis {axis}", array.take(range(array.shape[axis] // 2), axis)
+    if kind == "sum":
+        return kind, array + array
+    if kind == "empty":
+        return kind, array[:0]
+    return kind, -array if kind == "negative" and array.dtype != bool else array[::-1]
 
 
 def _npy(shape: tuple[int, ...], descr: str, data: bytes) -> bytes:
@@ -483,6 +559,122 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
+class Calibration:
+    """Rows that were measured on a phone, and the files of the tools that timed them."""
+
+    def build(self, folder: Path) -> None:
+        (folder / "results").mkdir(parents=True)
+        bare = {key: "" for key in ("median_ms", "p5_ms", "p95_ms", "runs")}
+        rows = [MEASURED, *(MEASURED | {"name": name} | bare for name in "bcd")]
+        with (folder / "rows.csv").open("w", newline="") as file:
+            table = csv.DictWriter(file, MEASURED)
+            table.writeheader()
+            table.writerows(rows)
+        latency = {"median_ms": 2.0, "p5_ms": 1.5, "p95_ms": 3.0, "num_runs": 50}
+        (folder / "results" / "b.json").write_text(json.dumps({"latency": latency}))
+        times = {"execution_summary": {"all_inference_times": [1000, 2000, 3000]}}
+        (folder / "results" / "c.json").write_text(json.dumps(times))
+        event = "UNKNOWN,BACKEND,900,US,BACKEND,SUB-EVENT,RPC (execute) time"
+        (folder / "results" / "d.csv").write_text(f"{QNN_HEADER}\n{event}\n{event}\n")
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        path = rng.choice([folder / "rows.csv", *sorted((folder / "results").iterdir())])
+        kind = rng.choice(["bytes", "cell", "cell", "cell", "text", "protobuf"])
+        if kind == "protobuf":
+            (folder / "results" / "b.json").unlink()
+            fields = field(2, real(5, 2.0) + real(6, 1.5) + real(7, 3.0)) + field(4, b"\x10\x32")
+            (folder / "results" / "b.pb").write_bytes(fields)
+            return Damage(damage_bytes(rng, folder / "results" / "b.pb"), states_other=True)
+        if kind == "bytes":
+            return Damage(damage_bytes(rng, path), states_other=True)
+        if path.suffix == ".json":
+            done = damage_json_file(rng, path)
+            return done._replace(states_other=True)
+        text = path.read_text()
+        if kind == "text":
+            text, encoding = rng.choice(
+                [
+                    (text.replace(",", ";"), "utf-8"),
+                    (text.replace(".", ","), "utf-8"),
+                    (text.replace("npu", "größe"), "latin-1"),
+                    (text, "utf-16"),
+                    (text, "utf-8-sig"),
+                    (text + "US\n", "utf-8"),
+                    (text + "x" * 200_000, "utf-8"),
+                    (text.replace("\n", "\n\n"), "utf-8"),
+                    (text.replace("median_ms", "medain_ms"), "utf-8"),
+                ]
+            )
+            path.write_bytes(text.encode(encoding))
+            return Damage(f"{path.name} as {encoding}", states_other=True)
+        lines = [line.split(",") for line in text.splitlines()]
+        line = rng.choice(lines)
+        others = [*map(str, VALUES), *HOSTILE_NAMES, "*", "?", "9" * 400, "2,5", '"', "=1+1"]
+        at, value = rng.randrange(len(line)), rng.choice(others)
+        line[at] = value
+        path.write_text("\n".join(map(",".join, lines)) + "\n", errors="replace")
+        return Damage(f"{path.name}: {value[:40]!r} in column {at}", states_other=True)
+
+    def load(self, folder: Path) -> Any:
+        return read_measurements(folder)
+
+
+class Results:
+    """What a run found, in a report."""
+
+    def build(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "env.json").write_text(json.dumps(environment()))
+        (folder / "config.yaml").write_text("seed: 3\n")
+        row = {"name": "a/b", "value": 0.9, "unit": "share", "kind": "measured",
+               "interval": [0.8, 0.95], "reference": 0.8, "source": "a | table"}  # fmt: skip
+        (folder / "results.json").write_text(json.dumps([row, row | {"name": "c", "value": 3}]))
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        path = folder / "results.json"
+        kind = rng.choice(["json", "json", "names", "env.json", "yaml"])
+        if kind == "yaml":
+            text = rng.choice([BOMB, "seed: !!bool x", "seed: 1\nseed: 2", "[" * 999, "\0", "- a"])
+            (folder / "config.yaml").write_text(text)
+            return Damage(f"config.yaml: {text[:20]!r}")
+        if kind == "names":
+            rows = json.loads(path.read_text())
+            key = rng.choice(["name", "unit", "kind", "source"])
+            rows[0][key] = rng.choice(MARKUP)
+            path.write_text(json.dumps(rows))
+            return Damage(f"{key} {rows[0][key]!r}", states_other=True)
+        done = damage_json_file(rng, path if kind == "json" else folder / kind)
+        states = done.states_other or ": delete " in done.label or kind == "env.json"
+        return done._replace(states_other=states)
+
+    def load(self, folder: Path) -> Any:
+        from omegaconf import OmegaConf
+
+        from experiments.harness.run import Run
+        from experiments.report.__main__ import ReportConfig, report
+
+        config = ReportConfig(title="Report", runs=(str(folder),), baseline=None)
+        report(config, Run(folder / "page", OmegaConf.create({})))
+        page = (folder / "page" / "report.md").read_text()
+        if any(
+            re.search(rf"(^|[^\\]){re.escape(text)}", page) for text in ("<img", "*bold", "\n# a")
+        ):
+            raise AssertionError("a name is markup")
+        return page
+
+
+MARKUP = [
+    "<img src=x onerror=y>",
+    "*bold*",
+    "a\n\n# a",
+    "|||",
+    "`code",
+    "[x](y)",
+    "\ud800",
+    "$\\frac{",
+]
+
+
 class ProfileYaml:
     """A phone as data."""
 
@@ -503,6 +695,11 @@ class ProfileYaml:
             "python": f"soc: !!python/object/apply:os.system ['{RUN_CODE}']",
             "sixty": f"soc: 1{':59' * 200_000}",
             "long": "a" * (1 << 22),
+            "timestamp": path.read_text().replace("soc: ", "soc: !!timestamp ", 1),
+            "bool": path.read_text() + "x: !!bool maybe\n",
+            "float": path.read_text().replace("value: ", "value: !!float ", 1),
+            "map": path.read_text().replace("memory:", "memory: !!omap", 1),
+            "repeated": path.read_text() + "soc: OTHER\n",
         }
         kind = rng.choice([*texts, *["values"] * 9, *["bytes"] * 4])
         if kind == "bytes":
@@ -657,6 +854,9 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "text": (Texts(), 16),
     "gguf": (Gguf(), 26),
     "trace": (Traces(), 20),
+    "routing trace": (RoutingTraces(), 6),
+    "calibration": (Calibration(), 12),
+    "results": (Results(), 4),
     "store": (Store(), 20),
     "export": (Export(), 8),
     "profile": (ProfileYaml(), 16),
@@ -664,3 +864,4 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "overrides": (Overrides(), 10),
 }
 """By name, each with its number of cases in a quick run (`--cases 200`)."""
+"""By name, each with its number of cases in some 200."""

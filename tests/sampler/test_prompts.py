@@ -42,6 +42,11 @@ def test_bad_prompts(prompts, message):
         toy_decode(prompts, SMALL)
 
 
+def test_a_generation_longer_than_the_model_is_named():
+    with pytest.raises(ValueError, match="gen_length is 96; allowed: up to 95"):
+        toy_decode([[1, 2]], SMALL.replace(gen_length=96, steps=96))
+
+
 def test_settings_are_a_record_of_their_own():
     with pytest.raises(
         ValueError, match=r"config is \{'gen_length': 8\}; allowed: a SamplerConfig"

@@ -68,6 +68,48 @@ def test_other_archives_and_formats_are_refused(trace, tmp_path, monkeypatch):
         lj.Trace.load(tmp_path / "new.npz")
 
 
+def other(array, value):
+    """The array with another value at its first place."""
+    array = array.copy()
+    array.flat[0] = value
+    return array
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("live_rows", lambda a: a[:, :1], r"live_rows has shape \(4, 1\); allowed here: \(4, 2\)"),
+        ("live_rows", lambda a: a[0], r"live_rows has 1 axes; allowed: 2 \[S, B\]"),
+        ("event_token", lambda a: a[1:], "event_token has shape"),
+        ("event_row", lambda a: a + 0.0, "event_row is ndarray float64; allowed: .* whole numbers"),
+        ("event_row", lambda a: other(a, 2), r"event_row has \[2\]; allowed: 0 to 1"),
+        ("event_step", lambda a: other(a, -1), r"event_step has \[-1\]; allowed: 0 to 3"),
+        ("event_step", lambda a: a[::-1].copy(), "event_step in ascending order"),
+        ("event_kind", lambda a: other(a, 7), "event_kind of known events"),
+        ("event_position", lambda a: other(a, 99), r"event_position has \[99\]; allowed"),
+        ("head_rows", lambda a: -a, r"head_rows has \[-4\]; allowed: 0 to"),
+        ("rows", lambda a: a // 8, "live_rows up to the forward's rows"),
+        ("cache_length", lambda a: a + 50, "cache_length up to the canvas"),
+        ("prompt_lengths", lambda a: a + 9, "canvases within tokens"),
+        ("tokens", lambda a: a[:, :-1], r"event_position has \[10\]; allowed: 0 to 9"),
+        ("block", lambda a: a.astype(np.int8), "integers of 4 bytes or more"),
+        ("seconds", lambda a: -a, "seconds has"),
+        ("settings", lambda a: a | {"infill": 1}, "infill is 1; allowed: true or false"),
+        ("settings", lambda a: a | {"model": []}, r"model is \[\]; allowed: settings"),
+        (
+            "settings",
+            lambda a: a | {"sampler": a["sampler"] | {"block_length": 0}},
+            "sampler.block_length is 0; allowed: 1 to",
+        ),
+    ],
+)
+def test_arrays_that_do_not_fit_each_other_are_refused(trace, tmp_path, name, change, message):
+    """Each such file has the right checksum."""
+    replace(trace, **{name: change(getattr(trace, name))}).save(tmp_path / "run.npz")
+    with pytest.raises(ValueError, match=rf"run\.npz is no trace of llada_jax: .*{message}"):
+        lj.Trace.load(tmp_path / "run.npz")
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"gone\.npz"):
         lj.Trace.load(tmp_path / "gone.npz")

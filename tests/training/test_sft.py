@@ -98,3 +98,9 @@ def test_a_file_without_examples_is_an_error(read, tmp_path):
         read()
     with pytest.raises(FileNotFoundError, match=r"no file .*nowhere; allowed: lines of"):
         read_examples(tmp_path / "nowhere", TOKENIZER, TINY.config, 32)
+
+
+def test_answers_as_long_as_the_model_takes_are_refused(read):
+    most = TINY.config.max_length
+    with pytest.raises(ValueError, match=f"max_gen_length is {most}; allowed: up to {most - 1}"):
+        read({"prompt": "1", "completion": "2"}, longest=most)

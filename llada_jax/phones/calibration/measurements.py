@@ -6,18 +6,19 @@
 """
 
 import csv
-import json
+import io
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from math import isfinite
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 
-from llada_jax.config import require, require_choice, require_counts
+from llada_jax.config import require, require_choice, require_counts, require_numbers
+from llada_jax.config.checks import parse_json, shortened
 from llada_jax.io import atomic
 from llada_jax.io.inside import inside
 
@@ -30,6 +31,10 @@ QNN_EVENTS = (
     *("QNN accelerator (execute) time", "Accelerator (execute) time"),
 )
 """Of a run, in microseconds: the first that the file has is taken, the call from the host best."""
+_PLAN_COLUMNS = ("file", "signature")
+"""What ran, in the rows of a calibration export: no part of a measurement."""
+_MOST_BYTES, _MOST_COUNT, _MOST_MS = 1 << 26, 1 << 20, 1e7
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, struct.error)
 _LATENCY, _MISC = 2, 4
 _RUNS = 2
 _FLOATS = {5: "median_ms", 6: "p5_ms", 7: "p95_ms"}
@@ -69,11 +74,12 @@ class Measurement:
         require_choice(f"precision of {self.name}", self.precision, Precision)
         times = (self.p5_ms, self.median_ms, self.p95_ms)
         require(
-            all(isfinite(each) for each in times) and 0 < times[0] <= times[1] <= times[2],
-            f"p5, median and p95 of {self.name} are {times}; allowed: above 0, ascending",
+            0 < times[0] <= times[1] <= times[2] <= _MOST_MS,
+            f"p5, median and p95 of {self.name} are {times}; allowed: above 0, ascending, up to "
+            f"{_MOST_MS:g}",
         )
-        require_counts(self, "rows", "layers", "runs")
-        require_counts(self, "cache", least=0)
+        require_counts(self, "rows", "layers", "runs", most=_MOST_COUNT)
+        require_counts(self, "cache", least=0, most=_MOST_COUNT)
         require(
             self.thermal == 0,
             f"thermal of {self.name} is {self.thermal}; allowed: 0, as a hot phone is another one",
@@ -90,23 +96,17 @@ def read_measurements(path: str | PathLike[str]) -> list[Measurement]:
     """Reads a CSV file with a line for each row, or the folder of a calibration export.
 
     In a folder, `rows.csv` has the lines, and a file of `results` with a row's name, as a tool
-    wrote it, the times of those that have none. Rows without times are left out. Raises ValueError
-    that names the file, the line and what is wrong.
+    wrote it, the times of those that have none. Rows without times are left out. Text is UTF-8,
+    with or without a byte order mark, and fields are separated by commas. Raises ValueError that
+    names the file, the line and what is wrong.
     """
     path = Path(path)
     table = path / ROWS_FILE if path.is_dir() else path
     require(table.is_file(), f"no file {table}; allowed: a CSV file, or a folder with {ROWS_FILE}")
-    found = []
-    with table.open(newline="", encoding="utf-8") as file:
-        for number, line in enumerate(csv.DictReader(file), start=2):
-            values = {key: value for key, value in line.items() if key and value}
-            try:
-                if path.is_dir() and "median_ms" not in values:
-                    values |= _timed(path, values.get("name", ""))
-                if "median_ms" in values:
-                    found.append(_measurement(values))
-            except ValueError as error:
-                raise ValueError(f"{table}, line {number}: {error}") from error
+    try:
+        found = [*_rows(table, path / RESULTS if path.is_dir() else None)]
+    except ValueError as error:
+        raise ValueError(f"{table}, {error}") from error
     require(bool(found), f"{table} has no row with times; allowed: at least one")
     names = [each.name for each in found]
     require(len(set(names)) == len(names), f"names repeat in {table}; allowed: each once")
@@ -129,9 +129,76 @@ def hold_out(measurements: Sequence[Measurement], every: int) -> list[Measuremen
     ]
 
 
-def _timed(folder: Path, name: str) -> dict[str, Any]:
-    files = sorted((folder / RESULTS).glob(f"{name}.*")) if name else []
-    return read_timing(inside(folder, f"{RESULTS}/{files[0].name}"))._asdict() if files else {}
+def _rows(table: Path, results: Path | None) -> Iterator[Measurement]:
+    """Yields the rows of a table that have times, there or in a folder of results."""
+    known = [*(each.name for each in fields(Measurement)), *_PLAN_COLUMNS]
+    for number, line in _csv_lines(table, known):
+        try:
+            values = {key: value for key, value in line.items() if key and value}
+            if results is not None and "median_ms" not in values:
+                values |= _timed(results, values.get("name", ""))
+            if "median_ms" in values:
+                yield _measurement(values)
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+
+
+def _csv_lines(
+    path: Path, known: Sequence[str] | None = None
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yields the lines below the header, with their numbers; fields that a line lacks are empty.
+
+    Raises ValueError, which begins with the line's number, for what is no CSV in UTF-8. With
+    `known` columns, also for others, and for a line with more fields than the header.
+    """
+    content = _content(path)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"line {line}: {error}; allowed: UTF-8") from error
+    reader = csv.DictReader(io.StringIO(text, newline=""), restval="")
+    try:
+        columns = reader.fieldnames or ()
+        if known is not None:
+            _require_columns(columns, known)
+        for line in reader:
+            extra = line.pop(None, [])  # pyright: ignore[reportArgumentType]
+            require(
+                known is None or not extra,
+                f"line {reader.line_num}: it has {len(columns) + len(extra)} fields; allowed: up "
+                f"to {len(columns)}, as in the header (a decimal comma separates fields, too)",
+            )
+            yield reader.line_num, line
+    except csv.Error as error:
+        raise ValueError(f"line {reader.reader.line_num}: {error}; allowed: CSV") from error
+
+
+def _require_columns(columns: Sequence[str], known: Sequence[str]) -> None:
+    for name in filter(None, columns):  # spreadsheets leave columns without a name
+        for separator in (";", "\t"):
+            parted = separator in name
+            require(not parted, f"line 1: fields are separated by {separator!r}; allowed: ','")
+        close = get_close_matches(name, known, 1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        allowed = f"allowed: {', '.join(known)}{hint}"
+        require(name in known, f"line 1: {name!r:.60} is no column; {allowed}")
+        require(columns.count(name) == 1, f"line 1: {name} repeats; allowed: each column once")
+
+
+def _content(path: Path) -> bytes:
+    size = path.stat().st_size
+    require(size <= _MOST_BYTES, f"it has {size:,} bytes; allowed: up to {_MOST_BYTES:,}")
+    return path.read_bytes()
+
+
+def _timed(results: Path, name: str) -> dict[str, Any]:
+    """Returns the times in the file with a row's name, whatever it ends in; none without one."""
+    if not name:
+        return {}
+    inside(results, name)  # raises for what is no plain name
+    files = sorted(each for each in results.glob("*") if each.stem == name)
+    return read_timing(files[0])._asdict() if files else {}
 
 
 def _measurement(line: Mapping[str, Any]) -> Measurement:
@@ -151,7 +218,8 @@ def _value(name: str, text: Any, kind: Any) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"{name} is {text!r}; allowed: a number") from None
+        allowed = "a whole number" if kind is int else "a number, as 2.5"
+        raise ValueError(f"{name} is {text!r:.60}; allowed: {allowed}") from None
 
 
 class Timing(NamedTuple):
@@ -164,44 +232,51 @@ class Timing(NamedTuple):
 
 
 def read_timing(path: Path) -> Timing:
-    """Reads a tool's file. Raises ValueError for one that none of the known tools wrote."""
+    """Reads a tool's file. Raises ValueError for one that none of the known tools wrote, and for
+    times that are not above 0 and finite."""
     readers = {".json": _of_json, ".pb": _of_protobuf, ".csv": _of_qnn_events}
     end = path.suffix
     require(end in readers, f"{path} ends in {end!r}; allowed: {', '.join(readers)}")
     try:
-        return readers[end](path)
-    except (KeyError, TypeError, IndexError, struct.error, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is no result of a tool that is known: {error!r}") from error
+        timing = readers[end](path)
+        require_numbers(timing, "median_ms", "p5_ms", "p95_ms", above=0)
+        require_counts(timing, "runs")
+    except _UNREADABLE as error:
+        reason = error if isinstance(error, ValueError) else repr(error)
+        reason = f"it has no field {error}" if isinstance(error, KeyError) else reason
+        text = f"{path} is no result of a tool that is known: {reason}"
+        raise ValueError(shortened(text)) from error
+    return timing
 
 
-def _of_microseconds(times: Sequence[float]) -> Timing:
+def _of_microseconds(times: Any) -> Timing:
+    require(isinstance(times, list), f"times are {times!r:.60}; allowed: a list of microseconds")
     require(len(times) > 0, "there are no runs; allowed: at least one")
     p5, median, p95 = np.percentile(np.asarray(times, float) / 1e3, (5, 50, 95)).tolist()
     return Timing(median, p5, p95, len(times))
 
 
 def _of_json(path: Path) -> Timing:
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = parse_json(_content(path), "it is no JSON", "what the tool wrote")
     if "execution_summary" in record:
         return _of_microseconds(record["execution_summary"]["all_inference_times"])
     latency = record["latency"]
-    times = (float(latency[name]) for name in ("median_ms", "p5_ms", "p95_ms"))
-    return Timing(*times, runs=int(latency["num_runs"]))
+    return Timing(*(latency[name] for name in ("median_ms", "p5_ms", "p95_ms", "num_runs")))
 
 
 def _of_qnn_events(path: Path) -> Timing:
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = [line for line in csv.DictReader(file) if line["Unit of Measurement"] == "US"]
-    for event in QNN_EVENTS:
-        mine = (each for each in lines if each["Event Identifier"].startswith(event))
-        times = [float(each["Time"]) for each in mine]
-        if times:
-            return _of_microseconds(times)
-    raise ValueError(f"{path} has none of {', '.join(QNN_EVENTS)} in US")
+    times: dict[str, list[float]] = {event: [] for event in QNN_EVENTS}
+    for number, line in _csv_lines(path):
+        for event in QNN_EVENTS:
+            if line["Unit of Measurement"] == "US" and line["Event Identifier"].startswith(event):
+                times[event].append(_value(f"line {number}: Time", line["Time"], float))
+    found = next(filter(None, times.values()), None)
+    require(found is not None, f"it has none of {', '.join(QNN_EVENTS)} in US")
+    return _of_microseconds(found)
 
 
 def _of_protobuf(path: Path) -> Timing:
-    parts = dict(_fields(path.read_bytes()))
+    parts = dict(_fields(_content(path)))
     latency, misc = dict(_fields(parts[_LATENCY])), dict(_fields(parts.get(_MISC, b"")))
     times = {name: struct.unpack("<f", latency[field])[0] for field, name in _FLOATS.items()}
     return Timing(**times, runs=misc.get(_RUNS, 1))
@@ -216,6 +291,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
             value, at = _varint(message, at)
             yield key >> 3, value
             continue
+        require(key & 7 in (1, 2, 5), f"a field has the wire type {key & 7}; allowed: 0, 1, 2, 5")
         size, at = _varint(message, at) if key & 7 == 2 else ({1: 8, 5: 4}[key & 7], at)
         require(at + size <= len(message), "the file is cut short")
         yield key >> 3, message[at : at + size]
@@ -225,5 +301,6 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 def _varint(message: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while message[at] & 128:
+        require(shift < 63, "a number has more than 10 bytes")
         value, shift, at = value | (message[at] & 127) << shift, shift + 7, at + 1
     return value | message[at] << shift, at + 1

@@ -68,11 +68,11 @@ def test_the_folder_of_another_experiment_is_refused(run):
         other.require_own_folder()
 
 
-@pytest.mark.parametrize("content", [b"a: [", b"- 1", b"\xff"])
+@pytest.mark.parametrize("content", [b"a: [", b"- 1", b"\xff", b"a: !!bool x", b"a: 1\na: 2"])
 def test_damaged_settings_of_a_folder_are_named(run, content):
     run.begin()
     (run.folder / "config.yaml").write_bytes(content)
-    with pytest.raises(ValueError, match=r"config\.yaml is damaged"):
+    with pytest.raises(ValueError, match=r"config\.yaml is (damaged|no YAML)"):
         run.require_own_folder()
 
 

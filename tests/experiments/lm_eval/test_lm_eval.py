@@ -288,6 +288,12 @@ def test_a_file_of_another_format_is_refused(tmp_path, content, message):
         own_task("arc_challenge", tmp_path, TASKS)
 
 
+def test_a_task_file_that_repeats_a_key_is_refused(tmp_path):
+    (tmp_path / "boolq.yaml").write_text((TASKS / "boolq.yaml").read_text() + "task: other\n")
+    with pytest.raises(ValueError, match=r"boolq\.yaml is no YAML: line \d+ repeats 'task'"):
+        own_task("boolq", Path("nowhere"), tmp_path)
+
+
 class ChatOracle(Oracle):
     """With a chat template that shows roles."""
 

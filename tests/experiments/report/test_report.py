@@ -176,7 +176,27 @@ def test_bad_input_is_named_before_a_page_is_written(runs, tmp_path, damage, arg
         ("small/results.json", b"{}", r"small/results\.json is damaged: it has \{\}"),
         ("small/results.json", b'[{"name": "a"}]', r"results\.json is damaged: value is 'absent'"),
         ("small/results.json", b'[{"name": "\xfc"}]', r"results\.json is damaged: 'utf-8'"),
+        *(
+            (
+                "small/results.json",
+                b'[{"name": "a", "unit": "-", "kind": "measured", ' + more,
+                message,
+            )
+            for more, message in (
+                (b'"value": Infinity}]', r"results\.json is damaged: it has inf; allowed: finite"),
+                (b'"value": 1' + b"0" * 400 + b"}]", r"results\.json is damaged: it has 10"),
+                (b'"value": 1, "reference": NaN}]', r"results\.json is damaged: it has nan"),
+                (b'"value": 1, "interval": [0, "x"]}]', r"results\.json is damaged: it has 'x'"),
+                (b'"value": 1, "interval": 3}]', r"results\.json is damaged: interval is 3"),
+                (b'"value": 1, "source": "\\ud800"}]', r"is no text; allowed: Unicode"),
+            )
+        ),
         ("small/metrics.jsonl", b'{"step": 1}\n{"st', r"small/metrics\.jsonl is damaged"),
+        (
+            "small/metrics.jsonl",
+            b'{"step": 1, "loss": Infinity, "accuracy": 0}',
+            r"metrics\.jsonl is damaged: it has inf",
+        ),
         ("small/env.json", b'{"git_dirty', r"small/env\.json is damaged"),
         ("small/env.json", b"{}", r"small/env\.json is damaged: git_dirty is 'absent'"),
         ("sweep/0/env.json", b"\xff", r"0/env\.json is damaged"),
@@ -193,6 +213,23 @@ def test_a_damaged_file_is_named_before_anything_is_written(runs, tmp_path, file
     with pytest.raises(SystemExit, match=message):
         run(tmp_path / "page", f"runs=[{runs}/sweep,{runs}/small]")
     assert not any((tmp_path / "page").iterdir())
+
+
+def test_names_are_shown_and_are_no_markup(tmp_path):
+    hostile = "a\n\n# b|<img src=x onerror=y>[c](d)*e*`f` _g_ h_i \\"
+    shown = r"a  # b\|\<img src=x onerror=y>[c]\(d)\*e\*\`f\` \_g\_ h_i \\"
+    for place, value in enumerate((1, 2)):
+        folder = training(tmp_path / str(place))
+        row = {"name": hostile, "value": value, "unit": "$x$", "kind": hostile}
+        rows = [row, row | {"name": r"$\frac{$", "unit": "a"}]
+        (folder / "results.json").write_text(json.dumps(rows))
+        (folder / "config.yaml").write_text(f"seed: {value}")
+    page = run(tmp_path / "page", f"runs=[{tmp_path}/0,{tmp_path}/1]")
+    assert f"\n| {shown} | 1 | 2 | \\$x\\$ | {shown} |  |  |\n" in page
+    assert [line for line in page.splitlines() if line.startswith("#")][1:] == [
+        "## 0, 1",
+        "## Runs",
+    ]
 
 
 def test_a_baseline_of_fewer_items_is_named_before_anything_is_written(runs, tmp_path):

@@ -6,7 +6,12 @@ import struct
 
 import pytest
 
-from llada_jax.phones.calibration.measurements import Timing, read_measurements, read_timing
+from llada_jax.phones.calibration.measurements import (
+    QNN_EVENTS,
+    Timing,
+    read_measurements,
+    read_timing,
+)
 
 ROW = {
     "name": "a", "graph": "layers", "processor": "npu", "precision": "int4", "rows": "32",
@@ -48,7 +53,13 @@ def test_a_folder_takes_its_times_from_the_tools_results(tmp_path):
         ({"version": ""}, "version missing"),
         ({"median_ms": "3"}, r"p5, median and p95 of a are \(1.9, 3.0, 2.2\); allowed: above 0"),
         ({"median_ms": "nan"}, "p5, median and p95 of a are"),
-        ({"rows": "many"}, "rows is 'many'; allowed: a number"),
+        ({"rows": "many"}, "rows is 'many'; allowed: a whole number"),
+        ({"rows": "1000000000"}, "rows is 1000000000; allowed: 1 to 1048576"),
+        ({"cache": "-1"}, "cache is -1; allowed: 0 to 1048576"),
+        ({"median_ms": "9" * 400}, "p5, median and p95 of a are"),
+        ({"rows": "9" * 5000}, r"rows is '9{50,}; allowed: a whole number"),
+        ({"median_ms": "2,0"}, "median_ms is '2,0'; allowed: a number, as 2.5"),
+        ({"version": "x" * 200_000}, "line 2: field larger than field limit"),
         ({"graph": "net"}, "graph of a is 'net'; allowed: 'layers', 'head', 'product'"),
         ({"precision": "int2"}, "precision of a is 'int2'; allowed: 'fp16'"),
         ({"weight": "ffn.down"}, "weight of a is 'ffn.down'; allowed: a matrix for products"),
@@ -67,6 +78,50 @@ def test_files_without_rows_are_refused(tmp_path):
         read_measurements(written(tmp_path / "phone.csv"))
     with pytest.raises(ValueError, match="names repeat"):
         read_measurements(written(tmp_path / "phone.csv", ROW, ROW))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,medain_ms\na,2\n", "line 1: 'medain_ms' is no column; .*did you mean median_ms?"),
+        ("name;median_ms\na;2,0\n", "fields are separated by ';'; allowed: ','"),
+        ("name,rows,rows\na,2,2\n", "line 1: rows repeats; allowed: each column once"),
+        ("name,median_ms\na,2,0\n", "line 2: it has 3 fields; allowed: up to 2, .*decimal comma"),
+        ("name,median_ms\n\nbö,2\n".encode("latin-1"), "line 3: 'utf-8' codec .*; allowed: UTF-8"),
+        ("name,median_ms\na,2\n".encode("utf-16"), "line 1: 'utf-8' codec .*; allowed: UTF-8"),
+    ],
+)
+def test_other_tables_are_named(tmp_path, text, message):
+    path = tmp_path / "phone.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=rf"phone\.csv, (line \d+: )?{message}"):
+        read_measurements(path)
+
+
+def test_a_byte_order_mark_is_none_of_the_text(tmp_path):
+    path = written(tmp_path / "phone.csv", ROW)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_measurements(path)[0].name == "a"
+
+
+def test_a_result_is_found_by_its_whole_name_in_the_folder_alone(tmp_path):
+    bare = {key: "" if key.endswith("_ms") or key == "runs" else each for key, each in ROW.items()}
+    (tmp_path / "results").mkdir()
+    latency = {"median_ms": 2.0, "p5_ms": 1.9, "p95_ms": 2.2, "num_runs": 50}
+    (tmp_path / "results" / "b.json").write_text(json.dumps({"latency": latency}))
+    written(tmp_path / "rows.csv", bare | {"name": "*"}, bare | {"name": "b"})
+    assert [row.name for row in read_measurements(tmp_path)] == ["b"]
+    for name in ("/etc/passwd", "../results/b"):
+        written(tmp_path / "rows.csv", bare | {"name": name})
+        with pytest.raises(ValueError, match=rf"rows\.csv, line 2: '{name}' is named by a file"):
+            read_measurements(tmp_path)
+
+
+def test_the_columns_of_an_export_s_plan_are_known(tmp_path):
+    path = written(tmp_path / "phone.csv", ROW)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([f"{lines[0]},file,signature", f"{lines[1]},layers1,rows32"]))
+    assert read_measurements(path)[0].rows == 32
 
 
 QNN_HEADER = (
@@ -125,14 +180,35 @@ def test_qnn_s_events_take_the_call_from_the_host(tmp_path):
         read_timing(path)
 
 
+LATENCY = '{"latency": {"median_ms": %s, "p5_ms": 1, "p95_ms": 3, "num_runs": %s}}'
+
+
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.json", "{}"), ("a.json", "{"), ("a.json", "[]"), ("a.pb", "x"), ("a.csv", "a,b\n1,2\n")],
+    ("name", "content", "message"),
+    [
+        ("a.json", "{}", "latency"),
+        ("a.json", "{", "it is no JSON"),
+        ("a.json", "[]", ""),
+        ("a.json", "[" * 99_999, "it is no JSON"),
+        ("a.json", LATENCY % (2, "Infinity"), "runs is inf; allowed: 1 or more"),
+        ("a.json", LATENCY % ("9" * 400, 5), "median_ms is 9+.*; allowed: above 0, and finite"),
+        ("a.json", LATENCY % ("[2]", 5), r"median_ms is \[2\]"),
+        ("a.json", '{"execution_summary": {"all_inference_times": "12"}}', "times are '12'"),
+        ("a.json", '{"execution_summary": {"all_inference_times": [NaN]}}', "median_ms is nan"),
+        ("a.pb", "x", ""),
+        ("a.pb", "\xff" * 999_999, "a number has more than 10 bytes"),
+        ("a.csv", "a,b\n1,2\n", "Unit of Measurement"),
+        ("a.csv", f"{QNN_HEADER}\n,,,US\n", "it has none of QNN"),
+        ("a.csv", f"{QNN_HEADER}\n,,x,US,,,{QNN_EVENTS[0]}\n", "line 2: Time is 'x'; allowed"),
+        ("a.csv", f"{QNN_HEADER}\n{'x' * 200_000}\n", "line 2: field larger than"),
+    ],
 )
-def test_damaged_files_are_refused(tmp_path, name, content):
+def test_damaged_files_are_refused(tmp_path, name, content, message):
     path = tmp_path / name
-    path.write_text(content)
-    with pytest.raises(ValueError, match="a\\."):
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(
+        ValueError, match=rf"{name} is no result of a tool that is known.*{message}"
+    ):
         read_timing(path)
 
 
