@@ -127,8 +127,8 @@ def checked_dataclass(schema: type[T], values: Any) -> T:
 def _section(schema: Any, values: Any, path: str) -> Any:
     require(isinstance(values, Mapping), f"{path} is {values!r}; allowed: a section of settings")
     prefix = f"{path}." if path else ""
-    flat = getattr(schema, "setting_types", None)  # names of policies, whose defaults are known
-    hints = flat(values.get("accept")) if flat else get_type_hints(schema)
+    flat = getattr(schema, "setting_types", None)  # of samplers, whose names depend on the rule
+    hints = flat(values.get("accept"), values.get("window")) if flat else get_type_hints(schema)
     names = list(hints) if flat else [field.name for field in fields(schema)]
     for key in values:
         close = get_close_matches(str(key), names, 1)
@@ -139,7 +139,7 @@ def _section(schema: Any, values: Any, path: str) -> Any:
         require(optional or field.name in values, f"{prefix}{field.name} is missing")
     checked = {key: _checked(hints[key], value, prefix + key) for key, value in values.items()}
     try:
-        return schema(**checked)
+        return schema.from_flat(checked) if flat else schema(**checked)
     except ValueError as error:
         raise ValueError(f"{path}: {error}" if path else str(error)) from error
 

@@ -69,21 +69,23 @@ def _json_schema(given: str, **options: Any) -> lj.Constraint:
     return lj.json_schema(Path(given).read_text() if is_file else given, **options)
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class ConstrainedSampler:
     """All settings of a sampler, and `constraint`."""
 
     config: SamplerConfig
     constraint: lj.Constraint | None
 
-    def __init__(self, constraint: ConstraintSettings | None = None, **settings: Any) -> None:
-        object.__setattr__(self, "config", SamplerConfig.from_flat(**settings))
-        object.__setattr__(self, "constraint", constraint and constraint.made())
+    @classmethod
+    def from_flat(cls, settings: dict[str, Any]) -> "ConstrainedSampler":
+        """Returns the sampler and the constraint of flat settings."""
+        constraint = settings.pop("constraint", None)
+        return cls(SamplerConfig.from_flat(settings), constraint and constraint.made())
 
     @classmethod
-    def setting_types(cls, accept: object = None) -> dict[str, Any]:
+    def setting_types(cls, accept: object = None, window: object = None) -> dict[str, Any]:
         """Returns the type of each setting."""
-        return {**SamplerConfig.setting_types(accept), "constraint": ConstraintSettings}
+        return {**SamplerConfig.setting_types(accept, window), "constraint": ConstraintSettings}
 
 
 @dataclass(frozen=True, kw_only=True)

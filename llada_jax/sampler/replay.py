@@ -2,19 +2,16 @@
 
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from llada_jax.config import require
 from llada_jax.sampler.flat import rule_of
-from llada_jax.sampler.layout import sequence_bounds
 from llada_jax.sampler.record import Event, StepCounts
 from llada_jax.sampler.state import MASKED, PROMPT, STABLE, VISIBLE
-
-if TYPE_CHECKING:
-    from llada_jax.sampler.trace import Trace
+from llada_jax.sampler.trace_data import TraceData, bounds_in
 
 KEPT = -1
 """The state that an event leaves as it was."""
@@ -24,7 +21,7 @@ _TOLD = ("gen_length", "block_length", "accept", "window", "cache", "threshold",
          "theta_stable", "temperature")  # fmt: skip
 
 
-def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
+def replay(trace: TraceData, row: int = 0) -> dict[str, Any]:
     """Returns the canvas of a row of the batch at its start, and its S useful forwards.
 
     Columns of `forwards` have an entry for each. `events` has, for each, five whole numbers an
@@ -40,10 +37,7 @@ def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
     told: list[Any] = [SimpleNamespace(**settings[name]) for name in ("sampler", "model")]
     sampler, model = told
     lengths = trace.prompt_lengths[row : row + 1]
-    bounds = sequence_bounds(
-        lengths, sampler.gen_length, sampler.block_length, model.block_length, infill=infill
-    )
-    origin, end = (int(bound[0]) for bound in bounds)
+    origin, end = (int(bound[0]) for bound in bounds_in(settings, lengths))
     mine = np.flatnonzero((trace.event_row == row) & (trace.event_kind != Event.MARGIN))
     kinds, positions = trace.event_kind[mine], trace.event_position[mine]
     masked = np.arange(end) >= (end if infill else lengths[0])
@@ -80,7 +74,7 @@ def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
 
 
 def _windows(
-    trace: "Trace", row: int, sampler: Any, first: int
+    trace: TraceData, row: int, sampler: Any, first: int
 ) -> dict[str, Int[np.ndarray, " S"]]:
     """Returns where the window of each forward began and ended: its rows are those that do not
     stand beside it, and it begins where a cache of finished tokens ends, or else with the block, of
@@ -93,7 +87,7 @@ def _windows(
     return {"start": start, "stop": start + (trace.live_rows - beside)[:, row]}
 
 
-def event_states(trace: "Trace") -> Int[np.ndarray, " X"]:
+def event_states(trace: TraceData) -> Int[np.ndarray, " X"]:
     """Returns `MASKED`, `VISIBLE` or `STABLE` of the canvas for each event, or `KEPT`.
 
     What was committed was visible if the next thing that happened to it happens to visible tokens

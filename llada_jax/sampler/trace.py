@@ -1,56 +1,20 @@
 """What a decoding run did, as data: decode once, then time, plot and evaluate from the trace."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import inf
-from types import NoneType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from llada_jax.config import require
-from llada_jax.io.archive import MOST_COUNT, ArrayField, load_archive, require_arrays, save_archive
-from llada_jax.sampler.canvas import bounds_of
+from llada_jax.io.archive import load_archive, save_archive
 from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.record import Event
 from llada_jax.sampler.replay import replay
+from llada_jax.sampler.trace_data import TRACE_FIELDS, TraceData, check_trace
 from llada_jax.view.page import Page, page_of, phone_timeline
 
 FORMAT = 4
-_FIELDS = {
-    "tokens": ArrayField("BL", most=2**31 - 1),
-    "rows": ArrayField("S"),
-    "live_rows": ArrayField("SB"),
-    "shadow_rows": ArrayField("SB"),
-    "draft_rows": ArrayField("SB"),
-    "refreshed": ArrayField("SB"),
-    "head_rows": ArrayField("SB"),
-    "cache_length": ArrayField("SB"),
-    "block": ArrayField("SB"),
-    "seconds": ArrayField("S", "f", most=1e9),
-    "prompt_lengths": ArrayField("B", least=1),
-    "event_step": ArrayField("X", most="S"),
-    "event_row": ArrayField("X", most="B"),
-    "event_position": ArrayField("X", most="L"),
-    "event_token": ArrayField("X", most=2**31 - 1),
-    "event_confidence": ArrayField("X", "f", -inf, inf),
-    "event_kind": ArrayField("X", most=max(Event)),
-}
-"""The arrays of a trace, as a file must have them; `_check` says how they depend on each other."""
-_READ: Mapping[str, Mapping[str, tuple[type, ...]]] = {
-    "sampler": {
-        **{"gen_length": (int,), "block_length": (int,), "cache": (str,)},
-        **{"accept": (str, NoneType), "refresh": (str, NoneType)},
-        **{"eos_id": (int, NoneType), "eot_id": (int, NoneType)},
-    },
-    "model": {
-        **{"block_length": (int, NoneType), "shift_logits": (bool,)},
-        **{"family": (str,), "n_layers": (int,), "width": (int,)},
-    },
-}
-"""Settings that are read of a trace (`replay`, `phones.workload`, pages), with their types."""
 
 
 class Divergence(NamedTuple):
@@ -66,8 +30,7 @@ class Divergence(NamedTuple):
     other positions, the distance of the confidences that decided."""
 
 
-@dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(TraceData):
     """S forwards of B rows, and the events of their positions.
 
     Positions count from each row's own start: its prompt is at 0. Event arrays are in the order of
@@ -79,66 +42,9 @@ class Trace:
     last bits than one that ran through.
     """
 
-    rows: Int[np.ndarray, " S"]
-    """Rows that the forward ran for each batch row: its bucket."""
-    live_rows: Int[np.ndarray, "S B"]
-    """Rows that were no padding; the next two are among them."""
-    shadow_rows: Int[np.ndarray, "S B"]
-    draft_rows: Int[np.ndarray, "S B"]
-    """Masked positions beyond the current block."""
-    refreshed: Int[np.ndarray, "S B"]
-    """Tokens outside the window that were refreshed: by rows of this forward, or of a worker's own
-    (`settings["sampler"]["refresh"]`). Each by two rows, of which the shadow is scored; with
-    `rescore="token"` by one."""
-    head_rows: Int[np.ndarray, "S B"]
-    """Positions that this forward scored. A worker scores the tokens that it refreshes itself."""
-    cache_length: Int[np.ndarray, "S B"]
-    """Cached positions that the rows read."""
-    block: Int[np.ndarray, "S B"]
-    seconds: Float[np.ndarray, " S"]
-    """Wall time of each forward; NaN where the compiled loop ran them all."""
-    event_step: Int[np.ndarray, " X"]
-    event_row: Int[np.ndarray, " X"]
-    event_position: Int[np.ndarray, " X"]
-    event_token: Int[np.ndarray, " X"]
-    event_confidence: Float[np.ndarray, " X"]
-    event_kind: Int[np.ndarray, " X"]
-    prompt_lengths: Int[np.ndarray, " B"]
-    tokens: Int[np.ndarray, "B L"]
-    """The final canvas, padded on the right."""
-    settings: dict[str, Any]
-    """Sampler, model, seed, loop, versions and total wall time: plain JSON."""
-
-    @property
-    def nfe(self) -> Int[np.ndarray, " B"]:
-        """Forwards that were useful to each row."""
-        return ((self.live_rows + self.refreshed) > 0).sum(axis=0)
-
-    @property
-    def filled(self) -> Int[np.ndarray, " B"]:
-        """Counts positions of each row that got a token, by a commit or as EOS behind the end."""
-        got = np.isin(self.event_kind, (Event.COMMIT, Event.FILL))
-        filled = np.zeros(self.tokens.shape, bool)
-        filled[self.event_row[got], self.event_position[got]] = True
-        return filled.sum(axis=1)
-
-    def count(self, kind: Event) -> Int[np.ndarray, "S B"]:
-        """Counts how often something happened in each forward, by row of the batch."""
-        counts = np.zeros(self.live_rows.shape, np.int32)
-        chosen = self.event_kind == kind
-        np.add.at(counts, (self.event_step[chosen], self.event_row[chosen]), 1)
-        return counts
-
-    def commit_steps(self) -> Int[np.ndarray, "B L"]:
-        """Returns the forward that last committed each position (0-based); -1 where none did."""
-        steps = np.full(self.tokens.shape, -1, np.int32)
-        commits = self.event_kind == Event.COMMIT
-        steps[self.event_row[commits], self.event_position[commits]] = self.event_step[commits]
-        return steps
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes one .npz file, whole or not at all."""
-        arrays = {name: getattr(self, name) for name in _FIELDS}
+        arrays = {name: getattr(self, name) for name in TRACE_FIELDS}
         save_archive(path, arrays, self.settings, FORMAT)
 
     @classmethod
@@ -146,7 +52,7 @@ class Trace:
         """Reads a file that `save` wrote. Raises ValueError for anything else, and for arrays that
         do not fit each other."""
         arrays, settings = load_archive(
-            path, _FIELDS, FORMAT, kind="trace", short="trace", check=_check
+            path, TRACE_FIELDS, FORMAT, kind="trace", short="trace", check=check_trace
         )
         return cls(settings=settings, **arrays)
 
@@ -166,7 +72,7 @@ class Trace:
 
     def same_decoding(self, other: "Trace") -> bool:
         """Tells whether both did the same; wall time, settings and kept scores aside."""
-        timeless = [name for name in _FIELDS if name != "seconds"]
+        timeless = [name for name in TRACE_FIELDS if name != "seconds"]
         return all(np.array_equal(self._done(name), other._done(name)) for name in timeless)
 
     def _done(self, name: str) -> np.ndarray:
@@ -221,47 +127,6 @@ class Trace:
         if not here.any():
             return -1, 0.0
         return self.event_token[here].tolist()[-1], self.event_confidence[here].tolist()[-1]
-
-
-def _check(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
-    """Raises ValueError unless the arrays and settings of a file can be those of one run."""
-    sizes = require_arrays(arrays, _FIELDS)
-    require(sizes["B"] > 0, "it has no batch row; allowed: 1 or more")
-    for part, names in _READ.items():
-        section: Any = settings.get(part)
-        require(isinstance(section, dict), f"{part} is {section!r:.60}; allowed: settings")
-        for name, kinds in names.items():
-            value, allowed = section.get(name, ...), " or ".join(each.__name__ for each in kinds)
-            require(type(value) in kinds, f"{part}.{name} is {value!r:.60}; allowed: {allowed}")
-            least = name.endswith("_length")
-            within = type(value) is not int or least <= value <= MOST_COUNT
-            require(within, f"{part}.{name} is {value!r:.60}; allowed: {least:d} to {MOST_COUNT}")
-    infill: Any = settings.get("infill")
-    pieces: Any = settings.get("pieces", {})
-    require(isinstance(infill, bool), f"infill is {infill!r:.60}; allowed: true or false")
-    require(isinstance(pieces, dict), f"pieces is {pieces!r:.60}; allowed: texts by token")
-
-    rows, live, lengths = (arrays[name] for name in ("rows", "live_rows", "prompt_lengths"))
-    step, row, place = (arrays[f"event_{name}"] for name in ("step", "row", "position"))
-    read: list[Any] = [SimpleNamespace(**settings[part]) for part in _READ]
-    _, ends = bounds_of(lengths, *read, infill=infill)
-    narrow = [n for n, field in _FIELDS.items() if field.kind == "i" and arrays[n].itemsize < 4]
-    facts: dict[str, Any] = {
-        "event_step in ascending order": step[1:] >= step[:-1],
-        "event_kind of known events": np.isin(arrays["event_kind"], [*Event]),
-        "live_rows up to the forward's rows": live <= rows[:, None],
-        "shadow_rows up to live_rows": arrays["shadow_rows"] <= live,
-        "draft_rows up to live_rows": arrays["draft_rows"] <= live,
-        "head_rows up to live_rows": arrays["head_rows"] <= live,
-        "cache_length up to the canvas": arrays["cache_length"] <= sizes["L"],
-        "block up to the canvas": arrays["block"] <= sizes["L"],
-        "prompts within their canvas": lengths <= ends,
-        "canvases within tokens": ends <= sizes["L"],
-        "event_position within its row's canvas": place < ends[row],
-        "integers of 4 bytes or more, but for event_kind": {*narrow} <= {"event_kind"},
-    }
-    for fact, holds in facts.items():
-        require(bool(np.all(holds)), f"its arrays contradict each other; allowed: {fact}")
 
 
 def trace_of(

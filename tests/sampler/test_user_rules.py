@@ -366,7 +366,10 @@ def test_the_trace_says_which_rule_ran():
     assert settings["sampler"]["divergence"] == 1.0
     assert len(settings["rule_sha256"]) == 64
     config = lj.SamplerConfig.from_flat(rule=KLASS(), threshold=0.5)
-    assert config.rule == KLASS(threshold=0.5) and config.replace(divergence=0.5).divergence == 0.5
+    assert (
+        config.rule == KLASS(threshold=0.5)
+        and config.replace(divergence=0.5).rule.divergence == 0.5
+    )
     assert config.replace(accept="quota", cache="dual") == lj.SamplerConfig.from_flat(cache="dual")
     assert jax.tree.leaves(config) == [0.5, 0.01]
     with pytest.raises(ValueError, match=r"^accept is '\.\./x:y'; allowed: module:Class$"):

@@ -263,7 +263,9 @@ def test_tokens_beyond_those_that_are_refreshed_wait():
 )
 def test_both_loops_and_any_batch_decode_alike(config):
     together = toy_decode(PROMPTS, config, salt=3, loop="compiled")
-    doubts = config.on_change == "remask"  # then something always changes, so nothing is promoted
+    doubts = (
+        config.rule.on_change == "remask"
+    )  # then something always changes, so nothing is promoted
     for kind in (Event.REPLACE, Event.REMASK if doubts else Event.PROMOTE):
         assert together.trace.count(kind).sum() > 0, f"the case shows no {kind.name}"
     assert not (together.tokens == MASK).any()
