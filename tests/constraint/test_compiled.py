@@ -138,6 +138,8 @@ def test_what_is_spelled_in_one_way_has_the_tokenizers_own_tokens(tokenizer):
 def test_what_cannot_be_is_refused(tokenizer, monkeypatch):
     with pytest.raises(ValueError, match="has no tokens"):
         made(lj.choice(["a\x00"]), tokenizer)
+    with pytest.raises(ValueError, match="the choices have more than 4096 states"):
+        made(lj.choice(["a" * 200_000]), tokenizer)
     with pytest.raises(ValueError, match="allowed: up to 4"):
         monkeypatch.setattr(compiled, "MOST_STATES", 4)
         made(lj.choice(["abcdefg"]), tokenizer)
