@@ -32,6 +32,7 @@ QNN_EVENTS = (
 """Of a run, in microseconds: the first that the file has is taken, the call from the host best."""
 _LATENCY, _MISC = 2, 4
 _RUNS = 2
+_MAX_VARINT_BYTES = 10  # 64 bits, 7 in a byte
 _FLOATS = {5: "median_ms", 6: "p5_ms", 7: "p95_ms"}
 """Fields of BenchmarkResult, of its MiscMetrics and of its LatencyMetrics, by number."""
 
@@ -170,7 +171,7 @@ def read_timing(path: Path) -> Timing:
     require(end in readers, f"{path} ends in {end!r}; allowed: {', '.join(readers)}")
     try:
         return readers[end](path)
-    except (KeyError, TypeError, IndexError, struct.error, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, IndexError, ValueError, struct.error) as error:
         raise ValueError(f"{path} is no result of a tool that is known: {error!r}") from error
 
 
@@ -197,7 +198,7 @@ def _of_qnn_events(path: Path) -> Timing:
         times = [float(each["Time"]) for each in mine]
         if times:
             return _of_microseconds(times)
-    raise ValueError(f"{path} has none of {', '.join(QNN_EVENTS)} in US")
+    raise ValueError(f"it has none of {', '.join(QNN_EVENTS)} in US")
 
 
 def _of_protobuf(path: Path) -> Timing:
@@ -223,7 +224,12 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while message[at] & 128:
-        value, shift, at = value | (message[at] & 127) << shift, shift + 7, at + 1
-    return value | message[at] << shift, at + 1
+    value = 0
+    for i, byte in enumerate(message[at : at + _MAX_VARINT_BYTES]):
+        value |= (byte & 127) << 7 * i
+        if byte < 128:
+            return value, at + i + 1
+    raise ValueError(
+        f"the number at byte {at} has no end; allowed: up to {_MAX_VARINT_BYTES} bytes, the last "
+        "below 128"
+    )
