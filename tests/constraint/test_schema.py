@@ -2,10 +2,12 @@
 
 import json
 import re
+from random import Random
 
 import pytest
 
 from llada_jax.constraint.patterns import choice, json_schema, regex
+from tests.constraint.random_forms import schema_and_text
 
 PERSON = {
     "type": "object",
@@ -191,3 +193,10 @@ def test_other_values_are_refused():
         choice(["a", ""])
     with pytest.raises(ValueError, match="confidence is 'sure'"):
         regex("a", confidence="sure")  # pyright: ignore
+
+
+def test_random_schemas_match_their_texts():
+    for seed in range(500):
+        schema, text = schema_and_text(Random(seed))
+        assert matches(schema, text, spaces=False), (schema, text)
+        assert matches(json.dumps(schema), text)
