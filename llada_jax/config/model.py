@@ -10,6 +10,7 @@ from llada_jax.config.checks import require, require_choices, require_counts, re
 Router = Literal["softmax", "sigmoid"]
 Causal = Literal["finished", "filled"]
 _MOST_LAYERS, _MOST_EXPERTS = 1000, 4096  # each is looked for by name, which must end
+_MAX_SIZE = 1 << 24  # far above any model's, and small enough to allocate an array of it
 _IDS = ("mask_id", "eos_id", "eot_id", "pad_id")
 
 
@@ -35,8 +36,10 @@ class MoEConfig:
     def __post_init__(self) -> None:
         require_choices(self)
         require_counts(self, "n_experts", most=_MOST_EXPERTS)
-        require_counts(self, "experts_per_token", "expert_width", "n_groups", "groups_per_token")
-        require_counts(self, "first_layer", "shared_width", least=0)
+        require_counts(self, "expert_width", most=_MAX_SIZE)
+        require_counts(self, "shared_width", least=0, most=_MAX_SIZE)
+        require_counts(self, "experts_per_token", "n_groups", "groups_per_token")
+        require_counts(self, "first_layer", least=0)
         require_numbers(self, "weight_scale", above=0)
         for name, whole in (("experts_per_token", "n_experts"), ("groups_per_token", "n_groups")):
             value, most = getattr(self, name), getattr(self, whole)
@@ -94,7 +97,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require_counts(self, "n_layers", most=_MOST_LAYERS)
         require_counts(self, "vocab_size", "width", "n_heads", "n_kv_heads", "head_dim",
-                       "ffn_width", "max_length", "block_length", "yarn_length")  # fmt: skip
+                       "ffn_width", most=_MAX_SIZE)  # fmt: skip
+        require_counts(self, "max_length", "block_length", "yarn_length")
         require_numbers(self, "rope_theta", above=0)
         require_numbers(self, "norm_eps", least=0, most=0.1)
         require_numbers(self, "yarn_factor", least=1)

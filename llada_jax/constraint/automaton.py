@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
+from llada_jax.config import require
+
 NEVER, END = 0, 1
 """Classes: ids that no string has, and ids that end a text, which the text's padding is of, too."""
 ENDED, DEAD = 0, 1
@@ -61,19 +63,31 @@ def token_automaton(
 
 
 def text_automaton(
-    texts: Sequence[Sequence[int]], ends: Sequence[int], vocab_size: int
+    texts: Sequence[Sequence[int]], ends: Sequence[int], vocab_size: int, max_states: int
 ) -> Automaton:
-    """Returns the automaton of some texts in these very tokens; `ends` as in `token_automaton`."""
-    begins = {tuple(text[:size]) for text in texts for size in range(len(text) + 1)}
-    state_of = {begin: state for state, begin in enumerate(sorted(begins))}  # nothing is state 0
-    column_of_token = {
-        token: i for i, token in enumerate({each for text in texts for each in text})
-    }
-    columns = np.full((len(state_of), len(column_of_token)), len(state_of), np.int32)
-    for begin, state in state_of.items():
-        if begin:
-            columns[state_of[begin[:-1]], column_of_token[begin[-1]]] = state
-    accepts = np.isin(np.arange(len(state_of)), [state_of[tuple(text)] for text in texts])
+    """Returns the automaton of some texts in these very tokens; `ends` as in `token_automaton`.
+
+    Raises ValueError if the texts have more than `max_states` different beginnings.
+    """
+    following: list[dict[int, int]] = [{}]  # of each state, the state after a token
+    whole = set()
+    for text in sorted(map(tuple, texts)):
+        state = 0
+        for token in text:
+            state = following[state].setdefault(token, len(following))
+            if state == len(following):
+                following.append({})
+                require(
+                    len(following) <= max_states,
+                    f"the choices have more than {max_states} states; allowed: up to {max_states}, "
+                    "one for each different beginning in tokens",
+                )
+        whole.add(state)
+    column_of_token = {token: i for i, token in enumerate({t for text in texts for t in text})}
+    columns = np.full((len(following), len(column_of_token)), len(following), np.int32)
+    for state, after in enumerate(following):
+        columns[state, [column_of_token[token] for token in after]] = list(after.values())
+    accepts = np.isin(np.arange(len(following)), list(whole))
     return _automaton(columns, 0, accepts, column_of_token, ends, vocab_size)
 
 

@@ -1,7 +1,8 @@
-"""Regular expressions as automata over bytes, by outlines-core.
+"""Regular expressions as automata over bytes, built by outlines-core.
 
-The automaton of a short expression may have more states than memory. So this file is also a
-program, which reads an expression and has limits; the system ends it where it takes too long.
+The automaton of a short expression may have more states than fit into memory: `(a|b)*a(a|b){30}`
+has 2^31. outlines-core has no bound of its own, so this file is also a program that reads one
+expression and builds its automaton within limits of memory and time.
 """
 
 import json
@@ -10,9 +11,21 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-MOST_STATES = 1 << 14
+MAX_STATES = 1 << 14
 SECONDS = 10
 _MEMORY_BYTES = 2 << 30
+_NO_BYTE = 256  # outlines-core requires an id that ends texts
+_BEGIN, _END = ord("a"), "\U0010ffff"
+# outlines-core leaves out steps from a state that may end a text to one that may not. So every text
+# is followed by the character `_END`, and a state accepts if that leads to the end.
+#
+# It also builds the automaton that finds a match anywhere, in which a new match may begin at each
+# byte: for `[^a]*a[^b]{30}`, or a JSON string of up to 30 characters, that has 2^30 states, though
+# the anchored one has a few hundred. The last alternative prevents this. It is empty, so it matches
+# before the first byte, and a later match is never preferred to one that begins earlier. The
+# transition by "a" then leads to a state after a match, which outlines-core keeps only if a match
+# may also end there: `a\z` does.
+_WRAPPED = rf"a(?:{{}}){_END}|a\z|"
 
 
 def engine_version() -> str:
@@ -26,72 +39,79 @@ def engine_version() -> str:
 
 
 def of_regex(pattern: str) -> dict[str, Any]:
-    """Returns the automaton of a regular expression, in Rust's syntax: the number of its `states`,
-    the one at the `start`, those that `accepts`, and `edges`, triples of state, byte and state.
+    """Returns the automaton of a regular expression in Rust's syntax: the number of its `states`,
+    the `start` state, the states that it `accepts`, and `edges`, triples of state, byte and state.
 
-    Raises ImportError without outlines-core; ValueError for what is no such expression, has
-    anchors, look-around or word boundaries, or more than `MOST_STATES` states.
+    Raises ImportError without outlines-core; ValueError for an invalid expression, one with
+    anchors, look-around or word boundaries, or more than `MAX_STATES` states.
     """
     engine_version()
     shown = pattern if len(pattern) <= 80 else f"{pattern[:77]}..."
     command = [sys.executable, "-P", __file__]
-    run = subprocess.run(command, input=json.dumps(pattern), capture_output=True, text=True)
-    found = json.loads(run.stdout or "{}")
-    if "problem" in found:
+    try:
+        run = subprocess.run(
+            command, input=json.dumps(pattern), capture_output=True, text=True, timeout=SECONDS
+        )
+        automaton = json.loads(run.stdout or "{}")
+    except subprocess.TimeoutExpired:
+        automaton = {}
+    if "problem" in automaton:
         raise ValueError(
-            f"regex {shown!r} has no automaton ({found['problem']}); allowed: Rust's syntax "
+            f"regex {shown!r} has no automaton ({automaton['problem']}); allowed: Rust's syntax "
             r"without anchors, look-around and \b"
         )
-    if not found or found["states"] > MOST_STATES:
-        many = found.get("states", "more than can be counted")
+    if "edges" not in automaton:
+        many = automaton.get("states", "more than can be counted")
         raise ValueError(
             f"regex {shown!r}: its automaton over bytes has {many} states; allowed: up to "
-            f"{MOST_STATES}, within {SECONDS} seconds"
+            f"{MAX_STATES}, within {SECONDS} seconds"
         )
-    return found
+    return automaton
 
 
 def _serve() -> None:
     import resource
 
+    # The parent waits for `SECONDS` of wall time; the processor's time ends an orphan.
     for kind, most in ((resource.RLIMIT_AS, _MEMORY_BYTES), (resource.RLIMIT_CPU, SECONDS)):
         resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
-    print(json.dumps(found_for(json.loads(sys.stdin.read()))))
+    print(json.dumps(build(json.loads(sys.stdin.read()))))
 
 
-def found_for(pattern: str) -> dict[str, Any]:
-    """Returns the fields of an automaton, or its number of states alone, or what went wrong.
-
-    outlines-core leaves out steps from a state that may end a text to one that may not. So every
-    text gets an end of its own, of a character that no text has, and a state accepts where that
-    leads to the end.
-    """
+def build(pattern: str) -> dict[str, Any]:
+    """Returns the fields of an automaton; its number of `states` alone if there are too many; or
+    the `problem` of an invalid expression."""
     from outlines_core import Index, Vocabulary  # pyright: ignore[reportMissingImports]
 
-    no_byte, end = 256, "\U0010ffff"  # outlines-core wants an id that ends texts
+    vocabulary = Vocabulary(_NO_BYTE, {bytes([byte]): [byte] for byte in range(256)})
     try:
-        vocabulary = Vocabulary(no_byte, {bytes([byte]): [byte] for byte in range(256)})
-        index = Index(f"(?:{pattern}){end}", vocabulary)
+        # The empty alternative matches first, so this parses the pattern and builds nothing. Unlike
+        # in `_WRAPPED`, `a)|(b` is an error here, and so is an anchor at the beginning.
+        Index(f"|{pattern}", vocabulary)
     except ValueError as error:
         return {"problem": str(error).partition("\n")[0]}
-    rows = index.get_transitions()
-    if len(rows) > MOST_STATES:
+    try:
+        index = Index(_WRAPPED.format(pattern), vocabulary)
+    except ValueError:
+        return {"problem": "it has a comment, or a part that cannot match"}
+    rows, final = index.get_transitions(), index.get_final_states()
+    start = rows.pop(index.get_initial_state())[_BEGIN]
+    if len(rows) > MAX_STATES:
         return {"states": len(rows)}
     number = {name: i for i, name in enumerate(rows)}
     accepts = []
     for name in rows:
         after = name
-        for byte in end.encode():
+        for byte in _END.encode():
             after = rows.get(after, {}).get(byte)
-        accepts += [number[name]] if after in index.get_final_states() else []
+        accepts += [number[name]] if after in final else []
     edges = [
         (number[state], byte, number[after])
         for state, row in rows.items()
         for byte, after in row.items()
-        if byte != no_byte and after in number
+        if byte != _NO_BYTE and after in number
     ]
-    start = number[index.get_initial_state()]
-    return {"states": len(number), "start": start, "accepts": accepts, "edges": edges}
+    return {"states": len(number), "start": number[start], "accepts": accepts, "edges": edges}
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def compiled(
             own = tokenizer if constraint.spelling == "own" else None
             automaton = automaton_of(pattern, spelled_tokens(tokenizer), ends, vocab_size, own)
         else:
-            automaton = text_automaton(_encoded(pattern, tokenizer), ends, vocab_size)
+            automaton = text_automaton(_encoded(pattern, tokenizer), ends, vocab_size, MOST_STATES)
         states = len(automaton.transitions)
         require(
             states <= MOST_STATES,

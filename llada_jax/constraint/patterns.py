@@ -64,7 +64,8 @@ def json_schema(
       spaces: whether one stands behind each `,` and `:` between values; None: one may.
       options: other attributes of a `Constraint`.
 
-    Raises ValueError, which names the place, for keywords that no automaton would guarantee.
+    Raises ValueError, which names the place, as `$.properties.age.enum`, for a malformed schema,
+    one that is too large, and keywords that no automaton would guarantee.
     """
     return Constraint(schema_pattern(schema, depth, spaces), **options)
 

@@ -96,8 +96,27 @@ def test_regular_expressions_go_through_bytes(tokenizer):
             assert accepts(found, tokenizer.encode(text)) is bool(re.fullmatch(pattern, text))
     with pytest.raises(ValueError, match="has no automaton"):
         of_regex(r"\bword")
+    for pattern in ("a)|(?:b", "^a", "a$", "(?x)a #", "\ud800"):
+        with pytest.raises(ValueError, match="has no automaton"):
+            of_regex(pattern)
+    with pytest.raises(ValueError, match="no text that the tokenizer spells"):
+        made(lj.regex("[a&&b]"), tokenizer)
+
+
+def test_an_automaton_has_bounds_of_states_and_time(monkeypatch):
+    pytest.importorskip("outlines_core")
     with pytest.raises(ValueError, match="allowed: up to 16384"):
         of_regex("(a|b)*a(a|b){13}")
+    monkeypatch.setattr(byte_automaton, "SECONDS", 0.5)
+    with pytest.raises(ValueError, match=r"more than can be counted states; .* within 0\.5 sec"):
+        of_regex("(a|b)*a(a|b){30}")
+
+
+@pytest.mark.parametrize("pattern", ["[^a]*a[^b]{30}", r'"(?:[^"\\]|\\["n]){0,1000}"'])
+def test_a_match_begins_at_the_first_byte_alone(pattern):
+    """Searched for anywhere, each of these has more states than memory."""
+    pytest.importorskip("outlines_core")
+    assert of_regex(pattern)["states"] < 10_000
 
 
 def test_what_is_spelled_in_one_way_has_the_tokenizers_own_tokens(tokenizer):
@@ -129,6 +148,8 @@ def test_another_version_of_the_engine_compiles_anew(tokenizer, monkeypatch):
 def test_what_cannot_be_is_refused(tokenizer, monkeypatch):
     with pytest.raises(ValueError, match="has no tokens"):
         made(lj.choice(["a\x00"]), tokenizer)
+    with pytest.raises(ValueError, match="the choices have more than 4096 states"):
+        made(lj.choice(["a" * 200_000]), tokenizer)
     with pytest.raises(ValueError, match="allowed: up to 4"):
         monkeypatch.setattr(compiled, "MOST_STATES", 4)
         made(lj.choice(["abcdefg"]), tokenizer)
@@ -178,7 +199,7 @@ EXPRESSIONS = st.recursive(
 @settings(max_examples=60)
 def test_an_expression_accepts_what_python_accepts(pattern, texts):
     pytest.importorskip("outlines_core")
-    found = byte_automaton.found_for(pattern)
+    found = byte_automaton.build(pattern)
     following = {(state, byte): after for state, byte, after in found["edges"]}
     for text in texts:
         state = found["start"]

@@ -2,10 +2,12 @@
 
 import json
 import re
+from random import Random
 
 import pytest
 
 from llada_jax.constraint.patterns import choice, json_schema, regex
+from tests.constraint.random_forms import schema_and_text
 
 PERSON = {
     "type": "object",
@@ -82,27 +84,106 @@ def test_recursion_ends_at_the_depth():
     assert matches(TREE, deep, depth=2)
 
 
+def nested(levels: int) -> dict:
+    schema: dict = {"type": "null"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+ENDLESS: dict = {"type": "array"}
+ENDLESS["items"] = ENDLESS
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"type": "integer", "minimum": 3}, "minimum 3; allowed: 0"),
-        ({"type": "integer", "multipleOf": 3}, "multipleOf, which would not be guaranteed"),
-        ({"type": "string", "pattern": "a"}, "pattern, which would not be guaranteed"),
-        ({"type": "text"}, "type 'text'; allowed: object"),
-        ({"type": "array"}, "no items"),
-        ({"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 1}, "ascend"),
-        ({"enum": ["a", 3], "type": "string"}, r"values \[3\]"),
-        ({"$ref": "other.json"}, "refers to 'other.json'"),
-        ({"$ref": "#/$defs/none"}, "what the schema defines"),
-        ({"type": "object", "required": ["a"]}, r"requires \['a'\]"),
+        ({"type": "integer", "minimum": 3}, "$.minimum is 3; allowed: 0"),
+        ({"type": "integer", "minimum": False}, "$.minimum is False; allowed: 0"),
+        (
+            {"anyOf": [{"type": "integer", "multipleOf": 3}]},
+            "$.anyOf[0].multipleOf is 3, which would not be guaranteed; allowed at $.anyOf[0]: "
+            "minimum, type",
+        ),
+        ({"type": "text"}, "$.type is 'text'; allowed: object, array"),
+        ({"type": {}}, "$.type is {}; allowed: object, array"),
+        ({"type": ["null", {}]}, "$.type is ['null', {}]; allowed: object, array"),
+        ({"type": []}, "$.type is []; allowed: object, array"),
+        ({}, "$ has keywords []; allowed: one of type, $ref, const, enum, anyOf"),
+        ({"type": "array"}, "$ has no items; allowed: a schema for them"),
+        ({"type": "array", "items": True}, "$.items is True; allowed: a schema"),
+        (
+            {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 1},
+            "$.maxItems is 1; allowed: minItems (2) or more",
+        ),
+        ({"type": "string", "maxLength": 1e9}, "$.maxLength is 1000000000.0; allowed: a whole"),
+        ({"type": "string", "minLength": 10**9}, "is 1000000000; allowed: a whole number from 0"),
+        ({"enum": ["a", 3], "type": "string"}, "$.enum has 3; allowed: string"),
+        ({"enum": ["a", 3], "type": ["string", "null"]}, "$.enum has 3; allowed: string, null"),
+        ({"const": True, "type": "integer"}, "$.const has True; allowed: integer"),
+        (
+            {"type": "object", "properties": {"age": {"enum": 5}}},
+            "$.properties.age.enum is 5; allowed: a list",
+        ),
+        ({"enum": "ab"}, "$.enum is 'ab'; allowed: a list"),
+        ({"enum": []}, "$.enum is []; allowed: a list of one"),
+        ({"anyOf": 5}, "$.anyOf is 5; allowed: a list"),
+        ({"anyOf": [5]}, "$.anyOf is [5]; allowed: a list of one schema"),
+        ({"type": "object", "required": 5}, "$.required is 5; allowed: a list of names"),
+        ({"type": "object", "required": [5]}, "$.required is [5]; allowed: a list of names"),
+        ({"type": "object", "required": ["a"]}, "$.required has ['a']; allowed: names among"),
+        ({"type": "object", "properties": None}, "$.properties is None; allowed: an object"),
+        ({"type": "object", "properties": [1]}, "$.properties is [1]; allowed: an object"),
+        (
+            {"type": "object", "properties": {"a\n": 1}},
+            r"$.properties.'a\n' is 1; allowed: an object",
+        ),
+        ({"type": "null", "additionalProperties": 5}, "$.additionalProperties is 5; allowed: tr"),
+        ({"$ref": "other.json"}, "$.$ref is 'other.json'; allowed: '#/$defs/...'"),
+        ({"$ref": 5}, "$.$ref is 5; allowed"),
+        ({"$ref": "#/$defs/none"}, "$.$ref is '#/$defs/none'; allowed: what the schema defines"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": 5}}, "$.$defs.a is 5; allowed: an object"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"enum": 5}}}, "$.$defs.a.enum is 5; allowed"),
         ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "no text"),
-        ("{", "no JSON"),
-        ([], "allowed: a JSON object"),
+        ("{", "schema is no JSON"),
+        ("[" * 9999, "schema is no JSON"),
+        ('{"const": NaN}', "$.const is nan; allowed: a JSON value"),
+        ([], "$ is []; allowed: an object"),
+        (5, "$ is 5; allowed: an object"),
+        ({"const": {1: 2}}, "$.const has the name 1; allowed: text"),
+        ({"const": b"a"}, "$.const is b'a'; allowed: a JSON value"),
+        ({"enum": [0, "\ud800"]}, r"$.enum[1] is '\ud800'; allowed: a JSON value"),
+        ({"const": 10**5000}, "$.const has 16610 bits; allowed: up to 1024"),
+        ({"description": "a" * (1 << 20), "type": "null"}, "$.description is at level 1, after"),
+        (ENDLESS, "is at level 301, after"),
+        (nested(200), "is at level 301, after"),
     ],
 )
-def test_what_would_not_be_guaranteed_is_refused(schema, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_is_malformed_or_would_not_be_guaranteed_is_refused(schema, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
         json_schema(schema)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 1100
+
+
+def test_a_schema_has_as_many_levels_as_the_stack_holds():
+    assert matches(nested(149), '{"a":' * 149 + "null" + "}" * 149)
+    definitions: dict = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(200)}
+    definitions["d200"] = {"type": "null"}
+    with pytest.raises(ValueError, match=r"\$\.\$defs\.d149 is nested in 150 parts"):
+        json_schema({"$ref": "#/$defs/d0", "$defs": definitions})
+
+
+def test_small_schemas_of_long_patterns_are_refused():
+    """Each of them doubles something; the last has no text, so its pattern does not grow."""
+    twice: dict = {"type": "null"}
+    for _ in range(40):
+        twice = {"type": "array", "items": twice}
+    optional = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(5000)}}
+    endless: dict = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}
+    endless |= {"d40": {"$ref": "#/$defs/d40"}}
+    for schema in (twice, optional, {"$ref": "#/$defs/d0", "$defs": endless}):
+        with pytest.raises(ValueError, match="characters; allowed: up to 262144"):
+            json_schema(schema)
 
 
 def test_other_values_are_refused():
@@ -112,3 +193,10 @@ def test_other_values_are_refused():
         choice(["a", ""])
     with pytest.raises(ValueError, match="confidence is 'sure'"):
         regex("a", confidence="sure")  # pyright: ignore
+
+
+def test_random_schemas_match_their_texts():
+    for seed in range(500):
+        schema, text = schema_and_text(Random(seed))
+        assert matches(schema, text, spaces=False), (schema, text)
+        assert matches(json.dumps(schema), text)

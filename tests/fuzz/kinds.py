@@ -38,6 +38,7 @@ from llada_jax.testing import TOY
 from llada_jax.text import Tokenizer
 from tests.backend.models import GQA, random_params
 from tests.checkpoint.folders import write_shards
+from tests.constraint.random_forms import pattern_and_text, schema_and_text
 from tests.experts.traces import small_trace
 from tests.fuzz.damage import (
     HOSTILE_NAMES,
@@ -846,8 +847,68 @@ class Overrides:
         return found
 
 
+_HARD_PATTERNS = [
+    *("[^a]*a[^b]{30}", "(a|b)*a(a|b){30}", "a{1000000000}", r"\w{1000}", "(a{999}){999}", "a)|(b"),
+    *("(" * 5000, "(?:" * 300 + ")" * 300, "a|" * 9999, "[" * 999, r"\u{110000}", "^a$", "(?x)a #"),
+]
+_HARD_SCHEMAS = [
+    '{"items":' * 9999,
+    '{"type":"array","items":' * 200 + '{"type":"null"}' + "}" * 200,
+    '{"anyOf":[{"$ref":"#"},{"$ref":"#"}]}',
+    '{"type":"string","maxLength":16384}',
+    '{"$ref":"#/$ref"}',
+    json.dumps({"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(999)}}),
+]
+
+
+class Constraints:
+    """A JSON schema or a regular expression, with a text that fits it, or without one."""
+
+    def build(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self._write(folder, "regex", "a+", "aa")
+
+    def _write(self, folder: Path, maker: str, source: str, text: str | None) -> None:
+        (folder / "constraint.json").write_text(json.dumps([maker, source, text]))
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        maker, text = rng.choice(["regex", "json_schema"]), None
+        kind = rng.choice(["valid", "valid", "value", "value", "value", "characters", "hard"])
+        if kind == "hard":
+            source = rng.choice(_HARD_PATTERNS if maker == "regex" else _HARD_SCHEMAS)
+        elif maker == "regex":
+            source, text = pattern_and_text(rng)
+        else:
+            schema, text = schema_and_text(rng)
+            if kind == "value":
+                schema, _ = damage_json(rng, schema, "schema")
+            source = json.dumps(schema)
+        if kind == "characters" or (kind == "value" and maker == "regex"):
+            for _ in range(rng.randint(1, 4)):
+                at = rng.randrange(len(source) + 1)
+                source = source[:at] + rng.choice('()[]{}|*+?\\^$",:0-9\0\ud800') + source[at + 1 :]
+        text = text if kind == "valid" else None
+        self._write(folder, maker, source, text)
+        return Damage(f"{kind} {maker} {source[:60]!r}")
+
+    def load(self, folder: Path) -> Any:
+        from llada_jax.constraint import byte_automaton, patterns
+
+        byte_automaton.SECONDS = 2
+        maker, source, text = json.loads((folder / "constraint.json").read_text())
+        constraint = getattr(patterns, maker)(source)
+        with contextlib.suppress(ImportError):  # outlines-core is an extra
+            automaton = byte_automaton.of_regex(constraint.pattern)
+            after = {(state, byte): to for state, byte, to in automaton["edges"]}
+            state = automaton["start"]
+            for byte in (text or "").encode():
+                state = after.get((state, byte))
+            if text is not None and state not in automaton["accepts"]:
+                raise AssertionError(f"{text[:60]!r} is not accepted")
+
+
 KINDS: dict[str, tuple[Kind, int]] = {
-    "safetensors": (Safetensors(), 40),
+    "safetensors": (Safetensors(), 30),
     "config.json": (ConfigJson(), 30),
     "tokenizer": (TokenizerFiles(), 20),
     "hostile tokenizer": (HostileTokenizer(), 16),
@@ -862,6 +923,7 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "profile": (ProfileYaml(), 16),
     "chat template": (ChatTemplate(), 10),
     "overrides": (Overrides(), 10),
+    "constraint": (Constraints(), 10),
 }
 """By name, each with its number of cases in a quick run (`--cases 200`)."""
 """By name, each with its number of cases in some 200."""

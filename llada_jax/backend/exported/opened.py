@@ -21,7 +21,7 @@ from llada_jax.backend.qnn.emulated_npu import Emulator
 from llada_jax.backend.resources import require_disk, require_memory, this_cpu
 from llada_jax.backend.session import Shard
 from llada_jax.backend.steps import head_chunks
-from llada_jax.config import require
+from llada_jax.config import require, require_counts
 from llada_jax.io.inside import inside
 
 
@@ -38,6 +38,7 @@ class Exported:
         weights do not fit into memory, or, packed, onto the disk."""
         manifest = Manifest.load(folder)
         self.config = manifest.model
+        _require_consistent(manifest, folder)
         self.largest_head = manifest.settings.rows[-1]
         self.head_chunks = head_chunks(self.config, manifest.head_chunk)
         self._folder, self.turn = folder, Turn()
@@ -95,6 +96,24 @@ def _packing(file: File) -> str:
     """Names what packed weights depend on: the weights, the CPU's kernels and who packed them."""
     parts = file.sha256, this_cpu(), litert_runtime().__version__
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
+
+
+def _require_consistent(manifest: Manifest, folder: Path) -> None:
+    """Raises ValueError unless the files hold what the model's shape needs."""
+    config, dtype = manifest.model, manifest.embedding_dtype
+    size = config.vocab_size * config.width * np.dtype(dtype).itemsize
+    require(
+        manifest.embedding.bytes == size,
+        f"{folder / manifest.embedding.name} has {manifest.embedding.bytes} bytes; allowed: "
+        f"{size}, for {config.vocab_size} by {config.width} numbers in {dtype}",
+    )
+    starts, stops = ([getattr(each, end) for each in manifest.shards] for end in ("start", "stop"))
+    require(
+        [*starts, config.n_layers] == [0, *stops] and all(map(int.__lt__, starts, stops)),
+        f"shards of {folder / MANIFEST} have layers from {starts} to {stops}; allowed: each of the "
+        f"{config.n_layers} layers once, in order",
+    )
+    require_counts(manifest, "head_chunk")
 
 
 class EmulatedExport(Exported):

@@ -335,3 +335,35 @@ def test_an_embedding_of_objects_is_refused(folder: Path) -> None:
     change_manifest(folder, lambda record: record.update(embedding_dtype="object"))
     with pytest.raises(ValueError, match=r"embedding_dtype is 'object'; allowed: 'float32', "):
         Exported(folder)
+
+
+@pytest.mark.parametrize("size", [0, 100, -1])
+def test_an_embedding_of_another_size_with_its_hash(size: int, folder: Path) -> None:
+    path = folder / "embedding.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:size] if size >= 0 else content + b"x")
+    entry = dataclasses.asdict(File.of(path))
+    change_manifest(folder, lambda record: record.update(embedding=entry))
+    message = rf"embedding\.bin has {entry['bytes']} bytes; allowed: {len(content)}, for 96 by 64 "
+    with pytest.raises(ValueError, match=message):
+        Exported(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda record: record["model"].update(n_heads=2**40),
+         r"manifest\.json is no manifest: model: n_heads is 1099511627776; allowed: 1 to 16777216"),
+        (lambda record: record["model"].update(vocab_size=2**24), "for 16777216 by 64 numbers"),
+        (lambda record: record["shards"][0].update(stop=2),
+         r"layers from \[0\] to \[2\]; allowed: each of the 1 layers once"),
+        (lambda record: record["shards"][0].update(start=1, stop=1), "each of the 1 layers once"),
+        (lambda record: record.update(shards=[]), "each of the 1 layers once"),
+        (lambda record: record.update(head_chunk=-1), "head_chunk is -1; allowed: 1 or more"),
+    ],
+)  # fmt: skip
+def test_a_manifest_that_contradicts_itself(change: Any, message: str, folder: Path) -> None:
+    change_manifest(folder, change)
+    with pytest.raises(ValueError, match=message):
+        Exported(folder)
+    assert not (folder / "packed").exists()

@@ -161,6 +161,9 @@ def test_a_binary_protocol_buffer_golden(tmp_path):
     path.write_bytes(field(2, latency)[:-2])
     with pytest.raises(ValueError, match="cut short"):
         read_timing(path)
+    path.write_bytes(field(2, latency) + b"\xff" * 2_000_000)  # one number of 14 million bits
+    with pytest.raises(ValueError, match="at byte 22 has no end; allowed: up to 10 bytes"):
+        read_timing(path)
 
 
 def test_qnn_s_events_take_the_call_from_the_host(tmp_path):
@@ -176,7 +179,7 @@ def test_qnn_s_events_take_the_call_from_the_host(tmp_path):
     found = read_timing(path)
     assert found.median_ms == 1 and found.runs == 3
     path.write_text(QNN_HEADER + "\n")
-    with pytest.raises(ValueError, match="has none of QNN"):
+    with pytest.raises(ValueError, match="it has none of QNN"):
         read_timing(path)
 
 
