@@ -3,7 +3,7 @@
 from importlib.metadata import version
 
 from llada_jax import sampler, testing
-from llada_jax.api.decoding import generate, generate_stream, infill
+from llada_jax.api.decoding import generate, generate_stream, infill, start
 from llada_jax.api.latency import latency_table
 from llada_jax.api.loading import Description, Model, describe, export, forward, load, tiled
 from llada_jax.config import ExportConfig, LatencyTable, ModelConfig
@@ -14,6 +14,7 @@ from llada_jax.model.mesh import mesh
 from llada_jax.phones.phone import Phone, phone
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import Result
+from llada_jax.sampler.loops import decode_step as step
 from llada_jax.sampler.rules.rule import Ask, Decision, Observation, Revision, Sizes, rule
 from llada_jax.sampler.state import DecodeState, RuleState
 from llada_jax.sampler.trace import Trace
@@ -24,8 +25,8 @@ __all__ = [
     "LatencyTable", "Model", "ModelConfig", "Observation", "Phone", "Result", "Revision",
     "RuleState", "SamplerConfig", "Sizes", "Span", "Trace", "WindowContext", "choice", "describe",
     "evaluate", "export", "forward", "generate", "generate_stream", "infill", "json_schema",
-    "latency_table", "load", "mesh", "phone", "regex", "rule", "sampler", "testing", "tiled",
-    "window",
+    "latency_table", "load", "mesh", "phone", "regex", "rule", "sampler", "start", "step",
+    "testing", "tiled", "window",
 ]  # fmt: skip
 
 __version__ = version("llada_jax")

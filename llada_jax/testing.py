@@ -1,4 +1,4 @@
-"""For tests of rules: a toy model in integers, and checks that any rule is put through.
+"""For tests of rules and windows: a toy model in integers, and checks that each is put through.
 
     import llada_jax as lj
 
@@ -129,9 +129,26 @@ def check_rule(rule: Any, *, salts: Sequence[int] = (1, 2, 3), **settings: Any) 
       ValueError: the rule's own, for wrong shapes and NaN.
       AssertionError: what it does wrong, with the rule's name.
     """
-    lengths = {"gen_length": 24, "block_length": 8, "cache": "blockwise", **settings}
-    config = SamplerConfig.from_flat(rule=rule, **lengths)
-    name = type(rule).__name__
+    _check_policy(rule, {"rule": rule, "cache": "blockwise", **settings}, salts)
+
+
+def check_window(window: Any, *, salts: Sequence[int] = (1, 2, 3), **settings: Any) -> None:
+    """Checks what every window owes, on the toy, as `check_rule` does for rules.
+
+    Args:
+      window: A window with numbers that fit 24 generated tokens in blocks of 8.
+      salts: Toys to decode with.
+      settings: Flat settings of the sampler, for example `threshold=0.2`.
+
+    Raises:
+      AssertionError: What it does wrong, with the window's name.
+    """
+    _check_policy(window, {"threshold": CONFIDENCES[0], **settings, "window": window}, salts)
+
+
+def _check_policy(policy: Any, settings: dict[str, Any], salts: Sequence[int]) -> None:
+    config = SamplerConfig.from_flat({"gen_length": 24, "block_length": 8} | settings)
+    name = type(policy).__name__
     require(bool(salts), "salts is empty; allowed: one or more")
     for salt in salts:
         together = toy_decode(PROMPTS, config, salt=salt, loop="compiled")
@@ -142,8 +159,9 @@ def check_rule(rule: Any, *, salts: Sequence[int] = (1, 2, 3), **settings: Any) 
             assert np.array_equal(together.generated[row], alone.generated[0]) and np.array_equal(
                 steps[: len(own)], own
             ), f"{name}: prompt {row} decodes otherwise in a batch and the compiled loop"
-    moved = jax.tree.map(lambda number: number * 0.9, rule)
-    assert jax.tree.structure(moved) == jax.tree.structure(rule), f"{name}: a sweep compiles anew"
+    moved = jax.tree.map(lambda number: number * 0.9, policy)
+    same = jax.tree.structure(moved) == jax.tree.structure(policy)
+    assert same, f"{name}: a sweep compiles anew"
 
 
 def _check_run(name: str, result: Result, config: SamplerConfig) -> None:
@@ -151,6 +169,8 @@ def _check_run(name: str, result: Result, config: SamplerConfig) -> None:
         canvas = result.tokens[row, -len(prompt) - config.gen_length :]
         assert canvas[: len(prompt)].tolist() == list(prompt), f"{name}: a prompt has changed"
     assert not (result.tokens == MASK).any(), f"{name}: masks are left"
+    if config.rule.may_wait or config.rule.waits or config.rule.edit_steps:
+        return
     commits = result.trace.count(Event.COMMIT) + result.trace.count(Event.FILL)
     useful = np.arange(len(commits))[:, None] < result.nfe
     assert (commits[useful] > 0).all(), f"{name}: a forward committed nothing"

@@ -21,9 +21,10 @@ from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.continuous import Places
 from llada_jax.sampler.decoding_run import checked_run
 from llada_jax.sampler.generate import Kept, Result, decode
-from llada_jax.sampler.loops import Refresher
-from llada_jax.sampler.prompts import Prompts, end_ids, with_ids
+from llada_jax.sampler.loops import Decoding, Refresher
+from llada_jax.sampler.prompts import Prompts, Seeds, end_ids, with_ids
 from llada_jax.sampler.record import OnStep
+from llada_jax.sampler.state import DecodeState
 from llada_jax.types import Denoiser, Params
 
 _worker = partial(ThreadPoolExecutor, max_workers=1, thread_name_prefix="revision")
@@ -36,7 +37,7 @@ def generate(
     config: SamplerConfig | None = None,
     *,
     backend: str | Backend = "xla",
-    seed: int | Sequence[int] = 0,
+    seed: Seeds = 0,
     trace: Kept = False,
     on_step: OnStep | None = None,
     loop: Loop | None = None,
@@ -52,7 +53,7 @@ def generate(
         (the extra `npu`), with the numbers that the parameters have: float32, int8 or int4; `qnn`
         (the extra `qnn`), an emulated SM8750 in float16; or a `Backend`, for example an
         `EmulatedNpu` of another SoC.
-      seed: one for the batch, or one for each row.
+      seed: an int or a JAX key for the batch, or one for each sequence.
       trace: keep what every forward did in `Result.trace`; `"scores"` keeps its predictions, too,
         and `"margins"` how far each was from the second one.
       on_step: called after each forward with a `StepView`; runs the host loop.
@@ -79,6 +80,33 @@ def generate(
     return _of_model(result, model)
 
 
+def start(
+    model: Model, prompts: Prompts, config: SamplerConfig | None = None, *, seed: Seeds = 0
+) -> tuple[Decoding, DecodeState]:
+    """Returns what `step` needs: a model with its sampler, and the state before the first forward.
+
+        decoding, state = lj.start(model, prompts, config)
+        while not state.done.all():
+            state, record = jax.jit(lj.step)(decoding, state)
+
+    Both are pytrees. `state.tokens` is [B, L], with prompts at position 0 and masks after them; the
+    numbers of the rule and the parameters are leaves of `decoding`. Arguments as in `generate`; the
+    seed may be traced, so that states of many seeds can be made by `jax.vmap`.
+
+    Raises:
+      ValueError: As `generate`; and for a model on a mesh or of an export, and for float64.
+    """
+    config = with_ids(config or SamplerConfig(), model.config)
+    denoiser = backend_denoiser(model, "xla", score_rules(config))
+    require(denoiser.on_mesh is None, "the model is on a mesh; allowed: a model on one device")
+    require(
+        not config.parity.wide,
+        "confidence_dtype or noise_dtype is 'float64'; allowed: 'float32' in a single step",
+    )
+    run = checked_run(denoiser, model.params, model.config, prompts, config, seed=seed)
+    return run.decoding, run.state(range(len(run.prompts)))
+
+
 class ResultStream(Iterator[Result]):
     """The results of `generate_stream`, in the order of the prompts."""
 
@@ -103,7 +131,7 @@ def generate_stream(
     places: int = 8,
     together: int | Sequence[int] = 1,
     backend: str | Backend = "xla",
-    seed: int | Sequence[int] = 0,
+    seed: Seeds = 0,
     trace: bool = False,
     loop: Loop | None = None,
     refresh_on: Model | None = None,

@@ -114,7 +114,7 @@ class Places:
 
     def _ended(self, state: DecodeState) -> dict[int, _Occupant]:
         """Frees the places whose occupants are done; returns those, by prompt."""
-        faults = {each.state: each for each in faults_of(state)}
+        faults = {fault.canvas: fault for fault in faults_of(state)}
         done = np.asarray(state.done)
         ended = Ended(*(np.asarray(getattr(state, name)) for name in Ended._fields))
         found = {}

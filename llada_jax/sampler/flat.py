@@ -63,7 +63,8 @@ def parse(settings: Mapping[str, Any], own: Iterable[str]) -> dict[str, Any]:
     if isinstance(window, str):
         window = _window(window, chosen["cache"])
     parsed["window"] = _built(window, left)
-    _require_defaults(left, [*own, *PARITY])
+    in_use = (*values_of(parsed["rule"]), *values_of(parsed["window"]))
+    _require_defaults(left, list(dict.fromkeys((*own, *PARITY, *in_use))))
     return parsed
 
 
@@ -153,7 +154,7 @@ def _require_defaults(settings: Mapping[str, Any], own: Iterable[str]) -> None:
     for name, value in settings.items():
         if name not in defaults:
             close = difflib.get_close_matches(name, [*own, *defaults], 1)
-            allowed = f"allowed: {', '.join([*own, *defaults])}"
+            allowed = f"allowed: {', '.join(dict.fromkeys([*own, *defaults]))}"
             raise ValueError(f"{name}: " + (f"did you mean {close[0]}?" if close else allowed))
         require(
             value == defaults[name],

@@ -156,6 +156,7 @@ def result_of(
     settings = {
         "sampler": config.as_dict(),
         "rule_sha256": config.rule.source_hash,
+        "window_sha256": config.window.source_hash,
         "model": {**asdict(model), "stop_ids": list(model.stop_ids)},  # as JSON has it
         "seeds": [[plain_seed(seed), row] for seed, row in (run.seeds[i] for i in chosen)],
         "loop": run.loop,

@@ -100,6 +100,22 @@ class TracedRunner:
         return decide(spec, state, counts, scores)
 
 
+def decode_step(decoding: Decoding, state: DecodeState) -> tuple[DecodeState, StepRecord]:
+    """Runs one forward for every sequence that is not done, and decides by its scores.
+
+    A pure function that can be jitted, scanned and vmapped; `llada_jax.start` makes its arguments.
+    Under `jax.vmap` over states a forward of every compiled size runs.
+
+    Returns:
+      The next state, and the record of what happened: events and scores by position, and the
+      number of rows of each kind.
+    """
+    runner = TracedRunner(decoding.denoiser, decoding.buckets)
+    params = decoding.denoiser.for_loops(decoding.params)
+    state, record, _ = step(runner, decoding.spec, params, state)
+    return state, record
+
+
 def _run_all(
     decoding: Decoding, state: DecodeState, until: Int[Array, ""], most: Int[Array, ""]
 ) -> tuple[DecodeState, StepRecord, Int[Array, " S"], Int[Array, ""]]:

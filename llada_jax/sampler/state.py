@@ -76,6 +76,11 @@ class DecodeState(NamedTuple):
         return self.status == MASKED
 
     @property
+    def committed(self) -> Bool[Array, "B L"]:
+        """Marks committed tokens, visible and stable ones."""
+        return self.status >= VISIBLE
+
+    @property
     def positions(self) -> Int[Array, " L"]:
         """Returns all positions, in order."""
         return jnp.arange(self.tokens.shape[1], dtype=jnp.int32)

@@ -96,7 +96,7 @@ def assert_case(model, case, loop):
 def wasted_forwards(trace, config):
     """Fast-dLLM's cached modes run, and count, one more forward where the first of a block has
     already completed it; nothing is left to decide in it. We count useful forwards only."""
-    if config.cache == "none":
+    if config.window.cache == "none":
         return []
     blocks = [list(group) for _, group in groupby(trace.block[:, 0])]
     done = np.cumsum([len(block) for block in blocks])

@@ -373,4 +373,4 @@ def test_the_trace_says_which_rule_ran():
     assert config.replace(accept="quota", cache="dual") == lj.SamplerConfig.from_flat(cache="dual")
     assert jax.tree.leaves(config) == [0.5, 0.01]
     with pytest.raises(ValueError, match=r"^accept is '\.\./x:y'; allowed: module:Class$"):
-        lj.SamplerConfig(accept="../x:y")
+        lj.SamplerConfig.from_flat(accept="../x:y")

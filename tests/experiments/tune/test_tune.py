@@ -184,7 +184,7 @@ def test_the_families_own_samplers_and_their_neighbours_come_first():
         for places in first_proposals(families)
     ]
     assert [
-        (family.name, sampler.threshold, sampler.block_length) for family, sampler in proposed
+        (family.name, sampler.rule.threshold, sampler.block_length) for family, sampler in proposed
     ] == [("a", 0.9, 32), ("b", 0.9, 32), ("a", 0.9, 64), ("a", 0.8, 32), ("a", 0.7, 32)]
 
 
@@ -199,7 +199,7 @@ def test_what_optuna_proposed_is_counted(tmp_path, monkeypatch):
     config = composed("budget=7", f"families=[{{name: a, sampler: {own}, over: {over}}}]")
 
     def judged(judge, reference, family, sampler):
-        return Candidate(family, sampler, Price(sampler.threshold, math.nan), 0.0)
+        return Candidate(family, sampler, Price(sampler.rule.threshold, math.nan), 0.0)
 
     monkeypatch.setattr(searching, "candidate", judged)
     for _ in range(2):  # the second time from the study alone

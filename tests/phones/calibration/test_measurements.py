@@ -162,7 +162,7 @@ def test_a_binary_protocol_buffer_golden(tmp_path):
     with pytest.raises(ValueError, match="cut short"):
         read_timing(path)
     path.write_bytes(field(2, latency) + b"\xff" * 2_000_000)  # one number of 14 million bits
-    with pytest.raises(ValueError, match="at byte 22 has no end; allowed: up to 10 bytes"):
+    with pytest.raises(ValueError, match="a number has more than 10 bytes"):
         read_timing(path)
 
 
