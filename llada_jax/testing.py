@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from llada_jax.api.denoisers import score_rules
 from llada_jax.config import ModelConfig, require
@@ -29,7 +29,7 @@ from llada_jax.types import Asked, Denoiser, HeadOut, KVCache, Rows, RowsOut, Sc
 
 VOCAB, MASK, EOS, EOT = 24, 23, 22, 21
 TOY = ModelConfig(
-    family="toy", vocab_size=VOCAB, width=2, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=2,
+    family="toy", vocab_size=VOCAB, width=64, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=2,
     ffn_width=1, rope_theta=1.0, norm_eps=1e-6, max_length=96, mask_id=MASK, eos_id=EOS,
     eot_id=EOT,
 )  # fmt: skip
@@ -39,25 +39,30 @@ CONFIDENCES = (0.15, 0.3)
 
 
 def forward_rows(salt: Any, rows: Rows, cache: KVCache) -> RowsOut:
-    """Returns what each row hears of the rows and cached positions that it may see, and where it
-    stands."""
+    """Returns states whose first two numbers are a sum over what a row sees, and its position.
+
+    The others are features of the sum, so that rules that read states get a realistic width.
+    """
     spoken = (rows.tokens * 31 + rows.positions * 17 + salt) % 101
     keys = spoken[None, :, :, None, None]
     from_cache = jnp.where(rows.sees_cache, cache.keys[0, :, None, :, 0, 0], 0)
     from_rows = jnp.where(rows.sees_rows, spoken[:, None, :], 0)
     heard = sum(part.sum(-1, dtype=jnp.int32) for part in (from_cache, from_rows)) % 1009
-    return RowsOut(jnp.stack([heard, rows.positions], axis=-1), keys, keys)  # pyright: ignore
+    features = jnp.sin(heard[..., None] * jnp.arange(1, TOY.width - 1, dtype=jnp.float32))
+    exact = jnp.stack([heard, rows.positions], axis=-1).astype(jnp.float32)
+    return RowsOut(jnp.concatenate([exact, features], axis=-1), keys, keys)  # pyright: ignore
 
 
-def toy_logits(salt: Any, hidden: Int[Array, "*B 2"]) -> Float[Array, "*B V"]:
+def toy_logits(salt: Any, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
     """Returns logits between 0 and 6."""
-    heard, position = hidden[..., :1], hidden[..., 1:]
+    exact = hidden[..., :2].astype(jnp.int32)
+    heard, position = exact[..., :1], exact[..., 1:]
     ids = jnp.arange(VOCAB, dtype=jnp.int32)
     mixed = (heard * 7 + position * 29 + salt * 3 + 11) * (ids * ids + ids * 13 + 5)
     return (mixed % 1013).astype(jnp.float32) * (6.0 / 1013)
 
 
-def score_rows(salt: Any, hidden: Int[Array, "B C 2"], keys: Any, rules: ScoreRules) -> Scores:
+def score_rows(salt: Any, hidden: Float[Array, "B C D"], keys: Any, rules: ScoreRules) -> Scores:
     """Returns scores of all logits at once."""
     logits = toy_logits(salt, hidden).astype(rules.confidence_dtype)
     logits = noisy = without(logits, rules.forbidden)
@@ -73,7 +78,7 @@ def score_rows(salt: Any, hidden: Int[Array, "B C 2"], keys: Any, rules: ScoreRu
 
 
 def measure_rows(
-    salt: Any, hidden: Int[Array, "B C 2"], keys: Any, asked: Asked, rules: ScoreRules
+    salt: Any, hidden: Float[Array, "B C D"], keys: Any, asked: Asked, rules: ScoreRules
 ) -> HeadOut:
     """Returns what is asked of all logits at once."""
     rows, running = start_head(hidden, asked, rules)

@@ -1,6 +1,7 @@
 """What a user hands to the sampler, checked before anything is computed."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -48,7 +49,7 @@ def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
             f"{name} is not set by the model's configuration, and {user} needs it: set it in the "
             "SamplerConfig",
         )
-    return config.replace(**ids)
+    return replace(config, **ids)
 
 
 def end_ids(config: SamplerConfig, model: ModelConfig) -> tuple[int, ...]:

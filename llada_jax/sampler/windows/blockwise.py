@@ -32,6 +32,9 @@ class Blockwise(Window):
     ) -> Int[Array, " B"]:
         return state.block_start(context.block_length)
 
+    def max_visible(self, length: int, context: WindowContext) -> int:
+        return 2 * context.block_length
+
     def sizes(self, layout: CanvasLayout, context: WindowContext) -> tuple[int, ...]:
         block = context.block_length
         if not layout.prompt_length:  # infilling: spans grow over blocks that had no holes

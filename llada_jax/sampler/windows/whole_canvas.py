@@ -18,6 +18,3 @@ class WholeCanvas(Window):
 
     def sizes(self, layout: CanvasLayout, context: WindowContext) -> tuple[int, ...]:
         return (layout.length,)
-
-    def max_visible(self, length: int, context: WindowContext) -> int:
-        return length

@@ -132,7 +132,7 @@ class Window(Policy):
 
     def max_visible(self, length: int, context: WindowContext) -> int:
         """Returns the most positions of a set that may be visible, the prompt aside."""
-        return 2 * context.block_length
+        return length
 
     def attention_order(
         self, state: DecodeState, positions: Int[Array, "B R"], context: WindowContext
