@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from llada_jax import sampler, testing
+from llada_jax import testing
 from llada_jax.api.decoding import generate, generate_stream, infill, start
 from llada_jax.api.latency import latency_table
 from llada_jax.api.loading import Description, Model, describe, export, forward, load, tiled
@@ -25,7 +25,7 @@ __all__ = [
     "LatencyTable", "Model", "ModelConfig", "Observation", "Phone", "Result", "Revision",
     "RuleState", "SamplerConfig", "Sizes", "Span", "Trace", "WindowContext", "choice", "describe",
     "evaluate", "export", "forward", "generate", "generate_stream", "infill", "json_schema",
-    "latency_table", "load", "mesh", "phone", "regex", "rule", "sampler", "start", "step",
+    "latency_table", "load", "mesh", "phone", "regex", "rule", "start", "step",
     "testing", "tiled", "window",
 ]  # fmt: skip
 
