@@ -19,7 +19,7 @@ from llada_jax.backend.session import Session
 from llada_jax.backend.weights import quant_of
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model import forward as model_forward
-from llada_jax.model.forward import PLAIN, LayerHooks
+from llada_jax.model.forward import RunLayer, shared_layer
 from llada_jax.model.grouped_product import with_paired_int4
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.layers import fused_attend_to_cache
@@ -55,11 +55,11 @@ _BACKENDS: dict[str, Callable[[ModelParams], Backend]] = {
     "qnn": lambda params: EmulatedNpu(),
 }
 """Backends that run compiled steps outside JAX, by name."""
-XLA: dict[str, LayerHooks] = {
-    "xla": PLAIN,
-    "xla_fused": LayerHooks(attend_with=fused_attend_to_cache),
+XLA: dict[str, RunLayer] = {
+    "xla": shared_layer,
+    "xla_fused": partial(shared_layer, attend_with=fused_attend_to_cache),
 }
-"""How JAX runs the model, by name."""
+"""How JAX runs a layer, by name."""
 
 
 def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) -> Denoiser:
@@ -120,11 +120,11 @@ def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> Compil
 
 
 @lru_cache(maxsize=64)
-def denoiser_for(config: ModelConfig, rules: ScoreRules, hooks: LayerHooks = PLAIN) -> Denoiser:
+def denoiser_for(config: ModelConfig, rules: ScoreRules, run: RunLayer = shared_layer) -> Denoiser:
     """Returns the model's functions in JAX, kept so that each is compiled once."""
 
     def forward_rows(params, rows, cache):
-        return model_forward.forward_rows(params, config, rows, cache, hooks)
+        return model_forward.forward_rows(params, config, rows, cache, run)
 
     def empty_cache(params, batch, length):
         return model_forward.cache_for(params, config, batch, length)
