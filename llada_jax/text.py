@@ -1,5 +1,6 @@
 """Text to token ids and back, and the chat template of a checkpoint."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,9 +20,10 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A tokenizer with its special tokens and chat template."""
+    """A tokenizer with its special tokens and chat template. Tokenizers of equal content are equal:
+    they are static parts of models, which JAX compares."""
 
     backend: tokenizers.Tokenizer
     special_tokens: Mapping[str, str]
@@ -51,6 +53,18 @@ class Tokenizer:
         if not (folder / "tokenizer.json").is_file():
             raise FileNotFoundError(f"no tokenizer.json in {folder}")
         return cls(_parsed(folder / "tokenizer.json", _backend), _special_tokens(config), template)
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Tokenizer)
+        return self is other or (same and self._content == other._content)
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    @cached_property
+    def _content(self) -> bytes:
+        parts = self.backend.to_str(), self.special_tokens, self.chat_template, self.variables
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).digest()
 
     @property
     def vocab_size(self) -> int:

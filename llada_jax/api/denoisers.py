@@ -5,9 +5,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-
-from llada_jax.api.loading import Model
+from llada_jax.api.loading import Model, has_tiles
 from llada_jax.backend.exported.manifest import MANIFEST
 from llada_jax.backend.exported.opened import EmulatedExport, Exported
 from llada_jax.backend.litert.runtime import LiteRT
@@ -26,13 +24,7 @@ from llada_jax.model.layers import fused_attend_to_cache
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.mesh import mesh_denoiser, mesh_of, specs_of
 from llada_jax.model.params import ModelParams
-from llada_jax.revision.tiles import Tiles
-from llada_jax.types import Denoiser, Params
-
-
-def has_tiles(params: Params) -> bool:
-    """Returns whether the matrices are tiles."""
-    return any(isinstance(leaf, Tiles) for leaf in jax.tree.leaves(params))
+from llada_jax.types import Denoiser
 
 
 def score_rules(config: SamplerConfig) -> ScoreRules:

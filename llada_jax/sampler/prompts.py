@@ -80,12 +80,7 @@ def check_prompts(
             not outside.size,
             f"{name} has id {outside[:1]}; allowed: 0 to {model.vocab_size - 1} (the vocabulary)",
         )
-        more = 0 if infill else config.gen_length
-        require(
-            len(row) + more <= model.max_length,
-            f"{name} has {len(row)} tokens; allowed: up to {model.max_length - more} (the model's "
-            f"{model.max_length}, less {more} that are generated)",
-        )
+        model.require_room(name, len(row), 0 if infill else config.gen_length)
         masks = np.flatnonzero(row == config.mask_id)
         require(
             infill or not masks.size,
