@@ -126,8 +126,7 @@ def load(
         checkpoint.file_states(source) == before,
         f"{source} was changed while it was loaded; allowed: files that nobody writes meanwhile",
     )
-    if config.mask_id is None and tokenizer is not None and tokenizer.mask_id is not None:
-        config = config.replace(mask_id=tokenizer.mask_id)
+    config = _with_mask_id(config, tokenizer)
     if block_length is not None:
         require(
             config.block_length in (None, block_length),
@@ -135,6 +134,13 @@ def load(
         )
         config = config.replace(block_length=block_length)
     return Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
+
+
+def _with_mask_id(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
+    """Returns the configuration with the tokenizer's [MASK] if it has none of its own."""
+    if config.mask_id is not None or tokenizer is None:
+        return config
+    return config.replace(mask_id=tokenizer.mask_id)
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
@@ -179,9 +185,7 @@ def export(
       ImportError: the extra `npu` is not installed.
     """
     weights, tokenizer = open_checkpoint(source)
-    config = weights.config
-    if config.mask_id is None and tokenizer is not None:
-        config = config.replace(mask_id=Tokenizer.from_folder(tokenizer).mask_id)
+    config = _with_mask_id(weights.config, tokenizer and Tokenizer.from_folder(tokenizer))
     settings = settings or ExportConfig()
     fingerprint = partial(checkpoint.fingerprint, source)
     what = Export(config, weights, settings, str(source), tokenizer, verify, samples, fingerprint)
@@ -302,10 +306,8 @@ def describe(source: str | os.PathLike[str], *, family: Family | str | None = No
     """
     name = None if family is None else add_family(family)
     opened, folder = open_checkpoint(source, name)
-    config, stored = opened.config, opened.stored.values()
     tokenizer = folder and Tokenizer.from_folder(folder)
-    if config.mask_id is None and tokenizer is not None:
-        config = config.replace(mask_id=tokenizer.mask_id)
+    config, stored = _with_mask_id(opened.config, tokenizer), opened.stored.values()
     needed = {
         "a mask id (SamplerConfig(mask_id=...))": config.mask_id,
         "an EOS id": config.eos_id,

@@ -207,7 +207,14 @@ def own_order(
     return None if config.block_length is None else positions // config.block_length
 
 
-def cache_for(params: ModelParams, config: ModelConfig, batch: int, length: int) -> KVCache:
+def cache_for(
+    params: ModelParams,
+    config: ModelConfig,
+    batch: int,
+    length: int,
+    place: jax.sharding.Sharding | None = None,
+) -> KVCache:
     """Returns an empty cache for canvases of `length`, in the activations' dtype."""
     shape = (config.n_layers, batch, length, config.n_kv_heads, config.head_dim)
-    return KVCache(*(jnp.zeros(shape, params.embedding.dtype) for _ in range(2)))
+    dtype = params.embedding.dtype
+    return KVCache(*(jnp.zeros(shape, dtype, device=place) for _ in range(2)))

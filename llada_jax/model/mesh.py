@@ -14,7 +14,6 @@ from math import gcd
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -162,10 +161,9 @@ def mesh_denoiser(
         return model_forward.forward_rows(_as_parts(params, specs), config, rows, cache, run)
 
     def empty_cache(params, batch, length):
-        shape = (config.n_layers, batch, length, config.n_kv_heads, config.head_dim)
         spec, _ = places(KVCache(None, None), batch_axis(mesh, batch))  # pyright: ignore
-        place, dtype = NamedSharding(mesh, spec), params.embedding.dtype
-        return KVCache(*(jnp.zeros(shape, dtype, device=place) for _ in range(2)))
+        place = NamedSharding(mesh, spec)
+        return model_forward.cache_for(params, config, batch, length, place)
 
     measure = partial(measure_own_ids, rules=rules)
 
