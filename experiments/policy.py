@@ -91,7 +91,7 @@ def improve(config: PolicyConfig, run: Run) -> None:
         params, moments = grpo_step(
             params, moments, model.config, optimizer, canvases, of_each, config.grpo
         )
-        model = model._replace(params=params)
+        model = model.replace(params=params)
         taught = float((rewards.std(axis=1) > 0).mean())
         run.record({"step": step + 1, "reward": float(rewards.mean()), "taught": taught})
     after = scored(model).compared_with(before)
@@ -109,7 +109,7 @@ def weakened(model: lj.Model, noise: float, seed: int) -> lj.Model:
         return leaf + jnp.asarray(drawn, leaf.dtype)
 
     params = model.params
-    return model._replace(params=params._replace(layers=jax.tree.map(noisy, params.layers)))
+    return model.replace(params=params._replace(layers=jax.tree.map(noisy, params.layers)))
 
 
 main = entry_point("policy", improve, PolicyConfig)

@@ -1,5 +1,6 @@
 """Text to token ids and back, and the chat template of a checkpoint."""
 
+import hashlib
 import json
 import operator
 import re
@@ -29,9 +30,10 @@ _MAX_ID = (1 << 32) - 1  # of the tokenizers library; ids that no token has deco
 _MAX_MESSAGE_LEVELS = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A tokenizer with its special tokens and chat template."""
+    """A tokenizer with its special tokens and chat template. Tokenizers of equal content are equal:
+    they are static parts of models, which JAX compares."""
 
     backend: tokenizers.Tokenizer
     special_tokens: Mapping[str, str]
@@ -65,6 +67,18 @@ class Tokenizer:
             raise FileNotFoundError(f"no tokenizer.json in {folder}")
         backend = _parsed(folder / "tokenizer.json", backend_from_json)
         return cls(backend, _special_tokens(config, folder), template)
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Tokenizer)
+        return self is other or (same and self._content == other._content)
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    @cached_property
+    def _content(self) -> bytes:
+        parts = self.backend.to_str(), self.special_tokens, self.chat_template, self.variables
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).digest()
 
     @property
     def vocab_size(self) -> int:

@@ -104,13 +104,14 @@ def _compiled_loop(
 ) -> list[ResultRow]:
     few, _ = _lowered(shape.replace(n_layers=FEW_LAYERS), sampler, prompt)
     lowered, lowering = _lowered(shape, sampler, prompt)
-    _, compiling = best_of(lambda: lowered.compile())
+    compiling, less = (best_of(program.compile)[1] for program in (lowered, few))
     lines, fewer = (program.as_text().count("\n") for program in (lowered, few))
     return [
         ResultRow(f"start/{name}/lines", lines, "lines"),
         ResultRow(f"start/{name}/lines_by_depth", lines / fewer, f"x those of {FEW_LAYERS} layers"),
         ResultRow(f"start/{name}/lower", lowering, "s"),
         ResultRow(f"start/{name}/compile", compiling, "s"),
+        ResultRow(f"start/{name}/compile_by_depth", compiling / less, f"x {FEW_LAYERS} layers'"),
     ]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from llada_jax.api.denoisers import backend_denoiser, has_tiles, score_rules
-from llada_jax.api.loading import Model
+from llada_jax.api.denoisers import backend_denoiser, score_rules
+from llada_jax.api.loading import Model, has_tiles
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.resources import available_cores
 from llada_jax.config import Loop, require

@@ -5,10 +5,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-
 from llada_jax.api.forked import require_own_jax
-from llada_jax.api.loading import Model
+from llada_jax.api.loading import Model, has_tiles
 from llada_jax.backend.exported.manifest import MANIFEST
 from llada_jax.backend.exported.opened import EmulatedExport, Exported
 from llada_jax.backend.litert.runtime import LiteRT
@@ -20,21 +18,15 @@ from llada_jax.backend.session import Session
 from llada_jax.backend.weights import quant_of
 from llada_jax.config import ModelConfig, require
 from llada_jax.model import forward as model_forward
-from llada_jax.model.forward import PLAIN, LayerHooks
+from llada_jax.model.forward import RunLayer, shared_layer
 from llada_jax.model.grouped_product import with_paired_int4
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.layers import fused_attend_to_cache
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.mesh import mesh_denoiser, mesh_of, specs_of
 from llada_jax.model.params import ModelParams
-from llada_jax.revision.tiles import Tiles
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.types import Denoiser, Params
-
-
-def has_tiles(params: Params) -> bool:
-    """Returns whether the matrices are tiles."""
-    return any(isinstance(leaf, Tiles) for leaf in jax.tree.leaves(params))
+from llada_jax.types import Denoiser
 
 
 def score_rules(config: SamplerConfig) -> ScoreRules:
@@ -58,11 +50,11 @@ _BACKENDS: dict[str, Callable[[ModelParams], Backend]] = {
     "qnn": lambda params: EmulatedNpu(),
 }
 """Backends that run compiled steps outside JAX, by name."""
-XLA: dict[str, LayerHooks] = {
-    "xla": PLAIN,
-    "xla_fused": LayerHooks(attend_with=fused_attend_to_cache),
+XLA: dict[str, RunLayer] = {
+    "xla": shared_layer,
+    "xla_fused": partial(shared_layer, attend_with=fused_attend_to_cache),
 }
-"""How JAX runs the model, by name."""
+"""How JAX runs a layer, by name."""
 
 
 def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) -> Denoiser:
@@ -125,11 +117,11 @@ def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> Compil
 
 
 @lru_cache(maxsize=64)
-def denoiser_for(config: ModelConfig, rules: ScoreRules, hooks: LayerHooks = PLAIN) -> Denoiser:
+def denoiser_for(config: ModelConfig, rules: ScoreRules, run: RunLayer = shared_layer) -> Denoiser:
     """Returns the model's functions in JAX, kept so that each is compiled once."""
 
     def forward_rows(params, rows, cache):
-        return model_forward.forward_rows(params, config, rows, cache, hooks)
+        return model_forward.forward_rows(params, config, rows, cache, run)
 
     def empty_cache(params, batch, length):
         return model_forward.cache_for(params, config, batch, length)

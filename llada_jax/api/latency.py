@@ -40,8 +40,8 @@ def latency_table(
       ValueError: one message that names the bad value and what is allowed, before any computation.
       FloatingPointError: the model's scores are NaN or infinite.
     """
-    buckets, most = ascending_counts("rows", rows), model.config.max_length
-    require(canvas <= most, f"canvas is {canvas}; allowed: up to {most} (the model's max_length)")
+    buckets = ascending_counts("rows", rows)
+    model.config.require_room("canvas", canvas)
     require(buckets[-1] <= canvas, f"rows is {list(buckets)}; allowed: up to canvas ({canvas})")
     require(repeats > 0, f"repeats is {repeats}; allowed: 1 or more")
     denoiser = backend_denoiser(model, backend, ScoreRules(spread=False))

@@ -3,13 +3,14 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
@@ -32,32 +33,40 @@ from llada_jax.revision.tiles import Tiles
 from llada_jax.text import Tokenizer
 from llada_jax.types import Params
 
+_STATIC: dict[str, Any] = {"static": True}
 
-class _Model(NamedTuple):
-    config: ModelConfig
+
+@partial(jax.tree_util.register_dataclass, drop_fields=("fingerprint",))
+@dataclass(frozen=True, eq=False, repr=False)
+class Model:
+    """A model that is ready to run: a pytree whose leaves are the arrays of `params`.
+
+    So `jax.jit`, `jax.grad`, `jax.vmap` and `jax.tree.map` take it as an argument. Its other fields
+    are static: a function that is compiled for one model is compiled again for a model that differs
+    in them. What they return has no fingerprint, as its arrays need not be those of the files.
+    """
+
+    config: ModelConfig = field(metadata=_STATIC)
     params: Params
-    """Arrays, as `llada_jax.model.params.ModelParams`; None where the model is an export."""
-    tokenizer: Tokenizer | None
-    """The checkpoint's tokenizer; None where it brings none."""
-    artifact: Path | None = None
+    """Arrays, as `llada_jax.model.params.ModelParams`; None if the model is an export."""
+    tokenizer: Tokenizer | None = field(metadata=_STATIC)
+    """The checkpoint's tokenizer; None if it has none."""
+    artifact: Path | None = field(default=None, metadata=_STATIC)
     """Folder that the backend runs; None unless the model is an export."""
-    source: str | None = None
+    source: str | None = field(default=None, metadata=_STATIC)
     """Name or path that `load` was given."""
     fingerprint: str | None = None
     """Names the content of the files that it was loaded from; of an export, that of its manifest.
-    None where it was made in memory."""
+    None if it was made in memory."""
 
-
-class Model(_Model):
-    """A model that is ready to run."""
-
-    __slots__ = ()
-
-    def _replace(self, **changes: Any) -> "Model":
-        """Returns a copy with some fields changed; what the files did not hold has no name."""
+    def replace(self, **changes: Any) -> "Model":
+        """Returns a copy with some fields changed. It has no fingerprint if `config`, `params` or
+        `tokenizer` are among them and `fingerprint` is not."""
         if changes.keys() & {"config", "params", "tokenizer"}:
             changes = {"fingerprint": None} | changes
-        return super()._replace(**changes)
+        return replace(self, **changes)
+
+    _replace = replace  # the name that records have
 
     @property
     def stored_as(self) -> str:
@@ -120,8 +129,7 @@ def load(
         checkpoint.file_states(source) == before,
         f"{source} was changed while it was loaded; allowed: files that nobody writes meanwhile",
     )
-    if config.mask_id is None and tokenizer is not None and tokenizer.mask_id is not None:
-        config = config.replace(mask_id=tokenizer.mask_id)
+    config = _with_mask_id(config, tokenizer)
     if block_length is not None:
         require(
             config.block_length in (None, block_length),
@@ -129,6 +137,13 @@ def load(
         )
         config = config.replace(block_length=block_length)
     return Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
+
+
+def _with_mask_id(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
+    """Returns the configuration with the tokenizer's [MASK] if it has none of its own."""
+    if config.mask_id is not None or tokenizer is None:
+        return config
+    return config.replace(mask_id=tokenizer.mask_id)
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
@@ -173,9 +188,7 @@ def export(
       ImportError: the extra `npu` is not installed.
     """
     weights, tokenizer = open_checkpoint(source)
-    config = weights.config
-    if config.mask_id is None and tokenizer is not None:
-        config = config.replace(mask_id=Tokenizer.from_folder(tokenizer).mask_id)
+    config = _with_mask_id(weights.config, tokenizer and Tokenizer.from_folder(tokenizer))
     settings = settings or ExportConfig()
     fingerprint = partial(checkpoint.fingerprint, source)
     what = Export(config, weights, settings, str(source), tokenizer, verify, samples, fingerprint)
@@ -187,27 +200,45 @@ def forward(
 ) -> Float[Array, "B L V"]:
     """Returns the logits of every position: [B, L] ids to [B, L, V] float32.
 
-    Attention is bidirectional, or block-causal where the family is; `block_length` makes it
+    Attention is bidirectional, or block-causal if the family is; `block_length` makes it
     block-causal with blocks of that length, counted from position 0.
+
+    A pure function: `jax.jit(lj.forward)(model, tokens)` compiles it (with
+    `static_argnames="block_length"` if that is given), `jax.vmap(lj.forward, (None, 0))` runs
+    batches [N, B, L], and `jax.grad` of a function of the model gives a model whose arrays are the
+    gradients, if its parameters are floats.
+
+    Raises:
+      ValueError: an export, or a model of tiles; tokens that are not integers [B, L], or are longer
+        than the model's `max_length`; an id outside the vocabulary, unless the tokens are traced:
+        then JAX takes the nearest id.
     """
     require_own_jax()
     require(model.artifact is None, f"{model.artifact} is an export: it has no parameters for JAX")
-    array = jnp.asarray(tokens)
-    vocab = model.config.vocab_size
+    require(not has_tiles(model.params), "the model has tiles; allowed: the model they are made of")
+    config, traced = model.config, isinstance(tokens, Tracer)
+    ids = tokens if traced else np.asarray(tokens)  # as NumPy, ids can be checked in any trace
     require(
-        array.ndim == 2 and array.size > 0 and jnp.issubdtype(array.dtype, jnp.integer),
-        f"tokens are {array.dtype} of shape {array.shape}; allowed: integers [B, L], not empty",
+        ids.ndim == 2 and ids.size > 0 and np.issubdtype(ids.dtype, np.integer),
+        f"tokens are {ids.dtype} of shape {ids.shape}; allowed: integers [B, L], not empty",
     )
+    config.require_room("each row of tokens", ids.shape[1])
     require(
-        bool((array >= 0).all() and (array < vocab).all()),
-        f"tokens span {array.min()} to {array.max()}; allowed: 0 to {vocab - 1} (the vocabulary)",
+        traced or bool((ids >= 0).all() and (ids < config.vocab_size).all()),
+        f"tokens span {ids.min()} to {ids.max()}; allowed: 0 to {config.vocab_size - 1} (the "
+        "vocabulary)",
     )
     require(
         block_length is None or block_length > 0,
         f"block_length is {block_length}; allowed: 1 or more",
     )
-    config = model.config.replace(block_length=block_length or model.config.block_length)
-    return _forward(array.shape)(model.params, config, array.astype(jnp.int32))
+    config = config.replace(block_length=block_length or config.block_length)
+    return _forward(ids.shape)(model.params, config, ids.astype(np.int32))
+
+
+def has_tiles(params: Params) -> bool:
+    """Returns whether the matrices are tiles."""
+    return any(isinstance(leaf, Tiles) for leaf in jax.tree.leaves(params))
 
 
 @kept
@@ -224,7 +255,7 @@ def tiled(model: Model) -> Model:
     """
     require(model.artifact is None, "the model is an export; allowed: a model with parameters")
     tiles = pack_params(model.params, model.config)
-    return model._replace(params=tiles, fingerprint=model.fingerprint)
+    return model.replace(params=tiles, fingerprint=model.fingerprint)
 
 
 @dataclass(frozen=True)
@@ -279,10 +310,8 @@ def describe(source: str | os.PathLike[str], *, family: Family | str | None = No
     """
     name = None if family is None else add_family(family)
     opened, folder = open_checkpoint(source, name)
-    config, stored = opened.config, opened.stored.values()
     tokenizer = folder and Tokenizer.from_folder(folder)
-    if config.mask_id is None and tokenizer is not None:
-        config = config.replace(mask_id=tokenizer.mask_id)
+    config, stored = _with_mask_id(opened.config, tokenizer), opened.stored.values()
     needed = {
         "a mask id (SamplerConfig.from_flat(mask_id=...))": config.mask_id,
         "an EOS id": config.eos_id,

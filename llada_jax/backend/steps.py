@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.config import ModelConfig
-from llada_jax.model.forward import PLAIN, run_layers
+from llada_jax.model.forward import run_layer, run_layers
 from llada_jax.model.head import score_greedily
 from llada_jax.model.layers import HIDDEN_SCORE, Fresh, Rotation, rms_norm, softmax
 from llada_jax.model.params import abstract_params, named_specs
@@ -49,8 +49,8 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
             angles,
             inputs["bias"][None],
             [[cached(i, canvas) for canvas in range(bucket.canvases)] for i in layers],
-            first=layers.start,
-            hooks=PLAIN._replace(attend_with=attend_by_canvas),
+            partial(run_layer, attend_with=attend_by_canvas),
+            layers.start,
         )
         if last:
             hidden = rms_norm(hidden, weights["final_norm"], config.norm_eps)

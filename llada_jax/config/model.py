@@ -134,6 +134,22 @@ class ModelConfig:
         """Returns a copy with some fields changed, checked again."""
         return dataclasses.replace(self, **changes)
 
+    def require_room(self, name: str, length: int, generated: int = 0) -> None:
+        """Raises ValueError if `length` tokens, and those to be generated, are more than
+        `max_length`: what the model gives beyond it is wrong, and nothing else would show it."""
+        require(
+            generated < self.max_length,
+            f"gen_length is {generated}; allowed: up to {self.max_length - 1} (the model's "
+            f"max_length is {self.max_length}, and a prompt has a token or more)",
+        )
+        most = self.max_length - generated
+        limit = f"{self.max_length}, less {generated} that are generated"
+        require(
+            length <= most,
+            f"{name} has {length} tokens; allowed: up to {most} (the model's "
+            f"{limit if generated else 'max_length'})",
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:

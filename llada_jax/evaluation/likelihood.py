@@ -120,11 +120,7 @@ def _pieces(config: ModelConfig, pairs: Sequence[Pair]) -> Iterator[Piece]:
     for index, (prompt, answer) in enumerate(pairs):
         ids = np.asarray([*prompt, *answer], np.int64)
         require(len(answer) > 0, f"answer {index} is empty; allowed: 1 token or more")
-        require(
-            len(ids) <= config.max_length,
-            f"prompt and answer {index} have {len(ids)} tokens; allowed: up to "
-            f"{config.max_length} (the model's max_length)",
-        )
+        config.require_room(f"the text of prompt and answer {index}", len(ids))
         outside = ids[(ids < 0) | (ids >= config.vocab_size) | (ids == config.mask_id)]
         require(
             not outside.size,

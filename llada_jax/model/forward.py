@@ -1,11 +1,19 @@
-"""The body of the model: `forward_rows`, and `forward` over a whole canvas.
+"""The body of the model: `forward_rows` for some rows of a canvas, and `forward` for all of them.
 
-A layer's body exists once (`run_layers`). Who runs the matrix products or the experts elsewhere
-gives hooks: tiles on the host's threads, experts that do not all lie on the accelerator, recorders.
+One function, `run_layer`, runs a layer, and every forward calls a function of its signature for one
+layer after the other. Callers change a layer by passing another such function: `run_layer` with
+another feed-forward half or another attention (`functools.partial`), or one that runs the two
+halves separately.
+
+By default that function is `shared_layer`, which is compiled as one function of the program that
+all equal layers call. So tracing and lowering take the same time for any number of layers. XLA
+inlines the calls: its own time grows with the layers. A loop (`jax.lax.scan` over stacked weights)
+would avoid that, but on a CPU it copies the weights of a layer before each product, which makes a
+step up to 1.5 times as slow (docs/cpu.md).
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +24,6 @@ from llada_jax.model.head import logits_of
 from llada_jax.model.layers import (
     Attend,
     CachedLayer,
-    Multiply,
     Rotation,
     attend_to_cache,
     attention,
@@ -26,68 +33,28 @@ from llada_jax.model.layers import (
     rotation,
 )
 from llada_jax.model.moe import moe_feed_forward
-from llada_jax.model.params import Experts, Layer, ModelParams
-from llada_jax.model.quantize import linear
+from llada_jax.model.params import Experts, FeedForward, Layer, ModelParams
 from llada_jax.rows import filled_order, make_rows
 from llada_jax.types import KVCache, Rows, RowsOut
 
-FeedForwardOf = Callable[[Float[Array, "B R D"], Layer, ModelConfig, int], Float[Array, "B R D"]]
-"""`feed_forward_of(x, layer, config, index)`: the second half of layer `index`, after its norm."""
-
-
-def plain_feed_forward(
-    x: Float[Array, "B R D"], layer: Layer, config: ModelConfig, index: int
-) -> Float[Array, "B R D"]:
-    """Runs a layer whose matrices, or all of its experts, lie where the rest of the model does."""
-    if isinstance(layer.ffn, Experts):
-        assert config.moe is not None
-        return moe_feed_forward(x, layer.ffn, config.moe)
-    return feed_forward(x, layer.ffn)
-
-
-class LayerHooks(NamedTuple):
-    """How the parts of a layer are run that may run elsewhere; by default as parts of the graph."""
-
-    multiply: Multiply = linear  # products with the matrices of attention
-    feed_forward_of: FeedForwardOf = plain_feed_forward
-    attend_with: Attend = attend_to_cache
-
-
-PLAIN = LayerHooks()
-
-
-def forward_rows(
-    params: ModelParams,
-    config: ModelConfig,
-    rows: Rows,
-    cache: KVCache,
-    hooks: LayerHooks = PLAIN,
-    run: Callable[..., "LayerOut"] | None = None,
-) -> RowsOut:
-    """Runs some rows of a canvas, of which only live ones change anything, against a cache that is
-    read only.
-
-    Args:
-      params: arrays of one float dtype, which is also the activations', or quantized matrices.
-      run: `run_layer`, or what does the same; default: one function for all equal layers.
-    """
-    in_graph = hooks.multiply is linear and hooks.feed_forward_of is plain_feed_forward
-    hidden, keys, values = run_layers(
-        params.layers,
-        config,
-        params.embedding[rows.tokens],
-        rotation(config, rows.positions),
-        attention_bias(rows),
-        map(CachedLayer, tuple(cache.keys), tuple(cache.values)),
-        hooks=hooks,
-        run=run or (_run_shared if in_graph else run_layer),
-    )
-    hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
-    return RowsOut(hidden, jnp.stack(keys), jnp.stack(values))
-
-
 LayerOut = tuple[Float[Array, "B R D"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
 """Hidden states, and the rows' keys and values."""
+RunLayer = Callable[..., LayerOut]
+"""A function that takes what `run_layer` takes, up to `cached`, and returns what it returns."""
+FeedForwardHalf = Callable[
+    [Float[Array, "B R D"], FeedForward | Experts, ModelConfig], Float[Array, "B R D"]
+]
+"""`ffn(x, weights, config)`: the second half of a layer, after its norm."""
+
+
+def feed_forward_half(
+    x: Float[Array, "B R D"], weights: FeedForward | Experts, config: ModelConfig
+) -> Float[Array, "B R D"]:
+    """Runs a dense feed-forward network, or routed experts."""
+    if isinstance(weights, Experts):
+        assert config.moe is not None
+        return moe_feed_forward(x, weights, config.moe)
+    return feed_forward(x, weights)
 
 
 def run_layer(
@@ -96,23 +63,32 @@ def run_layer(
     hidden: Float[Array, "B R D"],
     angles: Rotation,
     bias: Float[Array, "B R T"],
-    cached: CachedLayer,
-    index: int = 0,
-    hooks: LayerHooks = PLAIN,
+    cached: Any,
+    *,
+    ffn: FeedForwardHalf = feed_forward_half,
+    attend_with: Attend = attend_to_cache,
 ) -> LayerOut:
-    """Runs one layer, whose number in the whole model the hooks are told."""
-    hidden, normed, key, value = attended(layer, config, hidden, angles, bias, cached, hooks)
-    return hidden + hooks.feed_forward_of(normed, layer, config, index), key, value
+    """Runs one layer.
+
+    Args:
+      angles: RoPE's, at the rows' positions.
+      bias: added to the scores of cached positions and of the rows, T in all.
+      cached: the layer's keys and values, in the form that `attend_with` reads: a `CachedLayer`.
+    """
+    hidden, normed, key, value = attention_half(
+        layer, config, hidden, angles, bias, cached, attend_with
+    )
+    return hidden + ffn(normed, layer.ffn, config), key, value
 
 
-def attended(
+def attention_half(
     layer: Layer,
     config: ModelConfig,
     hidden: Float[Array, "B R D"],
     angles: Rotation,
     bias: Float[Array, "B R T"],
-    cached: CachedLayer,
-    hooks: LayerHooks = PLAIN,
+    cached: Any,
+    attend_with: Attend = attend_to_cache,
 ) -> tuple[
     Float[Array, "B R D"], Float[Array, "B R D"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]
 ]:
@@ -120,19 +96,13 @@ def attended(
     the rows' keys and values."""
     normed = rms_norm(hidden, layer.attention_norm, config.norm_eps)
     mixed, (key, value) = attention(
-        normed, layer.attention, config, angles, bias, cached, hooks.multiply, hooks.attend_with
+        normed, layer.attention, config, angles, bias, cached, attend_with
     )
     hidden = hidden + mixed
     return hidden, rms_norm(hidden, layer.ffn_norm, config.norm_eps), key, value
 
 
-_one_function = jax.jit(run_layer, static_argnums=(1, 6, 7))
-
-
-def _run_shared(*args: Any) -> LayerOut:
-    """Calls a function that all equal layers share, so that no program grows with their number."""
-    *inputs, _index, hooks = args
-    return _one_function(*inputs, 0, hooks)
+shared_layer = jax.jit(run_layer, static_argnames=("config", "ffn", "attend_with"))
 
 
 def run_layers(
@@ -142,27 +112,49 @@ def run_layers(
     angles: Rotation,
     bias: Float[Array, "B R T"],
     caches: Iterable[Any],
+    run: RunLayer = shared_layer,
     first: int = 0,
-    hooks: LayerHooks = PLAIN,
-    run: Callable[..., LayerOut] = run_layer,
 ) -> tuple[Float[Array, "B R D"], list[Float[Array, "B R K Dh"]], list[Float[Array, "B R K Dh"]]]:
-    """Runs consecutive layers: the part of a step that is lowered for an NPU.
+    """Runs consecutive layers, of which `first` is the number of the first one in the model.
+    Returns hidden states, and keys and values of each layer.
 
-    What depends on token ids and positions alone (embeddings, angles, masks) comes from outside, so
-    that the graph is matrix products and elementwise operations.
-
-    Args:
-      caches: keys and values for each layer, taken when its turn comes; a `CachedLayer`, or what
-        else `hooks.attend_with` takes.
-      first: the first layer's number in the whole model.
+    Embeddings, angles and masks, which depend on token ids and positions alone, are inputs: so this
+    part of a step, when it is lowered for an NPU, is matrix products and elementwise operations.
     """
     keys, values = [], []
     for index, (layer, cached) in enumerate(zip(layers, caches, strict=True), start=first):
         with jax.named_scope(f"layer_{index}"):
-            hidden, key, value = run(layer, config, hidden, angles, bias, cached, index, hooks)
+            hidden, key, value = run(layer, config, hidden, angles, bias, cached)
         keys.append(key)
         values.append(value)
     return hidden, keys, values
+
+
+def forward_rows(
+    params: ModelParams,
+    config: ModelConfig,
+    rows: Rows,
+    cache: KVCache,
+    run: RunLayer = shared_layer,
+) -> RowsOut:
+    """Runs some rows of a canvas, of which only live ones change anything, against a cache that is
+    read only.
+
+    Args:
+      params: arrays of one float dtype, which is also the activations', or quantized matrices.
+      run: runs each layer; its `cached` is a `CachedLayer`, whose `index` is the layer's number.
+    """
+    hidden, keys, values = run_layers(
+        params.layers,
+        config,
+        params.embedding[rows.tokens],
+        rotation(config, rows.positions),
+        attention_bias(rows),
+        (CachedLayer(*cache, index) for index in range(config.n_layers)),
+        run,
+    )
+    hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
+    return RowsOut(hidden, jnp.stack(keys), jnp.stack(values))
 
 
 def forward(
@@ -170,14 +162,13 @@ def forward(
     config: ModelConfig,
     tokens: Int[Array, "B L"],
     live: Bool[Array, "B L"] | None = None,
-    hooks: LayerHooks = PLAIN,
-    run: Callable[..., LayerOut] | None = None,
+    run: RunLayer = shared_layer,
 ) -> Float[Array, "B L V"]:
     """Returns the logits of every position, float32, as the model gives them (not shifted).
 
     Arguments as `hidden_states`.
     """
-    return logits_of(params, hidden_states(params, config, tokens, live, hooks, run))
+    return logits_of(params, hidden_states(params, config, tokens, live, run))
 
 
 def hidden_states(
@@ -185,13 +176,13 @@ def hidden_states(
     config: ModelConfig,
     tokens: Int[Array, "B L"],
     live: Bool[Array, "B L"] | None = None,
-    hooks: LayerHooks = PLAIN,
-    run: Callable[..., LayerOut] | None = None,
+    run: RunLayer = shared_layer,
 ) -> Float[Array, "B L D"]:
     """Returns states of every position after the final norm: all that the head reads.
 
     Args:
       live: positions that exist (default: all); positions count the live ones.
+      run: runs each layer, as for `forward_rows`.
     """
     live = jnp.ones(tokens.shape, bool) if live is None else live
     positions = jnp.maximum(jnp.cumsum(live, axis=1, dtype=jnp.int32) - 1, 0)
@@ -199,8 +190,7 @@ def hidden_states(
     nothing = jnp.zeros((tokens.shape[0], 0), bool)
     cache_order = None if order is None else order[:, :0]
     rows = make_rows(tokens, positions, live, nothing, order, cache_order)
-    nothing_cached = cache_for(params, config, len(tokens), 0)
-    return forward_rows(params, config, rows, nothing_cached, hooks, run).hidden
+    return forward_rows(params, config, rows, cache_for(params, config, len(tokens), 0), run).hidden
 
 
 def own_order(
@@ -217,7 +207,14 @@ def own_order(
     return None if config.block_length is None else positions // config.block_length
 
 
-def cache_for(params: ModelParams, config: ModelConfig, batch: int, length: int) -> KVCache:
+def cache_for(
+    params: ModelParams,
+    config: ModelConfig,
+    batch: int,
+    length: int,
+    place: jax.sharding.Sharding | None = None,
+) -> KVCache:
     """Returns an empty cache for canvases of `length`, in the activations' dtype."""
     shape = (config.n_layers, batch, length, config.n_kv_heads, config.head_dim)
-    return KVCache(*(jnp.zeros(shape, params.embedding.dtype) for _ in range(2)))
+    dtype = params.embedding.dtype
+    return KVCache(*(jnp.zeros(shape, dtype, device=place) for _ in range(2)))

@@ -27,8 +27,6 @@ HIDDEN_SCORE = -3e4
 CUDNN_DTYPES = ("bfloat16", "float16")
 """For which there is a fused kernel of attention on a GPU."""
 
-Multiply = Callable[[Float[Array, "*rows In"], Any], Float[Array, "*rows Out"]]
-"""`multiply(x, matrix)`: rows times the transpose of a matrix [Out, In], whatever form it has."""
 Fresh = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
 """Keys and values of the rows themselves."""
 Attend = Callable[
@@ -40,11 +38,12 @@ _piece = partial(jax.jit, inline=True)
 
 
 class CachedLayer(NamedTuple):
-    """Cached keys and values of a layer; L may be 0."""
+    """Cached keys and values of layer `index`; L may be 0. They are sliced where they are used: a
+    host that runs compiled layers one by one makes no copies of its own."""
 
-    keys: Float[Array, "B L K Dh"] | Float[Array, "N B L K Dh"]
-    values: Float[Array, "B L K Dh"] | Float[Array, "N B L K Dh"]
-    index: Int[Array, ""] | None = None  # the layer, of all: sliced with the product, not before
+    keys: Float[Array, "N B L K Dh"]
+    values: Float[Array, "N B L K Dh"]
+    index: int | Int[Array, ""]
 
 
 class Rotation(NamedTuple):
@@ -169,9 +168,9 @@ def attend_to_cache(
 ) -> Float[Array, "B R HDh"]:
     """Lets rows attend to the cached positions, if there are any, and to each other, by `attend` or
     what takes and gives the same."""
-    old = cached[:2] if cached.index is None else [array[cached.index] for array in cached[:2]]
-    if old[0].shape[1] == 0:
+    if cached.keys.shape[2] == 0:
         return attend(query, *([part] for part in fresh), bias)
+    old = (array[cached.index] for array in (cached.keys, cached.values))
     keys, values = ([part.astype(new.dtype), new] for part, new in zip(old, fresh, strict=True))
     return attend(query, keys, values, bias)
 
@@ -186,18 +185,17 @@ def attention(
     angles: Rotation,
     bias: Float[Array, "B R T"],
     cached: Any,
-    multiply: Multiply = linear,
     attend_with: Attend = attend_to_cache,
 ) -> tuple[Float[Array, "B R D"], Fresh]:
     """Lets rows attend to the cache and to each other; returns their keys and values, too.
 
     The cache is only read: NPU compilers split the graph at an update in place.
     """
-    projected = [multiply(x, matrix) for matrix in (weights.query, weights.key, weights.value)]
+    projected = [linear(x, matrix) for matrix in (weights.query, weights.key, weights.value)]
     biases = weights.query_bias, weights.key_bias, weights.value_bias
     norms = weights.query_norm, weights.key_norm
     mixed, fresh = _mix(config, attend_with, projected, biases, norms, angles, bias, cached)
-    return multiply(mixed, weights.output), fresh
+    return linear(mixed, weights.output), fresh
 
 
 @partial(_piece, static_argnums=(0, 1))
@@ -226,12 +224,10 @@ def _mix(
     return attend_with(query, fresh, bias, cached), fresh
 
 
-def feed_forward(
-    x: Float[Array, "*rows D"], weights: FeedForward, multiply: Multiply = linear
-) -> Float[Array, "*rows D"]:
+def feed_forward(x: Float[Array, "*rows D"], weights: FeedForward) -> Float[Array, "*rows D"]:
     """Applies SwiGLU."""
-    gate = jax.nn.silu(multiply(x, weights.gate))
-    return multiply(gate * multiply(x, weights.up), weights.down)
+    gate = jax.nn.silu(linear(x, weights.gate))
+    return linear(gate * linear(x, weights.up), weights.down)
 
 
 def fused_attend(

@@ -14,7 +14,6 @@ from math import gcd
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -22,9 +21,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from llada_jax.config import MeshConfig, ModelConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.architecture.parameters import Axis, ParamSpec, named_specs
-from llada_jax.model.forward import LayerHooks
+from llada_jax.model.forward import RunLayer, shared_layer
 from llada_jax.model.head import ScoreRules
-from llada_jax.model.layers import attend_alike_to_cache, attend_to_cache
+from llada_jax.model.layers import attend_alike_to_cache
 from llada_jax.model.measures import measure_own_ids
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import INT4_GROUP, QuantArray, WeightShard, is_quantized
@@ -163,20 +162,19 @@ def specs_of(params: ModelParams) -> ModelParams:
 
 @lru_cache(maxsize=64)
 def mesh_denoiser(
-    config: ModelConfig, rules: ScoreRules, hooks: LayerHooks, mesh: Mesh, specs: ModelParams
+    config: ModelConfig, rules: ScoreRules, run: RunLayer, mesh: Mesh, specs: ModelParams
 ) -> Denoiser:
     """Returns the model's functions in JAX on a mesh, for parameters with these specs."""
-    if hooks.attend_with is attend_to_cache:
-        hooks = hooks._replace(attend_with=attend_alike_to_cache)
+    if run is shared_layer:
+        run = partial(shared_layer, attend_with=attend_alike_to_cache)
 
     def forward_rows(params, rows, cache):
-        return model_forward.forward_rows(_as_parts(params, specs), config, rows, cache, hooks)
+        return model_forward.forward_rows(_as_parts(params, specs), config, rows, cache, run)
 
     def empty_cache(params, batch, length):
-        shape = (config.n_layers, batch, length, config.n_kv_heads, config.head_dim)
         spec, _ = places(KVCache(None, None), batch_axis(mesh, batch))  # pyright: ignore
-        place, dtype = NamedSharding(mesh, spec), params.embedding.dtype
-        return KVCache(*(jnp.zeros(shape, dtype, device=place) for _ in range(2)))
+        place = NamedSharding(mesh, spec)
+        return model_forward.cache_for(params, config, batch, length, place)
 
     measure = partial(measure_own_ids, rules=rules)
 

@@ -6,6 +6,7 @@ form on CPUs with int8 dot products. int4 has one scale per group of 32 inputs (
 Q4_0) and is dequantized to the activations' dtype before the product.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -47,7 +48,9 @@ class WeightShard:
     axes: tuple[str, ...] = field(metadata={"static": True})
 
 
-Weight = Float[Array, "..."] | QuantArray | WeightShard | AdaptedWeight
+RowProduct = Callable[[Float[Array, "*rows In"]], Float[Array, "*rows Out"]]
+"""A matrix as the function that multiplies rows with it, for products outside JAX."""
+Weight = Float[Array, "..."] | QuantArray | WeightShard | AdaptedWeight | RowProduct
 
 
 def is_quantized(leaf: object) -> bool:
@@ -97,6 +100,8 @@ def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows O
     before they are scaled or rounded: those of int8 are exact. What XLA fuses on either side of a
     `WeightShard` is kept apart, so that no rounding depends on the mesh.
     """
+    if callable(weight):
+        return weight(x)
     if isinstance(weight, AdaptedWeight):
         return linear(x, weight.base) + linear(linear(x, weight.down), weight.up)
     if isinstance(weight, WeightShard):

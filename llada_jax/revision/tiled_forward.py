@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from llada_jax.config import ModelConfig, require
-from llada_jax.model.forward import LayerHooks, cache_for, run_layers
+from llada_jax.model.forward import cache_for, run_layer, run_layers
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, score_rows, start_scores
-from llada_jax.model.layers import CachedLayer, attention_bias, feed_forward, rms_norm, rotation
+from llada_jax.model.layers import CachedLayer, attention_bias, rms_norm, rotation
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import QuantArray
 from llada_jax.revision.tiles import TILE, TileMultiplier, Tiles, pack_q4_0, quantize_q4_0
@@ -62,19 +62,22 @@ def forward_tiled_rows(
     """Runs `forward_rows`. Only live rows pass through the matrices; the others give any values."""
     live = np.asarray(rows.live)
 
-    def product(x: Float[Array, "B R In"], tiles: Tiles) -> Float[Array, "B R Out"]:
+    def product(tiles: Tiles, x: Float[Array, "B R In"]) -> Float[Array, "B R Out"]:
         out = np.zeros((*live.shape, tiles.shape[0]), np.float32)
         out[live] = multiply(np.asarray(x)[live], tiles)
         return jnp.asarray(out)
 
+    def of_tiles(leaf: Any) -> Any:
+        return partial(product, leaf) if isinstance(leaf, Tiles) else leaf
+
     hidden, keys, values = run_layers(
-        params.layers,
+        jax.tree.map(of_tiles, params.layers),
         config,
         _embedded(params.embedding, rows.tokens),
         rotation(config, rows.positions),
         attention_bias(rows),
-        (CachedLayer(*cache, jnp.int32(index)) for index in range(config.n_layers)),
-        hooks=LayerHooks(product, lambda x, layer, *_: feed_forward(x, layer.ffn, product)),
+        (CachedLayer(*cache, index) for index in range(config.n_layers)),
+        run_layer,
     )
     hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
     return RowsOut(

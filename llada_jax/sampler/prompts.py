@@ -87,17 +87,7 @@ def check_prompts(
             not outside.size,
             f"{name} has id {outside[:1]}; allowed: 0 to {model.vocab_size - 1} (the vocabulary)",
         )
-        more = 0 if infill else config.gen_length
-        require(
-            more < model.max_length,
-            f"gen_length is {more}; allowed: up to {model.max_length - 1} (the model's max_length "
-            f"is {model.max_length}, and a prompt has a token or more)",
-        )
-        require(
-            len(row) + more <= model.max_length,
-            f"{name} has {len(row)} tokens; allowed: up to {model.max_length - more} (the model's "
-            f"{model.max_length}, less {more} that are generated)",
-        )
+        model.require_room(name, len(row), 0 if infill else config.gen_length)
         masks = np.flatnonzero(row == config.mask_id)
         require(
             infill or not masks.size,

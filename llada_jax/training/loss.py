@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.config import ModelConfig, MoEConfig
-from llada_jax.model.forward import plain_feed_forward
+from llada_jax.model.forward import feed_forward_half
 from llada_jax.model.moe import route, router_logits, router_scores
-from llada_jax.model.params import Experts, Layer
+from llada_jax.model.params import Experts, FeedForward
 from llada_jax.training.data import TrainingBatch
 
 Tokens = Int[Array | np.ndarray, "B L"]
@@ -103,13 +103,13 @@ class RouterLosses:
         self._of_layers: list[RouterLoss] = []
 
     def __call__(
-        self, x: Float[Array, "B L D"], layer: Layer, config: ModelConfig, index: int
+        self, x: Float[Array, "B L D"], weights: FeedForward | Experts, config: ModelConfig
     ) -> Float[Array, "B L D"]:
-        if isinstance(layer.ffn, Experts):
+        if isinstance(weights, Experts):
             assert config.moe is not None
             flat = x.reshape(-1, x.shape[-1])
-            self._of_layers.append(router_loss(flat, layer.ffn, config.moe, self._live))
-        return plain_feed_forward(x, layer, config, index)
+            self._of_layers.append(router_loss(flat, weights, config.moe, self._live))
+        return feed_forward_half(x, weights, config)
 
     def mean(self) -> RouterLoss:
         return jax.tree.map(lambda *each: jnp.stack(each).mean(), *self._of_layers)

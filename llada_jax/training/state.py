@@ -1,5 +1,6 @@
 """Training state, its optimizer, and the step that advances it."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,8 +10,8 @@ from flax.training.train_state import TrainState
 from optax import contrib
 
 from llada_jax.config import ModelConfig, TrainConfig, require
-from llada_jax.model.forward import LayerHooks, LayerOut, forward, run_layer
-from llada_jax.model.params import Layer, ModelParams, init_params
+from llada_jax.model.forward import forward, run_layer
+from llada_jax.model.params import ModelParams, init_params
 from llada_jax.model.quantize import dequantize, is_quantized
 from llada_jax.training.copying import with_copying_heads
 from llada_jax.training.data import TrainingBatch
@@ -77,7 +78,6 @@ def make_train_step(
       places: the shardings of a state on a mesh, which it keeps.
     """
     base = parent if config.lora is not None else None
-    run = _run_twice if config.remat else None
 
     def loss_of(
         params: Any, base: ModelParams | None, batch: Any, key: jax.Array
@@ -87,10 +87,12 @@ def make_train_step(
             params = with_adapters(base, params, config.lora)
         narrowed = _narrowed(params, config)
         routers = RouterLosses(batch.live)
-        hooks = LayerHooks(feed_forward_of=routers)
+        run = partial(run_layer, ffn=routers)
+        if config.remat:  # of a layer, its inputs alone are kept for the gradient
+            run = jax.checkpoint(run, static_argnums=1)
 
         def predict(tokens: jax.Array) -> jax.Array:
-            return forward(narrowed, model, tokens, batch.live, hooks=hooks, run=run)
+            return forward(narrowed, model, tokens, batch.live, run)
 
         def look(tokens: jax.Array, live: jax.Array) -> jax.Array:
             return forward(jax.lax.stop_gradient(narrowed), model, tokens, live)
@@ -129,15 +131,6 @@ def _narrowed(params: ModelParams, config: TrainConfig) -> ModelParams:
         return leaf.astype(matrices if leaf.ndim > 1 else config.activation_dtype)
 
     return jax.tree.map_with_path(cast, params, is_leaf=is_quantized)
-
-
-def _run_twice(layer: Layer, config: ModelConfig, hidden: jax.Array, *others: Any) -> LayerOut:
-    """Runs a layer of which its inputs alone are kept for the gradient."""
-
-    def body(layer: Layer, hidden: jax.Array) -> LayerOut:
-        return run_layer(layer, config, hidden, *others)
-
-    return jax.checkpoint(body)(layer, hidden)
 
 
 def learning_rate(config: TrainConfig) -> optax.Schedule:

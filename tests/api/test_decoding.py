@@ -77,7 +77,11 @@ def test_a_table_of_a_backend_goes_into_the_sampler(model):
     [
         ([8, 4], {}, r"rows is \[8, 4\]; allowed: ascending, from 1 on"),
         ([8, 32], {"canvas": 16}, r"rows is \[8, 32\]; allowed: up to canvas \(16\)"),
-        ([8], {"canvas": 4096}, r"canvas is 4096; allowed: up to \d+ \(the model's max_length\)"),
+        (
+            [8],
+            {"canvas": 4096},
+            r"canvas has 4096 tokens; allowed: up to \d+ \(the model",
+        ),
         ([8], {"canvas": 16, "repeats": 0}, "repeats is 0; allowed: 1 or more"),
         ([8], {"canvas": 16, "backend": "tpu"}, "backend is 'tpu'; allowed: 'xla'"),
     ],

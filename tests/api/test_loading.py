@@ -1,8 +1,12 @@
 """A loaded model: how it is shown, and its logits; and what `describe` says of a checkpoint."""
 
+import operator
+import pickle
 import shutil
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -35,9 +39,9 @@ def test_forward_with_a_block_length_is_block_causal(model):
     [
         ([[1, 320]], {}, "tokens span 1 to 320; allowed: 0 to 319"),
         ([[-1]], {}, "tokens span -1 to -1; allowed"),
-        ([1, 2], {}, r"tokens are int32 of shape \(2,\); allowed: integers \[B, L\]"),
-        ([[]], {}, r"tokens are float32 of shape \(1, 0\); allowed"),
-        ([[0.5]], {}, r"tokens are float32 of shape \(1, 1\); allowed: integers"),
+        ([1, 2], {}, r"tokens are int64 of shape \(2,\); allowed: integers \[B, L\]"),
+        ([[]], {}, r"tokens are float64 of shape \(1, 0\); allowed"),
+        ([[0.5]], {}, r"tokens are float64 of shape \(1, 1\); allowed: integers"),
         ([[1]], {"block_length": 0}, "block_length is 0; allowed: 1 or more"),
     ],
 )
@@ -46,12 +50,118 @@ def test_forward_refuses(model, tokens, options, message):
         lj.forward(model, tokens, **options)
 
 
+class TestForwardIsPure:
+    TOKENS = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
+
+    def test_jit(self, model):
+        jitted = jax.jit(lj.forward, static_argnames="block_length")
+        for options in ({}, {"block_length": 2}):
+            expected = lj.forward(model, self.TOKENS, **options)
+            np.testing.assert_array_equal(jitted(model, self.TOKENS, **options), expected)
+
+    def test_vmap(self, model):
+        batches = np.stack([self.TOKENS, self.TOKENS + 100, self.TOKENS[::-1]])
+        found = jax.vmap(lj.forward, (None, 0))(model, batches)
+        each = np.stack([lj.forward(model, batch) for batch in batches])
+        np.testing.assert_allclose(found, each, rtol=1e-5, atol=1e-5)
+
+    def test_the_gradient_with_respect_to_a_model_is_a_model(self, model):
+        def loss(model, tokens):
+            return jax.nn.logsumexp(lj.forward(model, tokens), axis=-1).mean()
+
+        gradient = jax.jit(jax.grad(loss))(model, self.TOKENS)
+        assert isinstance(gradient, lj.Model) and gradient.config == model.config
+        step = 1e-2
+        along = jax.tree.map(lambda leaf: leaf / _norm(gradient), gradient)
+        moved = jax.tree.map(lambda leaf, slope: leaf + step * slope, model, along)
+        slope = (loss(moved, self.TOKENS) - loss(model, self.TOKENS)) / step
+        np.testing.assert_allclose(slope, _norm(gradient), rtol=0.05)
+
+    def test_ids_are_checked_where_they_are_known(self, model):
+        outside = np.array([[320]])
+        with pytest.raises(ValueError, match="tokens span 320 to 320"):
+            jax.jit(lambda model: lj.forward(model, outside))(model)
+        last = lj.forward(model, [[319]])
+        np.testing.assert_array_equal(jax.jit(lj.forward)(model, outside), last)
+
+    def test_shapes_are_checked_in_a_trace(self, model):
+        with pytest.raises(ValueError, match=r"tokens are int32 of shape \(3,\); allowed"):
+            jax.vmap(lj.forward, (None, 0))(model, np.ones((2, 3), np.int32))
+        with pytest.raises(ValueError, match="each row of tokens has 4097 tokens; allowed: up to"):
+            jax.jit(lj.forward)(model, np.ones((1, 4097), np.int32))
+
+
+def _norm(tree):
+    return np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(tree)))
+
+
+def test_forward_refuses_what_is_longer_than_the_model_as_generate_does():
+    """Beyond the length that RoPE was trained for, YaRN's queries would grow with their position,
+    which nothing here computes."""
+    model = lj.load(GOLDENS / "nemotron")
+    assert model.config.yarn_factor > 1 and model.config.max_length == model.config.yarn_length
+    model = model.replace(config=model.config.replace(max_length=64, yarn_length=64))
+    assert lj.forward(model, np.ones((1, 64), int)).shape[1] == 64
+    with pytest.raises(ValueError, match=r"has 65 tokens; allowed: up to 64 \(the model's max_le"):
+        lj.forward(model, np.ones((1, 65), int))
+    with pytest.raises(ValueError, match=r"has 65 tokens; allowed: up to 32 \(the model's 64, le"):
+        lj.generate(
+            model, np.ones((1, 65), int), lj.SamplerConfig.preset("nemotron", gen_length=32)
+        )
+
+
+def test_forward_refuses_tiles():
+    with pytest.raises(ValueError, match="the model has tiles; allowed: the model they are made"):
+        lj.forward(lj.tiled(lj.load("tiny")), [[1]])
+
+
+class TestPytree:
+    def test_the_leaves_are_the_arrays(self, model):
+        leaves = jax.tree.leaves(model)
+        assert all(map(operator.is_, leaves, jax.tree.leaves(model.params)))
+        shapes = jax.eval_shape(lambda model: model, model)
+        assert jax.tree.leaves(shapes.params)[0].shape == leaves[0].shape
+
+    def test_jit_compiles_once_for_models_of_the_same_files(self):
+        counted = []
+
+        @jax.jit
+        def first(model):
+            counted.append(model.config)
+            return model.params.final_norm.sum()
+
+        one, other = lj.load("tiny"), lj.load("tiny")
+        assert one.tokenizer is not other.tokenizer and one.tokenizer == other.tokenizer
+        assert first(one) == first(other) == first(one.replace(fingerprint=None))
+        assert len(counted) == 1
+        changed = replace(other.tokenizer, variables={"enable_thinking": False})
+        first(one.replace(tokenizer=changed))
+        first(one.replace(config=one.config.replace(norm_eps=1e-3)))
+        assert len(counted) == 3
+
+    def test_changed_arrays_have_no_fingerprint(self, model):
+        doubled = jax.tree.map(lambda leaf: 2 * leaf, model)
+        assert doubled.fingerprint is None and doubled.source == model.source
+        np.testing.assert_array_equal(doubled.params.final_norm, 2 * model.params.final_norm)
+
+    def test_pickle(self):
+        tiny = lj.load("tiny")
+        back = pickle.loads(pickle.dumps(tiny))
+        assert jax.tree.structure(back) == jax.tree.structure(tiny)
+        assert back.fingerprint == tiny.fingerprint
+        jax.tree.map(np.testing.assert_array_equal, back, tiny)
+
+    def test_fields_cannot_be_set(self, model):
+        with pytest.raises(FrozenInstanceError):
+            model.params = None
+
+
 def test_a_model_is_shown_in_one_line(model):
     parts = f"Model({str(GOLDENS / 'llada-gqa')!r}, family llada, ", " parameters, float32)"
     assert repr(model).startswith(parts[0]) and repr(model).endswith(parts[1])
     tiny = lj.load("tiny")
     assert repr(tiny) == "Model('tiny', family llada, 984,192 parameters, float32)"
-    assert repr(tiny._replace(source=None)).startswith("Model(family llada, 984,192 ")
+    assert repr(tiny.replace(source=None)).startswith("Model(family llada, 984,192 ")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
@@ -62,7 +172,7 @@ def test_a_model_says_how_its_matrices_are_stored(dtype):
 def test_what_is_not_in_a_models_layers_is_not_shown():
     tiny = lj.load("tiny")
     assert repr(lj.tiled(tiny)).endswith(", q4_0 tiles)")
-    assert repr(tiny._replace(params=None, artifact=Path("folder"))).endswith(", exported)")
+    assert repr(tiny.replace(params=None, artifact=Path("folder"))).endswith(", exported)")
 
 
 def test_a_familys_template_gets_its_variables(tmp_path):

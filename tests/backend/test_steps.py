@@ -243,6 +243,6 @@ def test_it_is_the_models_attention(canvases, cached, heads, kv_heads):
     for canvas, cache in enumerate(caches):
         own = slice(canvas * FEW, (canvas + 1) * FEW)
         fresh = keys[:, own], values[:, own]
-        old = CachedLayer(*(part.swapaxes(0, 1)[None] for part in cache))
+        old = CachedLayer(*(part.swapaxes(0, 1)[None, None] for part in cache), 0)
         wanted = attend_to_cache(query[:, own], fresh, bias[:, own], old)
         np.testing.assert_allclose(found[:, own], wanted, rtol=1e-5, atol=1e-6)

@@ -70,15 +70,15 @@ def test_a_model_that_is_written_while_it_loads_is_refused(tmp_path, monkeypatch
 def test_what_the_files_did_not_hold_has_no_name():
     model = lj.load("tiny")
     for own in ({"params": None}, {"tokenizer": None}, {"config": model.config}):
-        assert model._replace(**own).fingerprint is None
-        assert model._replace(**own, fingerprint="mine").fingerprint == "mine"
-    assert model._replace(source="mine").fingerprint == model.fingerprint
-    assert type(model._replace(source="mine")) is lj.Model
+        assert model.replace(**own).fingerprint is None
+        assert model.replace(**own, fingerprint="mine").fingerprint == "mine"
+    assert model.replace(source="mine").fingerprint == model.fingerprint
+    assert type(model.replace(source="mine")) is lj.Model
 
 
 def test_a_trace_names_its_model():
     model = lj.load(GOLDENS / MODEL)
-    config = lj.SamplerConfig.from_flat(gen_length=4, block_length=4, steps=1)
-    for each, name in ((model, model.fingerprint), (model._replace(fingerprint=None), None)):
+    config = lj.SamplerConfig(gen_length=4, block_length=4, steps=1)
+    for each, name in ((model, model.fingerprint), (model.replace(fingerprint=None), None)):
         trace = lj.generate(each, [[5, 6]], config, trace=True).trace
         assert trace is not None and trace.settings["fingerprint"] == name

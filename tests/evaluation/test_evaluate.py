@@ -153,7 +153,7 @@ def test_bad_input_leaves_no_folder(changes, message, model, tmp_path):
 
 def test_a_model_without_a_tokenizer_is_refused(model):
     with pytest.raises(ValueError, match=r"model 'model' has no tokenizer\.json"):
-        even(model._replace(tokenizer=None))
+        even(model.replace(tokenizer=None))
 
 
 def test_a_fingerprint_is_the_same_in_tiles():
@@ -165,7 +165,7 @@ def test_a_fingerprint_is_the_same_in_tiles():
 def test_a_model_without_numbers_has_no_score(model, tmp_path):
     """Its weights are finite, and its activations are not."""
     large = model.params._replace(final_norm=model.params.final_norm * 3e38)
-    broken = model._replace(params=large)
+    broken = model.replace(params=large)
     with pytest.raises(FloatingPointError, match=r"NaN or infinite \(canvas 0: forward 0, pos.*c"):
         even(broken, folder=tmp_path / "run")
     assert not (tmp_path / "run" / "generations").exists()
@@ -174,7 +174,7 @@ def test_a_model_without_numbers_has_no_score(model, tmp_path):
 
 
 def test_a_model_is_its_content(model, tmp_path):
-    config, params = model[:2]
+    config, params = model.config, model.params
     folder = tmp_path / "model"
     save_huggingface(folder, config, params)
     for name in ("tokenizer.json", "tokenizer_config.json"):

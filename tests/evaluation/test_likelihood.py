@@ -129,7 +129,7 @@ def test_a_block_causal_answer_is_scored_block_by_block():
 def test_a_model_by_the_definition(family):
     model = lj.load(GOLDENS / family)
     mask_id = model.config.mask_id or 319
-    model = model._replace(config=model.config.replace(mask_id=mask_id))
+    model = model.replace(config=model.config.replace(mask_id=mask_id))
     prompt, answer = (5, 6, 7), (8, 9, 10)
 
     def log_probability(visible, position, token):
@@ -219,7 +219,7 @@ def test_padded_lengths_are_few_and_close(length):
         ([([1], [2])], {"batch_size": 0}, "batch_size is 0; allowed: 1 or more"),
         ([([1], [512])], {}, r"prompt and answer 0 have id \[512\]; allowed: 0 to 511"),
         ([([3], [2])], {}, r"have id \[3\]; allowed: 0 to 511, without \[MASK\] \(3\)"),
-        ([([1] * 500, [2] * 13)], {}, "have 513 tokens; allowed: up to 512"),
+        ([([1] * 500, [2] * 13)], {}, "answer 0 has 513 tokens; allowed: up to 512"),
     ],
 )
 def test_bad_input_is_refused(tiny, pairs, options, message):

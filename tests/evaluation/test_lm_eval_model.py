@@ -29,7 +29,7 @@ def asking(*args, doc=0):
 
 def model_with(tokenizer=TOKENIZER, **options):
     options = {"mc_num": 4, "batch_size": 4, "progress": False, **options}
-    return LmEvalModel(TINY._replace(tokenizer=tokenizer), SAMPLER, **options)
+    return LmEvalModel(TINY.replace(tokenizer=tokenizer), SAMPLER, **options)
 
 
 @pytest.fixture

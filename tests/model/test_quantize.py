@@ -137,3 +137,10 @@ def test_a_quantized_weight_is_a_tree_that_slices_by_rows() -> None:
     np.testing.assert_array_equal(
         dequantize(part, jnp.float32), dequantize(weight, jnp.float32)[2:4]
     )
+
+
+def test_a_function_is_a_matrix() -> None:
+    """So hosts hand a layer products that run outside JAX."""
+    weight = jnp.arange(6.0).reshape(2, 3)
+    x = jnp.arange(12.0).reshape(4, 3)
+    np.testing.assert_array_equal(linear(x, lambda rows: rows @ weight.T), linear(x, weight))

@@ -183,7 +183,7 @@ def test_a_worker_refreshes_from_tiles():
     assert expected.trace.refreshed.sum() > 0
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_array_equal(found.trace.refreshed, expected.trace.refreshed)
-    other = model._replace(params=drawn_params(model.config, 3))
+    other = model.replace(params=drawn_params(model.config, 3))
     changed = lj.generate(model, PROMPT, REFRESHED, refresh_on=other)
     assert (changed.tokens != expected.tokens).any()
 

@@ -42,7 +42,7 @@ def drawn(name: str, seed: int) -> lj.Model:
         np.asarray(logits_of(params, model.config, np.array(PROMPTS[0])[None]))[0, -1].argmax()
     )
     swapped = params.head.at[jnp.array([EOS, likely])].set(params.head[jnp.array([likely, EOS])])
-    return model._replace(params=params._replace(head=swapped) if seed % 3 == 0 else params)
+    return model.replace(params=params._replace(head=swapped) if seed % 3 == 0 else params)
 
 
 def test_a_block_sees_itself_whole_behind_what_is_finished():

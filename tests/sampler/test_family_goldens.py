@@ -178,9 +178,9 @@ def model_of(family, setting):
     model = lj.load(GOLDENS / family)
     blocks = {"bd3lm": "block_size", "llada2": "block_length", "llada21": "block_length"}
     if (name := blocks.get(setting.get("sampler"))) is not None:
-        model = model._replace(config=model.config.replace(block_length=setting[name]))
+        model = model.replace(config=model.config.replace(block_length=setting[name]))
     if "stop_token" in setting:
-        model = model._replace(config=model.config.replace(stop_ids=()))
+        model = model.replace(config=model.config.replace(stop_ids=()))
     return model
 
 

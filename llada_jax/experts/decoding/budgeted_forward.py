@@ -18,7 +18,7 @@ from llada_jax.experts.decoding.expert_slots import ExpertSlots
 from llada_jax.experts.decoding.recording import RoutingRecord, routed
 from llada_jax.experts.policy_run import LayerDecision
 from llada_jax.experts.schedule import Schedule
-from llada_jax.model.forward import LayerOut, attended, forward_rows
+from llada_jax.model.forward import LayerOut, RunLayer, attention_half, forward_rows
 from llada_jax.model.grouped_product import product_by_tile, tile_rows
 from llada_jax.model.layers import feed_forward
 from llada_jax.model.moe import Chosen, sorted_by_expert, summed_by_row
@@ -30,7 +30,7 @@ Planner = Callable[[int, RoutingRecord], LayerDecision]
 """Decides a routed layer by its number, which counts routed layers only, and its routing in NumPy:
 every expert that a live row takes is run once."""
 
-_attended = jax.jit(attended, static_argnums=1)
+_attention_half = jax.jit(attention_half, static_argnums=1)
 _dense = jax.jit(feed_forward)
 _routed = jax.jit(routed, static_argnums=(2, 3))
 
@@ -65,17 +65,17 @@ def forward_rows_budgeted(
 
 def around_experts(
     mixed: Callable[[Float[Array, "B R D"], int], Float[Array, "B R D"]],
-) -> Callable[..., LayerOut]:
+) -> RunLayer:
     """Returns what runs all of a layer but its routed experts, for which `mixed(x, index)` is
     asked: in compiled parts, each of which rounds as the plain forward does."""
 
     def run(layer: Layer, config: ModelConfig, *inputs: Any) -> LayerOut:
-        *of_attention, index, _hooks = inputs
+        *_, cached = inputs
         ffn, half = layer.ffn, layer._replace(ffn=None)
-        hidden, normed, key, value = _attended(half, config, *of_attention)
+        hidden, normed, key, value = _attention_half(half, config, *inputs)
         if not isinstance(ffn, Experts):
             return hidden + _dense(normed, ffn), key, value
-        total = mixed(normed, index)
+        total = mixed(normed, cached.index)
         if ffn.shared is not None:
             total = _with_shared(total, normed, ffn.shared)
         return hidden + total, key, value

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import ModelConfig
 from llada_jax.experts.routing import ABSENT, LOOK_AHEAD, RoutingTrace
-from llada_jax.model.forward import LayerHooks, forward_rows, plain_feed_forward
+from llada_jax.model.forward import LayerOut, feed_forward_half, forward_rows, run_layer
 from llada_jax.model.moe import Chosen, route, router_scores
 from llada_jax.model.params import Experts, Layer, ModelParams
 from llada_jax.types import KVCache, Rows, RowsOut
@@ -33,15 +33,17 @@ def recorded(
     """Runs `forward_rows` and gives the routing, too. Rows that are not live are routed as well."""
     taken: list[RoutingRecord] = []
 
-    def feed_forward_of(
-        x: Float[Array, "B R D"], layer: Layer, config: ModelConfig, index: int
-    ) -> Float[Array, "B R D"]:
-        if isinstance(layer.ffn, Experts):
-            taken.append(routed(params, x, config, index)[1])
-        return plain_feed_forward(x, layer, config, index)
+    def run(layer: Layer, config: ModelConfig, *inputs: Any) -> LayerOut:
+        *_, cached = inputs
 
-    hooks = LayerHooks(feed_forward_of=feed_forward_of)
-    out = forward_rows(params, config, rows, cache, hooks)
+        def ffn(x: Float[Array, "B R D"], *of_layer: Any) -> Float[Array, "B R D"]:
+            if isinstance(layer.ffn, Experts):
+                taken.append(routed(params, x, config, cached.index)[1])
+            return feed_forward_half(x, *of_layer)
+
+        return run_layer(layer, config, *inputs, ffn=ffn)
+
+    out = forward_rows(params, config, rows, cache, run)
     return out, jax.tree.map(lambda *layers: jnp.stack(layers), *taken)
 
 

@@ -122,6 +122,7 @@ def test_programs_do_not_grow_with_depth_and_processes_start_faster_again(tmp_pa
     rows = {row.name: row.value for row in timed}
     for window in ("dual", "blockwise", "llada_cpp"):
         assert 1 < rows[f"start/{window}/lines_by_depth"] < 1.2
+        assert rows[f"start/{window}/compile_by_depth"] > 0
     assert rows["start/generate/again vs first"] > 1
     assert 0 < rows["start/opening/again"] <= rows["start/opening/first"]
     assert list((tmp_path / "opening").iterdir()) == []

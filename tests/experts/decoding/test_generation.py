@@ -144,7 +144,7 @@ def test_router_scores_that_are_no_numbers_end_the_run(name):
         layer._replace(ffn=layer.ffn._replace(router=layer.ffn.router * np.nan))
         for layer in broken.params.layers
     ]
-    broken = broken._replace(params=broken.params._replace(layers=tuple(layers)))
+    broken = broken.replace(params=broken.params._replace(layers=tuple(layers)))
     with pytest.raises(Exception, match=r"layer 0 has .* router scores that are NaN or infinite"):
         generate_within_budget(
             broken, experts_of("llada-moe"), PROMPTS, POLICIES[name], COSTS, 3, config=SAMPLER
@@ -162,7 +162,7 @@ def test_bad_input():
         "slots is 9; allowed: 1 to 8 experts of a layer": dict(slots=9),
         r"has experts of \(3, 8, .*\); allowed: \(2, 16": dict(model=model("llada2-moe")),
         "has the experts of another model; allowed: those of": dict(
-            file=experts_of("llada-moe"), model=lj.Model(*mixture[:-1], "f" * 32)
+            file=experts_of("llada-moe"), model=mixture.replace(fingerprint="f" * 32)
         ),
     }
     for message, changes in wanted.items():

@@ -13,7 +13,7 @@ from llada_jax.experts.decoding.recording import (
     trace_of_steps,
 )
 from llada_jax.experts.routing import ABSENT, LOOK_AHEAD
-from llada_jax.model.forward import LayerHooks, cache_for, forward_rows, plain_feed_forward
+from llada_jax.model.forward import cache_for, feed_forward_half, forward_rows, run_layer
 from llada_jax.model.moe import route, router_scores
 from llada_jax.model.params import Experts
 from llada_jax.model.quantize import quantize
@@ -129,12 +129,12 @@ def test_the_record_is_what_the_routers_say(family):
     def watched(params, rows, cache):
         inputs = []
 
-        def watch(x, layer, config, index):
-            if isinstance(layer.ffn, Experts):
+        def watch(x, weights, config):
+            if isinstance(weights, Experts):
                 inputs.append(x.reshape(-1, x.shape[-1]))
-            return plain_feed_forward(x, layer, config, index)
+            return feed_forward_half(x, weights, config)
 
-        forward_rows(params, config, rows, cache, LayerHooks(feed_forward_of=watch))
+        forward_rows(params, config, rows, cache, functools.partial(run_layer, ffn=watch))
         return inputs
 
     inputs = watched(params, rows, cache)
