@@ -211,7 +211,7 @@ def forward(
     Raises:
       ValueError: an export, or a model of tiles; tokens that are not integers [B, L], or are longer
         than the model's `max_length`; an id outside the vocabulary, unless the tokens are traced:
-        then JAX takes the nearest id.
+        then it is read as some other id.
     """
     require_own_jax()
     require(model.artifact is None, f"{model.artifact} is an export: it has no parameters for JAX")
@@ -223,10 +223,10 @@ def forward(
         f"tokens are {ids.dtype} of shape {ids.shape}; allowed: integers [B, L], not empty",
     )
     config.require_room("each row of tokens", ids.shape[1])
+    low, high = (0, 0) if traced else (ids.min(), ids.max())
     require(
-        traced or bool((ids >= 0).all() and (ids < config.vocab_size).all()),
-        f"tokens span {ids.min()} to {ids.max()}; allowed: 0 to {config.vocab_size - 1} (the "
-        "vocabulary)",
+        low >= 0 and high < config.vocab_size,
+        f"tokens span {low} to {high}; allowed: 0 to {config.vocab_size - 1} (the vocabulary)",
     )
     require(
         block_length is None or block_length > 0,
