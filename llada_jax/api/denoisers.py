@@ -5,6 +5,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
+from llada_jax.api.custom_model import custom_denoiser
 from llada_jax.api.forked import require_own_jax
 from llada_jax.api.loading import Model, has_tiles
 from llada_jax.backend.exported.manifest import MANIFEST
@@ -64,6 +65,9 @@ def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) ->
     are not installed.
     """
     require_own_jax()
+    if model.functions is not None:
+        require(backend == "xla", f"backend is {backend!r}; allowed for a custom model: 'xla'")
+        return custom_denoiser(model.functions, rules)
     if isinstance(backend, str) or model.artifact:
         allowed = ("litert", "qnn") if model.artifact else (*XLA, *_BACKENDS)
         names = ", ".join(map(repr, allowed))

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from llada_jax import checkpoint
+from llada_jax.api.custom_model import ModelFunctions
 from llada_jax.api.forked import require_own_jax
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
@@ -59,6 +60,38 @@ class Model:
     """Names the content of the files that it was loaded from; of an export, that of its manifest.
     None if it was made in memory."""
 
+    functions: ModelFunctions | None = field(default=None, metadata=_STATIC)
+    """What decodes a custom model; None for a model of a known family."""
+
+    @classmethod
+    def custom(
+        cls,
+        config: ModelConfig,
+        params: Params,
+        *,
+        forward_rows: Callable[..., Any],
+        logits: Callable[..., Any],
+        empty_cache: Callable[..., Any],
+        tokenizer: Tokenizer | None = None,
+    ) -> "Model":
+        """Returns a model of any architecture, which `generate`, `evaluate`, `start` and the like
+        decode on XLA.
+
+        Args:
+          config: Its vocabulary, special ids, `max_length`, and how its attention and outputs are
+            (`block_length`, `causal`, `shift_logits`); the rest of the shape is not read.
+          params: A tree of arrays.
+          forward_rows, logits, empty_cache: See `llada_jax.api.custom_model.ModelFunctions`.
+          tokenizer: For text and chats; None decodes ids alone.
+
+        Raises:
+          ValueError: A function that cannot be called.
+        """
+        functions = ModelFunctions(forward_rows, logits, empty_cache)
+        for name, function in functions._asdict().items():
+            require(callable(function), f"{name} is {function!r}; allowed: a function")
+        return cls(config, params, tokenizer, functions=functions)
+
     def replace(self, **changes: Any) -> "Model":
         """Returns a copy with some fields changed. It has no fingerprint if `config`, `params` or
         `tokenizer` are among them and `fingerprint` is not."""
@@ -73,6 +106,8 @@ class Model:
         """Returns the numbers of its layers: a dtype, the kind of its tiles, or `exported`."""
         if self.params is None:
             return "exported"
+        if self.functions is not None:
+            return "custom"
         weight = self.params.layers[0].attention.query
         tiled = isinstance(weight, Tiles)
         return f"{weight.kind} tiles" if tiled else str(jax.tree.leaves(weight)[0].dtype)
@@ -80,7 +115,8 @@ class Model:
     def __repr__(self) -> str:
         """Names the model in one line, without its arrays."""
         name = "" if self.source is None else f"{self.source!r}, "
-        count = param_count(self.config)
+        custom = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        count = param_count(self.config) if self.functions is None else custom
         return f"Model({name}family {self.config.family}, {count:,} parameters, {self.stored_as})"
 
 
@@ -216,6 +252,7 @@ def forward(
     require_own_jax()
     require(model.artifact is None, f"{model.artifact} is an export: it has no parameters for JAX")
     require(not has_tiles(model.params), "the model has tiles; allowed: the model they are made of")
+    require(model.functions is None, "the model is custom; allowed: a model of a known family")
     config, traced = model.config, isinstance(tokens, Tracer)
     ids = tokens if traced else np.asarray(tokens)  # as NumPy, ids can be checked in any trace
     require(
@@ -254,6 +291,7 @@ def tiled(model: Model) -> Model:
       ValueError: an export, a model with experts, or a matrix that has no tiles.
     """
     require(model.artifact is None, "the model is an export; allowed: a model with parameters")
+    require(model.functions is None, "the model is custom; allowed: a model of a known family")
     tiles = pack_params(model.params, model.config)
     return model.replace(params=tiles, fingerprint=model.fingerprint)
 

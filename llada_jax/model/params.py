@@ -83,7 +83,9 @@ def _record(kind: Any, specs: Mapping[str, ParamSpec], prefix: str, **records: L
 
 def parameter_name(path: Sequence[Any]) -> str:
     """Returns a leaf's path in the tree as one name: `layers.3.attention.query`."""
-    return ".".join(str(getattr(key, "name", getattr(key, "idx", None))) for key in path)
+    names = ("name", "idx", "key")
+    found = (next(getattr(key, name) for name in names if hasattr(key, name)) for key in path)
+    return ".".join(map(str, found))
 
 
 def init_params(

@@ -1,0 +1,47 @@
+"""A model of one's own architecture, as three functions that the sampler drives."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float
+
+from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
+from llada_jax.model.measures import absorb_head, finish_head, start_head
+from llada_jax.types import Asked, Denoiser, HeadOut, KVCache, Params, Rows, RowsOut, Scores
+
+
+class ModelFunctions(NamedTuple):
+    """What decodes a custom model; pure functions of its parameters that JAX can trace.
+
+    Attributes:
+      forward_rows: `(params, rows, cache)` to the states of R rows, [B, R, D], and their keys and
+        values. A row has to obey `rows.sees_cache` and `rows.sees_rows`, and change nothing if it
+        is not `rows.live`; the cache is read only.
+      logits: `(params, hidden)`, states [B, Q, D] to logits [B, Q, V].
+      empty_cache: `(params, batch, length)` to a cache of zeros, [N, B, L, K, Dh]; `length` may be
+        0. N, K and Dh are the model's own, those of the rows' keys and values, [N, B, R, K, Dh].
+    """
+
+    forward_rows: Callable[[Params, Rows, KVCache], RowsOut]
+    logits: Callable[[Params, Float[Array, "B Q D"]], Float[Array, "B Q V"]]
+    empty_cache: Callable[[Params, int, int], KVCache]
+
+
+@lru_cache(maxsize=64)
+def custom_denoiser(functions: ModelFunctions, rules: ScoreRules) -> Denoiser:
+    """Returns what the sampler drives, kept so that each function is compiled once."""
+
+    def score_rows(params: Params, hidden: Any, noise_keys: Any) -> Scores:
+        logits = functions.logits(params, hidden).astype(rules.confidence_dtype)
+        running = start_scores(hidden.shape[:2], logits.dtype)
+        return finish_scores(absorb_chunk(running, logits, 0, noise_keys, rules))
+
+    def measure_rows(params: Params, hidden: Any, noise_keys: Any, asked: Asked) -> HeadOut:
+        states, running = start_head(hidden, asked, rules)
+        logits = functions.logits(params, states).astype(rules.confidence_dtype)
+        return finish_head(absorb_head(running, logits, 0, noise_keys, asked, rules))
+
+    return Denoiser(
+        functions.forward_rows, score_rows, functions.empty_cache, measure_rows=measure_rows
+    )
