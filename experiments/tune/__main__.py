@@ -78,9 +78,10 @@ def preset_text(sampler: SamplerConfig, about: str) -> str:
 
 def _reasons(judge: Judge, reference: Judged, best: Candidate) -> Iterator[ResultRow]:
     """Yields what each setting of the best sampler does: without it, all else as it is."""
-    base, chosen = best.family.sampler, best.judged.sampler
+    chosen = best.judged.sampler
+    base, values = best.family.sampler.as_dict(), chosen.as_dict()
     for name in best.family.over.given:
-        usual, value = getattr(base, name), getattr(chosen, name)
+        usual, value = base[name], values[name]
         if usual == value:
             continue
         without = candidate(judge, reference, best.family, chosen.replace(**{name: usual}))
@@ -131,8 +132,8 @@ def _price_rows(name: str, price: Price, **told: Any) -> Iterator[ResultRow]:
 
 def described(each: Candidate) -> str:
     """Returns `staged@theta_visible:0.8,theta_stable:0.99`."""
-    values = (f"{n}:{getattr(each.judged.sampler, n)}" for n in each.family.over.given)
-    return f"{each.family.name}@{','.join(values)}"
+    settings = each.judged.sampler.as_dict()
+    return f"{each.family.name}@{','.join(f'{n}:{settings[n]}' for n in each.family.over.given)}"
 
 
 def _draw(config: TuneConfig, run: Run, candidates: Sequence[Candidate], best: Candidate) -> None:

@@ -51,9 +51,10 @@ class SamplerFamily:
         """Returns the sampler with a value on each axis. One that another value makes too large,
         `theta_visible` by `theta_stable` and `lookahead_trigger` by `block_length`, is as large."""
         settings = dict(zip(self.over.given, values, strict=True))
+        whole = self.sampler.as_dict() | settings
         for low, high in BOUNDED.items():
             if low in settings:
-                settings[low] = min(settings[low], settings.get(high, getattr(self.sampler, high)))
+                settings[low] = min(settings[low], whole[high])
         return self.sampler.replace(**settings)
 
 
@@ -143,10 +144,11 @@ def first_proposals(families: Sequence[SamplerFamily]) -> Iterator[dict[str, int
 def _one_changed(family: SamplerFamily) -> list[tuple[int, dict[str, int]]]:
     """Returns the family's own sampler, and those with another value on one axis, each with the
     number of values between the two."""
-    axes, places = family.over.given, dict[str, int]()
-    for name, values in axes.items():
-        usual = getattr(family.sampler, name)
-        places[f"{family.name}.{name}"] = values.index(usual) if usual in values else 0
+    axes, usual = family.over.given, family.sampler.as_dict()
+    places = {
+        f"{family.name}.{name}": values.index(usual[name]) if usual[name] in values else 0
+        for name, values in axes.items()
+    }
     found = [(0, places)]
     for (axis, own), values in zip(places.items(), axes.values(), strict=True):
         others = (place for place in range(len(values)) if place != own)

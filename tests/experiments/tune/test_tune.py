@@ -62,7 +62,7 @@ def interrupted(tmp_path_factory, random_model):
 def test_the_fastest_is_chosen_confirmed_and_written(interrupted):
     folder, rows = interrupted
     best = SamplerConfig.preset(str(folder / "best.json"))
-    assert (best.threshold, best.cache) == (0.0001, "blockwise")
+    assert (best.rule.threshold, best.window.cache) == (0.0001, "blockwise")
     assert rows["tune/tried"]["value"] == 2
     assert rows["tune/proposed"]["value"] == 0, "both are the family's own"
     ratio = rows["tune/confirmed/seconds"]["value"] / rows["tune/reference/seconds"]["value"]
@@ -169,7 +169,7 @@ def test_bad_axes_are_named(over, message):
 def test_values_that_another_makes_too_large_are_as_large():
     staged = SamplerConfig.from_flat(cache="blockwise", accept="staged")
     family = SamplerFamily(name="staged", sampler=staged, over=Axes(theta_visible=(0.95,)))
-    assert family.sampler_with([0.95]).theta_visible == staged.theta_stable
+    assert family.sampler_with([0.95]).rule.theta_visible == staged.rule.theta_stable
 
 
 def test_the_families_own_samplers_and_their_neighbours_come_first():
