@@ -49,7 +49,6 @@ class Reach(NamedTuple):
     """The best text of each row, in classes, and what else each position might be."""
 
     classes: Int[Array, "B L"]
-    feasible: Bool[Array, " B"]
     allowed: Bool[Array, "B L G"] | None
     """Classes that a position may have, whatever stands there, where all other fixed ones stay."""
 
@@ -124,9 +123,8 @@ def _reach_of_row(pattern, start, begin, stop, values, fixed, span, ends) -> Rea
     state = jax.lax.fori_loop(begins, first, prefix, start)
     nothing = jnp.zeros(length, jnp.int32)
     _, classes = jax.lax.fori_loop(first, last, trace, (state, nothing))
-    feasible = best[first, state] > -jnp.inf
     if ends is None:
-        return Reach(classes, feasible, None)
+        return Reach(classes, None)
 
     # Classes that lead from a state before a position to one behind it, from which a text ends.
     def forth(i, carry):
@@ -141,4 +139,4 @@ def _reach_of_row(pattern, start, begin, stop, values, fixed, span, ends) -> Rea
     before = nowhere.at[state].set(True)
     nothing = jnp.zeros(values.shape, bool)
     _, allowed = jax.lax.fori_loop(first, last, forth, (before, nothing))
-    return Reach(classes, feasible, allowed & (ends | (jnp.arange(length) < stop)[:, None]))
+    return Reach(classes, allowed & (ends | (jnp.arange(length) < stop)[:, None]))

@@ -61,7 +61,6 @@ def check_reach(seed: int) -> None:
     found = reached(
         case.grammar, case.placed, case.tokens, case.free, case.values, alternatives=True
     )
-    assert found.feasible.all()
     kinds = case.grammar.class_of
     for row in range(ROWS):
         agreeing = case.agreeing(row)
