@@ -34,8 +34,8 @@ class StatedScore(NamedTuple):
     def cost(self) -> int:
         """Of an item, compared with others."""
         canvas = 2 * self.sampler.gen_length  # with its question
-        rows = self.sampler.block_length if self.sampler.cache == "blockwise" else canvas
-        return rows * (self.sampler.steps if self.sampler.accept == "quota" else 8)
+        rows = self.sampler.block_length if self.sampler.window.cache == "blockwise" else canvas
+        return rows * (self.sampler.steps if self.sampler.rule.name == "quota" else 8)
 
 
 def stated_scores(folder: Path) -> list[StatedScore]:
