@@ -219,7 +219,9 @@ class SamplerConfig:
         return {**plain, **asdict(self.parity)}
 
     @classmethod
-    def from_flat(cls, settings: Mapping[str, Any] | None = None, **more: Any) -> "SamplerConfig":
+    def from_flat(
+        cls, settings: Mapping[str, Any] | None = None, /, **more: Any
+    ) -> "SamplerConfig":
         """Returns the configuration of flat settings, as `as_dict` and configuration files have
         them.
 
