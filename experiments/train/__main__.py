@@ -68,7 +68,7 @@ class RunConfig:
     parent: str | None = None
     """A bundled model or a model's folder: training begins with its parameters and tokenizer."""
     objective: Objective = MASKED
-    """By its name: masked, edit, self_fill or uniform (`llada_jax.training.objectives`)."""
+    """By its name: masked or self_fill (`llada_jax.training.objectives`)."""
 
     def __post_init__(self) -> None:
         _ = config_to_hf(self.model)  # which checks that the model can be exported

@@ -56,7 +56,6 @@ class SamplerConfig:
         follows it; `dual` the block (both Fast-dLLM, refreshed at each block); `blockwise` the
         block, with keys and values of finished tokens only and no masked suffix (llada.cpp).
       parity: On which details of a reference sampler this one agrees with it.
-      selective_logits: Score only positions whose decision is open, not the whole block.
       remasking: What candidates are ranked by: `low_confidence` (LLaDA), `random`, `entropy` or
         `margin`.
       temperature: Scale of the Gumbel noise that tokens are sampled with; 0 for the most probable
@@ -78,7 +77,6 @@ class SamplerConfig:
     gen_length: int = 128
     block_length: int = 32
     steps: int = cast(int, None)  # filled in: it follows `gen_length`
-    selective_logits: bool = True
     remasking: Remasking = "low_confidence"
     temperature: float = 0.0
     cfg_scale: float = 0.0

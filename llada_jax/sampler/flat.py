@@ -44,6 +44,9 @@ WINDOWS: tuple[type[Window], ...] = (
 CHOICES = {"accept": "quota", "window": "by_cache", "cache": "none"}
 """The flat names that choose a policy, with their defaults."""
 PARITY = tuple(field.name for field in fields(Parity))
+RETIRED = {"selective_logits": True}
+"""Names that are in stored settings and no longer choose anything, with the value that still holds:
+traces and preset files that were written with it can be read."""
 
 
 def parse(settings: Mapping[str, Any], own: Iterable[str]) -> dict[str, Any]:
@@ -149,9 +152,14 @@ def imported(name: object, setting: str, base: type[Policy]) -> Any:
 
 
 def _require_defaults(settings: Mapping[str, Any], own: Iterable[str]) -> None:
-    """Raises ValueError unless the settings are defaults of policies that are not in use."""
+    """Raises ValueError unless the settings are defaults of policies that are not in use, or
+    retired ones."""
     defaults = policy_settings()
     for name, value in settings.items():
+        if name in RETIRED:
+            held = RETIRED[name]
+            require(value == held, f"{name} is {value!r}, which nothing reads; allowed: {held!r}")
+            continue
         if name not in defaults:
             close = difflib.get_close_matches(name, [*own, *defaults], 1)
             allowed = f"allowed: {', '.join(dict.fromkeys([*own, *defaults]))}"

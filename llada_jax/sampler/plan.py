@@ -156,14 +156,14 @@ def _shift(spec: StepSpec, state: DecodeState, rows: RowSet) -> Int[Array, "B L"
 
 
 def _open_positions(spec: StepSpec, state: DecodeState, rows: RowSet) -> Bool[Array, "B L"]:
-    """Marks positions of the current block, and drafts: the masked ones, or all."""
-    config = spec.config
-    start, stop = state.block_start(config.block_length), state.block_stop(config.block_length)
+    """Marks masked positions of the current block, and drafts."""
+    length = spec.config.block_length
+    start, stop = state.block_start(length), state.block_stop(length)
     if spec.window.drafts or spec.needs("drafts"):
         stop = rows.stop
     if spec.starts_blocks_alone:
         stop = jnp.minimum(stop, rows.stop + 1)
-    positions = state.in_span(start, stop) & ~state.done[:, None]
+    positions = state.in_span(start, stop) & ~state.done[:, None] & state.masked
     if rows.mask is not None:  # only what has a row that predicts it
         positions &= rows.includes(jnp.maximum(state.positions - spec.shift, 0)[None])
-    return positions & state.masked if config.selective_logits else positions
+    return positions

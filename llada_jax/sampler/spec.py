@@ -123,8 +123,6 @@ class StepSpec:
     def head_sizes(self, length: int) -> tuple[int, ...]:
         """Returns the numbers of positions that a head is compiled for, ascending."""
         most = self.max_queries(length)
-        if not self.config.selective_logits:
-            return (most,)
         return doubling(max(1, self.config.block_length // 4), most)
 
     def max_steps(self, n_blocks: int) -> int:

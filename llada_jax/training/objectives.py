@@ -1,8 +1,8 @@
 """What a training asks of a model: values, each of which corrupts canvases and says what counts.
 
-`masked` teaches to fill masks. The others keep that in half of each batch, and in the other half
-show tokens that may be wrong, and count every token: so the model learns what it should revise.
-Those tokens are random ones (`edit`, `uniform`) or the model's own (`self_fill`).
+`masked` teaches to fill masks. A `Revision` keeps that in half of each batch. In the other half it
+shows tokens that may be wrong and counts every token, so that the model learns what to revise:
+`self_fill` shows the model's own predictions, a custom subclass whatever its `corrupted` returns.
 """
 
 from collections.abc import Callable
@@ -150,56 +150,6 @@ def some_masked(
     rate = rate * jax.random.bernoulli(row_key, 0.5, (rows, 1))
     drawn = jax.random.uniform(token_key, tokens.shape) < rate
     return jnp.where(where & drawn, mask_id, tokens)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Noise(Revision):
-    rate: float
-
-    def __post_init__(self) -> None:
-        require_numbers(self, "rate", above=0, most=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Edit(_Noise):
-    """LLaDA2.1's two streams, of masks and of edits (its report, §3). The report prints no rates:
-    here a canvas of edits draws its own, uniform up to `rate`."""
-
-    name = "edit"
-    told = "half of each batch with up to {0.rate:.0%} random tokens, all of which count"
-    rate: float = 0.3
-
-    def corrupted(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Int[Array, "B L"]:
-        rate_key, noise_key = jax.random.split(key)
-        rate = self.rate * jax.random.uniform(rate_key, (len(batch.tokens), 1))
-        return _noisy(reader, batch, noise_key, rate)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Uniform(_Noise):
-    """A control for `self_fill`: as many wrong tokens, and as many masks, but drawn at random."""
-
-    name = "uniform"
-    told = "half of each batch with {0.rate:.0%} random tokens, all of which count"
-    rate: float = 0.03
-
-    def corrupted(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Int[Array, "B L"]:
-        noise_key, mask_key = jax.random.split(key)
-        tokens = _noisy(reader, batch, noise_key, jnp.float32(self.rate))
-        return some_masked(mask_key, tokens, batch.target, reader.mask_id)
-
-
-def _noisy(
-    reader: Reader, batch: Any, key: Key[Array, ""], rate: Float[Array, "..."]
-) -> Int[Array, "B L"]:
-    """Replaces targets, with the probability `rate`, by any token but [MASK], and masks what is
-    hidden."""
-    where_key, token_key = jax.random.split(key)
-    shape = batch.tokens.shape
-    drawn = jax.random.randint(token_key, shape, 0, reader.model.vocab_size - 1)
-    drawn += drawn >= reader.mask_id
-    noisy = batch.target & (jax.random.uniform(where_key, shape) < rate)
-    return jnp.where(batch.hidden, reader.mask_id, jnp.where(noisy, drawn, batch.tokens))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ WINDOWS = {
     "multi_block": {"cache": "blockwise", "window": "multi_block", "threshold": 0.9},
     "llada_cpp": {"cache": "blockwise", "window": "multi_block", "accept": "staged"},
     "wide": {"cache": "dual", "confidence_dtype": "float64"},
-    "constant": {"cache": "none", "threshold": 0.9, "selective_logits": False},
+    "constant": {"cache": "none", "threshold": 0.9, "block_length": 1},
 }
 WIDE = re.compile(r"tensor<[\dx]+xf64>")
 
@@ -33,7 +33,7 @@ WIDE = re.compile(r"tensor<[\dx]+xf64>")
 def lowered(window: str, n_layers: int = 2) -> jax.stages.Lowered:
     """The loop's program, of shapes alone."""
     shape = SHAPE.replace(n_layers=n_layers)
-    config = lj.SamplerConfig.from_flat(gen_length=16, block_length=8, **WINDOWS[window])
+    config = lj.SamplerConfig.from_flat(**{"gen_length": 16, "block_length": 8, **WINDOWS[window]})
     config = with_ids(config, shape)
     denoiser = denoiser_for(shape, score_rules(config))
     params = jax.eval_shape(partial(init_params, shape), jax.random.key(0))

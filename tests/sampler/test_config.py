@@ -159,6 +159,15 @@ def test_settings_of_policies_that_are_not_in_use_keep_their_defaults():
             assert same == SamplerConfig.from_flat(**settings)
 
 
+def test_retired_settings_of_stored_files_are_read_if_they_still_hold():
+    assert SamplerConfig.from_flat(selective_logits=True) == SamplerConfig()
+    with pytest.raises(
+        ValueError, match="selective_logits is False, which nothing reads; allowed: T"
+    ):
+        SamplerConfig.from_flat(selective_logits=False)
+    assert "selective_logits" not in SamplerConfig().as_dict()
+
+
 def test_an_unknown_name_is_refused_with_the_one_that_is_close():
     for name, hint in (
         ("tresh", "did you mean threshold?"),
@@ -236,13 +245,12 @@ def test_the_preset_of_llada_cpp_can_be_switched_off_part_by_part():
     flat = config.as_dict()
     numbers = [flat[name] for name in ("theta_visible", "theta_stable", "lookahead_trigger")]
     assert numbers == [0.7, 0.9, 4]
-    assert config.refreshes and config.selective_logits
+    assert config.refreshes
     for part in (
         {"window": "by_cache"},
         {"lookahead_trigger": 0},
         {"accept": "quota", "threshold": 0.9},
         {"refresh": "none"},
-        {"selective_logits": False},
     ):
         SamplerConfig.preset("llada_cpp", **part)
     for contradiction in (

@@ -22,9 +22,7 @@ from tests.sampler.toy import CONFIG, toy_decode, toy_denoiser
 LENGTHS = {"gen_length": 16, "block_length": 8, "steps": 16}
 STAGED = SamplerConfig.preset("staged", **LENGTHS, theta_visible=0.2, theta_stable=0.3)
 RULES = {
-    "drawn": SamplerConfig.from_flat(
-        **LENGTHS, threshold=0.3, cache="dual", temperature=0.5, selective_logits=False
-    ),
+    "drawn": SamplerConfig.from_flat(**LENGTHS, threshold=0.3, cache="dual", temperature=0.5),
     "staged": STAGED.replace(eos_early_stop=True),
 }
 SHORT_PROMPTS = st.lists(st.integers(0, 20), min_size=1, max_size=7)

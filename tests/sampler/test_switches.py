@@ -18,7 +18,6 @@ SWITCHES = {
     "lookahead": {"lookahead_trigger": 0},
     "staged": {"accept": "quota", "threshold": 0.2, "theta_visible": 0.7, "theta_stable": 0.9},
     "refresh": {"refresh": "none"},
-    "selective": {"selective_logits": False},
 }
 
 QUICK = ("lookahead",)
@@ -30,13 +29,11 @@ def parts_at_work(trace: Trace) -> set[str]:
     beside = trace.shadow_rows[1:, 0] + trace.refreshed[1:, 0]
     stop = settled + trace.live_rows[1:, 0] - beside
     block = trace.block[1:, 0] * BLOCK
-    scored_in_window = trace.head_rows[1:, 0] - trace.refreshed[1:, 0]
     shows = {
         "slide": (settled % BLOCK > 0).any(),
         "lookahead": (stop > np.maximum(settled, block) + BLOCK).any(),
         "staged": trace.count(Event.PROMOTE).any(),
         "refresh": trace.refreshed.any(),
-        "selective": (scored_in_window < stop - block).any(),
     }
     return {part for part, at_work in shows.items() if at_work}
 

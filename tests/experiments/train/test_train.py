@@ -15,7 +15,7 @@ from experiments.train import __main__ as entry
 from experiments.train.curriculum import TaskShare
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.training.loop import read_metrics
-from llada_jax.training.objectives import Edit, Masked
+from llada_jax.training.objectives import Masked, SelfFill
 from tests.experiments.in_process import run_experiment
 from tests.experiments.retraining import recipe, stated_logs
 from tests.model_cards import outdated_tasks, stated_scores, stated_trainings
@@ -86,8 +86,8 @@ def test_every_recipe_is_valid(name, start):
 
 def test_an_objective_is_named():
     assert read_config(entry.RunConfig, composed()).objective == Masked()
-    assert read_config(entry.RunConfig, composed("objective=edit")).objective == Edit()
-    with pytest.raises(ValueError, match="objective is 'rl'; allowed: masked, edit, uniform"):
+    assert read_config(entry.RunConfig, composed("objective=self_fill")).objective == SelfFill()
+    with pytest.raises(ValueError, match="objective is 'rl'; allowed: masked, self_fill"):
         read_config(entry.RunConfig, composed("objective=rl"))
 
 
