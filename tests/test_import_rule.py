@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,21 @@ def test_the_harness_imports_no_verb_and_nothing_private():
         if any(f"{imported}.".startswith(f"{module}.") for module in forbidden)
     ]
     assert found == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Not even inside a function, or for annotations alone."""
+    paths = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph = {}
+    for module, path in paths.items():
+        found = {
+            name if name in paths else name.rpartition(".")[0] for name in imports(path, module)
+        }
+        graph[module] = (found & paths.keys()) - {module}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 def test_the_table_names_rooms_that_exist_or_are_planned():

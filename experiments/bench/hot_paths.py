@@ -20,8 +20,8 @@ from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.grouped_product import grouped_product
 from llada_jax.model.head import ScoreRules, logits_of, score_rows
 from llada_jax.model.params import init_params
+from llada_jax.revision.tile_multiplier import TileMultiplier
 from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
-from llada_jax.revision.tiles import TileMultiplier
 from llada_jax.rows import make_rows
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.types import RowsOut

@@ -15,8 +15,8 @@ from llada_jax.backend.protocol import Backend
 from llada_jax.backend.resources import available_cores
 from llada_jax.config import Loop, require
 from llada_jax.constraint.batch import Constraints, texts_of
+from llada_jax.revision.tile_multiplier import TileMultiplier
 from llada_jax.revision.tiled_forward import tiled_denoiser
-from llada_jax.revision.tiles import TileMultiplier
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.continuous import Places
 from llada_jax.sampler.decoding_run import checked_run

@@ -18,7 +18,8 @@ from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, score_
 from llada_jax.model.layers import CachedLayer, attention_bias, rms_norm, rotation
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import QuantArray
-from llada_jax.revision.tiles import TILE, TileMultiplier, Tiles, pack_q4_0, quantize_q4_0
+from llada_jax.revision.tile_multiplier import TileMultiplier
+from llada_jax.revision.tiles import TILE, Tiles, pack_q4_0, quantize_q4_0
 from llada_jax.types import Denoiser, KVCache, Rows, RowsOut, Scores
 
 

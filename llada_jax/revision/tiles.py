@@ -11,10 +11,8 @@ follow the nibbles. The paper leaves both open: where its scales lie, and whethe
 the columns or the interleaved order.
 """
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import ml_dtypes
 import numpy as np
@@ -28,8 +26,6 @@ BIAS = 8
 NIBBLE_BYTES = TILE * TILE // 2
 Q4_0_BYTES = NIBBLE_BYTES + 2 * TILE
 """A tile in Q4_0: 512 bytes of nibbles, then 32 scales. 18 bytes for 32 weights."""
-_CHUNKS_PER_THREAD = 4
-"""So that a thread which the machine has slowed down gets less of the work."""
 Kind = Literal["q4_0"]
 
 
@@ -105,69 +101,3 @@ def quantize_q4_0(weight: Float[np.ndarray, "Out In"]) -> QuantArray:
     )
     rounded = scale.astype(np.float16).astype(np.float32)
     return QuantArray(values, rounded)  # pyright: ignore[reportArgumentType]
-
-
-class TileMultiplier:
-    """`multiply(x, tiles)`: x times the weight transposed, as `linear` does, in float32.
-
-    Weights are decoded where they lie, tile by tile in registers: beside the result there is a copy
-    of `x` and nothing else. Threads work without the GIL, and any number of callers may share one
-    multiplier, in the process that made it. As a context manager it leaves no thread behind.
-    """
-
-    def __init__(self, threads: int):
-        require(threads > 0, f"threads is {threads}; allowed: 1 or more")
-        try:
-            from llada_jax.revision.kernel import MAX_ROWS, kernel_for
-        except ImportError as error:
-            raise ImportError("tiles need the extra 'revision' of llada_jax (llvmlite)") from error
-        self._kernel_for, self._most_rows = kernel_for, MAX_ROWS
-        self._threads, self._pid = threads, os.getpid()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tiles")
-
-    def __call__(self, x: Float[np.ndarray, "*rows In"], tiles: Tiles) -> Float[np.ndarray, "..."]:
-        """Turns [..., In] float32 into [..., Out]. Raises ValueError where they do not fit,
-        and in a fork, which does not have the threads and would wait for them without end."""
-        out, inputs = tiles.shape
-        require(
-            os.getpid() == self._pid,
-            f"the multiplier has threads of process {self._pid}, and this is a fork of it; "
-            "allowed: one that was made in this process",
-        )
-        require(x.dtype == np.float32, f"x has dtype {x.dtype}; allowed: float32")
-        require(
-            x.ndim > 0 and x.shape[-1] == inputs,
-            f"x has shape {x.shape}; allowed: [..., {inputs}], the tiles' inputs",
-        )
-        rows = x.reshape(-1, inputs)
-        result = np.empty((len(rows), out), np.float32)
-        for start in range(0, len(rows), self._most_rows):
-            some = slice(start, start + self._most_rows)
-            self._multiply(rows[some], tiles, result[some])
-        return result.reshape(*x.shape[:-1], out)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _multiply(
-        self, rows: Float[np.ndarray, "r In"], tiles: Tiles, result: Float[np.ndarray, "r Out"]
-    ) -> None:
-        kernel = self._kernel_for(len(rows))
-        inputs = np.ascontiguousarray(rows.T)
-        columns = len(tiles.blocks)
-        sums = np.empty((columns, len(rows), TILE), np.float32)
-        size = -(-columns // (_CHUNKS_PER_THREAD * self._threads))
-        starts = iter(range(0, columns, size))
-
-        def work() -> None:
-            for first in starts:  # shared: each start is taken once
-                kernel(tiles.blocks, inputs, sums, first, min(first + size, columns))
-
-        helpers = [self._pool.submit(work) for _ in range(self._threads - 1)]
-        work()
-        for helper in helpers:
-            helper.result()
-        result.reshape(len(rows), columns, TILE)[:] = sums.swapaxes(0, 1)

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llada_jax.model.quantize import QuantArray, dequantize
-from llada_jax.revision.tiles import TileMultiplier, Tiles, pack_q4_0
+from llada_jax.revision.tile_multiplier import TileMultiplier
+from llada_jax.revision.tiles import Tiles, pack_q4_0
 from tests.revision.unpacked import unpack_q4_0
 
 pytest.importorskip("llvmlite")

@@ -15,8 +15,9 @@ from llada_jax.config import ModelConfig, MoEConfig
 from llada_jax.model.forward import forward_rows
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.quantize import QuantArray, dequantize
+from llada_jax.revision.tile_multiplier import TileMultiplier
 from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
-from llada_jax.revision.tiles import TileMultiplier, Tiles
+from llada_jax.revision.tiles import Tiles
 from llada_jax.rows import make_rows
 from llada_jax.types import KVCache
 from tests.drawn_params import drawn_params
