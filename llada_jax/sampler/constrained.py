@@ -1,8 +1,8 @@
-"""A step under a constraint: what is predicted agrees with one text, and what is decided with one.
+"""A step under a constraint: predictions and decisions are projected onto allowed texts.
 
-A rule sees, at masked positions, the tokens of the best text that agrees with the state: whatever
-it commits of them can be finished. Where it may change tokens, what it did is then held to one
-text, which has as much of it as any.
+At masked positions a rule observes the tokens of the best allowed text that agrees with the canvas,
+so whatever it commits of them can be completed. If a rule may change tokens, its decision is
+projected onto one allowed text, the one that keeps as much of the decision as possible.
 """
 
 from dataclasses import replace
@@ -19,14 +19,14 @@ from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, put
 from llada_jax.types import Asked, HeadOut
 
-_LOWEST = -1e4
-"""The log-probability of a class whose ids have none."""
+_LOWEST = -1e4  # log-probability of a class without a possible id
+# Bonus of a token that the rule decided, in comparisons of texts by log-probability: keeping a
+# commit comes before keeping a replacement, and both before what the model prefers.
 _COMMITTED, _REPLACED = 200.0, 20.0
-"""What a decision is worth beside log-probabilities, where texts are compared."""
 
 
 def with_classes(spec: StepSpec, asked: Asked | None) -> Asked | None:
-    """Returns what is asked of the head, and the classes of a constraint beside it."""
+    """Returns the request to the head, with the classes of the constraint if there is one."""
     grammar = spec.grammar
     if grammar is None:
         return asked
@@ -40,20 +40,21 @@ def with_classes(spec: StepSpec, asked: Asked | None) -> Asked | None:
 
 
 def class_scores(at: Int[Array, "B Q"], head: HeadOut, length: int) -> ClassScores:
-    """Returns what the head says of classes by position."""
-    said = cast(Any, head.measured)
-    noisy = said.class_logits if said.class_noisy is None else said.class_noisy
-    found = ClassScores(said.class_ids, said.class_logits, noisy, said.class_mass, said.log_sum_exp)
-    return jax.tree.map(lambda array: put(at, array, length), found)
+    """Scatters the head's scores of classes to the positions of a canvas of `length`."""
+    extras = cast(Any, head.measured)
+    noisy = extras.class_logits if extras.class_noisy is None else extras.class_noisy
+    scores = ClassScores(
+        extras.class_ids, extras.class_logits, noisy, extras.class_mass, extras.log_sum_exp
+    )
+    return jax.tree.map(lambda array: put(at, array, length), scores)
 
 
 def constrain_scores(spec: StepSpec, state: DecodeState, step: StepScores) -> StepScores:
-    """Returns the scores of a step with tokens that the constraint allows, and the probability of
-    the tokens that stand, as it measures them.
+    """Returns the scores of a step for tokens that the constraint allows.
 
-    At masked positions these are the tokens of the best text that agrees with the state. A token
-    that stands is compared with the best one that may stand there while all others stay, where a
-    rule revises.
+    At masked positions these are the tokens of the best allowed text that agrees with the canvas.
+    If the rule revises, a committed token is compared with the best token that is allowed in its
+    place while all others stay.
     """
     grammar, classes, scores, probability = spec.grammar, step.classes, step.here, step.probability
     if grammar is None:
@@ -80,16 +81,18 @@ def constrain_scores(spec: StepSpec, state: DecodeState, step: StepScores) -> St
     if probability is not None and classes.mass is not None:
         probability = jnp.minimum(probability * jnp.exp(classes.log_sum_exp - log_total), 1)
     inside = scored & (state.positions >= text.begin[:, None])
-    said = scores._replace(
+    constrained = scores._replace(
         token=jnp.where(inside, token, scores.token),
         confidence=jnp.where(inside, confidence, scores.confidence).astype(scores.confidence.dtype),
     )
-    return step._replace(here=said, probability=probability)
+    return step._replace(here=constrained, probability=probability)
 
 
 def commit_forced(spec: StepSpec, state: DecodeState) -> DecodeState:
-    """Returns the canvas with the tokens that have no alternative, where confidence is over what is
-    allowed: no forward could say anything else of them."""
+    """Commits the tokens without an alternative, if confidence is measured over allowed tokens.
+
+    No forward could predict anything else there.
+    """
     grammar, text = spec.grammar, state.constraint
     if grammar is None or text is None or grammar.confidence == "raw":
         return state
@@ -107,26 +110,22 @@ def commit_forced(spec: StepSpec, state: DecodeState) -> DecodeState:
 
 
 def start_constrained(spec: StepSpec, state: DecodeState) -> DecodeState:
-    """Returns a canvas before its first forward, with the tokens that need none."""
+    """Returns the state before the first forward, with the tokens that need none committed."""
     state = commit_forced(spec, state)
     return stop_at_eos(spec, advance(spec, state, ~state.done, None))
 
 
 def hold_to_text(
-    grammar: Grammar, before: DecodeState, after: DecodeState, said: StepScores
+    grammar: Grammar, before: DecodeState, after: DecodeState, scores: StepScores
 ) -> DecodeState:
-    """Returns the canvas after a decision, of which all agrees with one text.
+    """Projects a decision onto one allowed text, the one that keeps most of its tokens.
 
-    That text has as many of the decision's tokens as one can. Where it has another one, a token
-    that stood before stands again, and a mask gets the text's token; or it stays one, where this
-    forward did not score it. What became a mask is one.
+    If the text has another token than the decision, a replaced token is restored; a committed mask
+    gets the text's token, or stays a mask if this forward did not score it. Positions that were
+    masked again stay masks.
     """
-    was_free, text, classes, scored = (
-        _free(before),
-        before.constraint,
-        said.classes,
-        said.here.token >= 0,
-    )
+    was_free, text, classes = _free(before), before.constraint, scores.classes
+    scored = scores.here.token >= 0
     assert text is not None and classes is not None
     changed = ~_free(after) & (was_free | (before.tokens != after.tokens))
     kinds = jnp.arange(grammar.n_classes, dtype=jnp.int32)
@@ -154,12 +153,12 @@ def hold_to_text(
 
 
 def _free(state: DecodeState) -> Bool[Array, "B L"]:
-    """Returns the masks, and what is behind each row's end: both may become anything."""
+    """Marks masks and positions after the end of each sequence: both may become anything."""
     return state.masked | (state.positions >= state.end[:, None])
 
 
 def _values(classes: ClassScores, scored: Bool[Array, "B L"]) -> Float[Array, "B L G"]:
-    """Returns the log-probability of each class's best id, where positions are scored; else 0."""
+    """Returns the log-probability of each class's best id, or 0 if a position was not scored."""
     values = classes.noisy - classes.log_sum_exp[..., None]
     values = jnp.where(jnp.isfinite(values), values, _LOWEST).astype(jnp.float32)
     return jnp.where(scored[..., None], values, 0)
