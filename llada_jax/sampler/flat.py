@@ -44,7 +44,7 @@ WINDOWS: tuple[type[Window], ...] = (
 CHOICES = {"accept": "quota", "window": "by_cache", "cache": "none"}
 """The flat names that choose a policy, with their defaults."""
 PARITY = tuple(field.name for field in fields(Parity))
-RETIRED = {"selective_logits": True}
+RETIRED = {"selective_logits": True, "refresh_rows": 4}
 """Names that are in stored settings and no longer choose anything, with the value that still holds:
 traces and preset files that were written with it can be read."""
 

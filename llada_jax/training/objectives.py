@@ -101,7 +101,7 @@ class Revision(Objective):
 
     def __call__(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Found:
         size = len(batch.tokens)
-        require(size > 1, f"batch_size is {size}; allowed with {self.name}: 2 or more")
+        require(size > 1, f"batch_size is {size}; allowed with {type(self).__name__}: 2 or more")
         half = size // 2
         plain = TrainingBatch(*(rows[:half] for rows in batch))
         own = TrainingBatch(*(rows[half:] for rows in batch))

@@ -11,6 +11,7 @@ import pytest
 import llada_jax as lj
 from llada_jax.config import HOUSE, LatencyTable, Parity
 from llada_jax.sampler.config import SamplerConfig
+from llada_jax.sampler.flat import RETIRED
 from llada_jax.sampler.rules import Quota, Staged, Threshold
 from llada_jax.sampler.windows import DualCache, MultiBlock
 
@@ -117,7 +118,6 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
             {"accept": "staged", "refresh": "worker"},
             "cache is 'none' and refresh is 'worker'; allowed: 'blockwise'",
         ),
-        ({"accept": "staged", "refresh_rows": 0}, "refresh_rows is 0; allowed: 1 or more"),
         (
             {"accept": "staged", "refresh": "gpu"},
             "refresh is 'gpu'; allowed: 'none', 'rows', 'worker'",
@@ -160,12 +160,15 @@ def test_settings_of_policies_that_are_not_in_use_keep_their_defaults():
 
 
 def test_retired_settings_of_stored_files_are_read_if_they_still_hold():
-    assert SamplerConfig.from_flat(selective_logits=True) == SamplerConfig()
+    stored = {**SamplerConfig.preset("staged").as_dict(), **RETIRED}
+    assert SamplerConfig.from_flat(stored) == SamplerConfig.preset("staged")
     with pytest.raises(
-        ValueError, match="selective_logits is False, which nothing reads; allowed: T"
+        ValueError, match="selective_logits is False, which nothing reads; allowed: True"
     ):
         SamplerConfig.from_flat(selective_logits=False)
-    assert "selective_logits" not in SamplerConfig().as_dict()
+    with pytest.raises(ValueError, match="refresh_rows is 8, which nothing reads; allowed: 4"):
+        SamplerConfig.preset("staged", refresh_rows=8)
+    assert RETIRED.keys().isdisjoint(SamplerConfig.preset("staged").as_dict())
 
 
 def test_an_unknown_name_is_refused_with_the_one_that_is_close():

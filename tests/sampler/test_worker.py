@@ -20,7 +20,7 @@ from tests.sampler.toy import CONFIG, Worker, in_parts, toy_decode, toy_denoiser
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 STAGED = SamplerConfig.from_flat(
     gen_length=24, block_length=8, steps=24, cache="blockwise", accept="staged",
-    window="multi_block", theta_visible=0.2, theta_stable=0.3, refresh="worker", refresh_rows=2,
+    window="multi_block", theta_visible=0.2, theta_stable=0.3, refresh="worker",
 )  # fmt: skip
 
 

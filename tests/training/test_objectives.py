@@ -29,20 +29,18 @@ MASK = MODEL.mask_id
 BATCH = jax.tree.map(jnp.asarray, batch_at(example, CONFIG, MODEL.eos_id, 0))
 
 
-class RandomTokens(Revision):
-    """A custom objective: a tenth of the targets of the second half are random tokens."""
+class RepeatedTokens(Revision):
+    """A custom objective: half of the targets repeat the token before them."""
 
     def corrupted(self, reader, batch, key):
-        where_key, token_key = jax.random.split(key)
-        random = jax.random.randint(token_key, batch.tokens.shape, 0, reader.mask_id)
-        noisy = batch.target & jax.random.bernoulli(where_key, 0.1, batch.tokens.shape)
-        tokens = jnp.where(noisy, random, batch.tokens)
+        repeats = batch.target & jax.random.bernoulli(key, 0.5, batch.tokens.shape)
+        tokens = jnp.where(repeats, jnp.roll(batch.tokens, 1, axis=1), batch.tokens)
         return jnp.where(batch.hidden, reader.mask_id, tokens)
 
 
 REVISING = [
     pytest.param(SelfFill(), id="self_fill"),
-    pytest.param(RandomTokens(), id="random_tokens"),
+    pytest.param(RepeatedTokens(), id="custom"),
 ]
 
 
@@ -200,7 +198,7 @@ def test_what_is_no_objective_is_refused(make, message):
 
 def test_a_batch_that_has_no_halves_is_refused(logits_of):
     one = jax.tree.map(lambda each: each[:1], BATCH)
-    with pytest.raises(ValueError, match="batch_size is 1; allowed with self_fill: 2 or more"):
+    with pytest.raises(ValueError, match="batch_size is 1; allowed with SelfFill: 2 or more"):
         SelfFill()(Recorded(logits_of).reader, one, jax.random.key(0))
 
 

@@ -37,7 +37,6 @@ class Staged(Rule):
       refresh: What happens to `staged` tokens that are still visible when their block is finished:
         `none` they stay as they are; `rows` extra rows of the forwards refresh them; `worker` a
         thread of the host does, with the same result.
-      refresh_rows: Tokens that are refreshed with one forward, the least confident first.
       end_steps: `staged`: forwards that may follow the last mask of a canvas, while tokens are
         visible.
     """
@@ -45,13 +44,13 @@ class Staged(Rule):
     needs = frozenset({"probability"})
     revises = True
     waits = True
+    refresh_rows = 4  # the least confident first; 1 and 8 answer alike (docs/options.md)
 
     theta_visible: float = 0.7
     theta_stable: float = 0.9
     rescore: Rescore = "shadow"
     on_change: OnChange = "keep"
     refresh: Refresh = "rows"
-    refresh_rows: int = 4
     end_steps: int = 4
 
     def __post_init__(self) -> None:
@@ -62,7 +61,6 @@ class Staged(Rule):
             f"({self.theta_stable})",
         )
         require_choices(self)
-        require_counts(self, "refresh_rows")
         require_counts(self, "end_steps", least=0)
 
     @property

@@ -23,10 +23,10 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 A, B, C, D, E, F, G, H, I = range(9)
 
 
-def story(script, gen_length=6, model=CONFIG, on_step=None, **settings):
-    """A run with blocks of three behind the prompt `a b c`; its trace, and what was fed."""
+def story(script, gen_length=6, block_length=3, model=CONFIG, on_step=None, **settings):
+    """A run behind the prompt `a b c`; its trace, and what was fed."""
     config = SamplerConfig.from_flat(
-        gen_length=gen_length, block_length=3, steps=gen_length, cache="blockwise",
+        gen_length=gen_length, block_length=block_length, steps=gen_length, cache="blockwise",
         accept="staged", theta_visible=0.5, theta_stable=0.8, **settings,
     )  # fmt: skip
     scripted = Scripted(script)
@@ -231,23 +231,24 @@ def test_nothing_follows_once_all_is_stable():
 
 
 def test_tokens_beyond_those_that_are_refreshed_wait():
-    """A block of three is left behind; one is refreshed at a time, the least sure first, and is
-    stable at once."""
-    confidence = {3: 0.6, 4: 0.5, 5: 0.7}
+    """A block of five is left behind; four are refreshed first, the least sure ones, and are stable
+    at once."""
+    confidence = {3: 0.6, 4: 0.5, 5: 0.7, 6: 0.55, 7: 0.65}
 
     def script(forward, position, masked):
         return position, confidence.get(position, 0.9) if forward < 2 else 0.9
 
-    trace, _ = story(script, gen_length=15, refresh_rows=1)
-    assert trace.refreshed.max() == 1 and not events(trace, Event.FREEZE)
-    assert [position for _, position, _ in events(trace, Event.PROMOTE)] == [4, 3, 5]
+    trace, _ = story(script, gen_length=25, block_length=5)
+    assert not events(trace, Event.FREEZE)
+    promoted = [(step, position) for step, position, _ in events(trace, Event.PROMOTE)]
+    assert promoted == [(2, 3), (2, 4), (2, 6), (2, 7), (3, 5)]
 
 
 @pytest.mark.parametrize(
     "config",
     [
         pytest.param(STAGED, id="blockwise", marks=pytest.mark.slow),
-        pytest.param(SLIDING.replace(refresh_rows=2), id="sliding"),
+        pytest.param(SLIDING, id="sliding"),
         pytest.param(
             SLIDING.replace(on_change="remask"),
             id="doubting",
@@ -274,22 +275,13 @@ def test_both_loops_and_any_batch_decode_alike(config):
 
 
 @pytest.mark.parametrize(
-    ("refresh_rows", "budget"),
-    [
-        pytest.param(rows, budget, marks=pytest.mark.slow)
-        for rows in (1, 2, 4)
-        for budget in (None, 20, 40)
-    ],
+    "budget", [pytest.param(budget, marks=pytest.mark.slow) for budget in (None, 20, 40)]
 )
 @settings(max_examples=3)
 @given(salt=st.integers(0, 300))
 @example(salt=2)
-def test_a_grown_window_and_the_rows_beside_it_fit_its_bucket_and_the_budget(
-    refresh_rows, budget, salt
-):
-    config = SLIDING.replace(
-        gen_length=48, steps=48, lookahead_trigger=8, refresh_rows=refresh_rows, row_budget=budget
-    )
+def test_a_grown_window_and_the_rows_beside_it_fit_its_bucket_and_the_budget(budget, salt):
+    config = SLIDING.replace(gen_length=48, steps=48, lookahead_trigger=8, row_budget=budget)
     result, forwards = recorded_decode([PROMPTS[0]], config, salt=salt)
     trace, end = result.trace, result.tokens.shape[1]
     grew = 0
@@ -313,8 +305,7 @@ def test_a_grown_window_and_the_rows_beside_it_fit_its_bucket_and_the_budget(
 @example(salt=191)  # replaced as the window passes it
 @example(salt=291)  # a draft as sure as a stable token, replaced
 def test_what_rows_see_and_write(salt):
-    config = SLIDING.replace(refresh_rows=2)
-    result, forwards = recorded_decode([PROMPTS[0]], config, salt=salt)
+    result, forwards = recorded_decode([PROMPTS[0]], SLIDING, salt=salt)
     trace, final = result.trace, result.tokens[0]
     written = np.full(len(final), -1)
     for step, rows in enumerate(forwards):
