@@ -26,7 +26,7 @@ def make_rows(
 
     With `row_order` and `cache_order` a row sees only positions of its own order or lower.
     """
-    slots = jnp.arange(cached.shape[1], dtype=positions.dtype)
+    slots = jnp.arange(cached.shape[1], dtype=positions.dtype)[None, None, :]
     replaced = ((positions[:, :, None] == slots) & live[:, :, None]).any(axis=1)  # [B, L]
     sees_cache = (cached & ~replaced)[:, None, :]
     sees_rows = live[:, None, :]

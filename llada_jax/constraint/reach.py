@@ -75,7 +75,7 @@ def reach(
       alternatives: whether `allowed` is wanted.
     """
     length = values.shape[1]
-    position = jnp.arange(length, dtype=jnp.int32)
+    position = jnp.arange(length, dtype=jnp.int32)[None, :]
     inside = rows[:, None] & (position >= text.begin[:, None])
     last = jnp.where(inside & (fixed | weighed), position + 1, 0).max()
     first = jnp.minimum(jnp.where(inside & ~fixed, position, length).min(), last)
@@ -83,12 +83,12 @@ def reach(
     patterns = (grammar.transitions, grammar.distance, grammar.sources, grammar.targets)
     pattern = tuple(each[0 if shared else text.pattern] for each in patterns)
     start, span = grammar.start[text.pattern], (text.begin.min(), first, last)
-    classes = jnp.arange(grammar.n_classes, dtype=jnp.int32)
+    classes = jnp.arange(grammar.n_classes, dtype=jnp.int32)[None, None, :]
     own, ends = classes == grammar.class_of[tokens][..., None], classes == grammar.end_class
     values = jnp.where(fixed[..., None], jnp.where(own, 0.0, -jnp.inf), values)
     behind = (position >= text.stop[:, None])[..., None]
     values = jnp.where(behind & ~ends, -jnp.inf, values)
-    of_row = partial(_reach_of_row, span=span, ends=ends if alternatives else None)
+    of_row = partial(_reach_of_row, span=span, ends=ends[0] if alternatives else None)
     axes = (None if shared else 0, 0, 0, 0, 0, 0)
     return jax.vmap(of_row, axes)(pattern, start, text.begin, text.stop, values, fixed)
 
@@ -104,7 +104,7 @@ def _reach_of_row(pattern, start, begin, stop, values, fixed, span, ends) -> Rea
     def back(k, carry):
         suffix, best = carry
         i = last - 1 - k
-        before = jnp.where(i >= begin, (values[i] + suffix[table]).max(axis=-1), suffix)
+        before = jnp.where(i >= begin, (values[i][None, :] + suffix[table]).max(axis=-1), suffix)
         return before, best.at[i].set(before)
 
     left = jnp.maximum(stop - last, 0)

@@ -188,7 +188,8 @@ def absorb_chunk(
     token_logit = jnp.take_along_axis(counted, index[..., None], axis=-1)[..., 0]
     better = best > seen.best
     top, top_index = _first_maximum(counted)
-    runner_up = jnp.where(ids_in(counted) == top_index[..., None], -jnp.inf, counted).max(axis=-1)
+    is_top = ids_in(counted)[None, None, :] == top_index[..., None]
+    runner_up = jnp.where(is_top, -jnp.inf, counted).max(axis=-1)
     first = jnp.maximum(seen.first, top)
     second = jnp.maximum(jnp.minimum(seen.first, top), jnp.maximum(seen.second, runner_up))
 
@@ -280,7 +281,7 @@ def score_greedily(
     total, token, start = jnp.zeros(n_rows), jnp.zeros(n_rows, jnp.int32), 0
     for weight in chunks:
         stop = start + jax.tree.leaves(weight)[0].shape[0]
-        logits = linear(hidden, weight) + penalty[start:stop]
+        logits = linear(hidden, weight) + penalty[None, start:stop]
         top = logits.max(axis=-1)
         index = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         token = jnp.where(top > first, index + start, token)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import Attention, FeedForward
-from llada_jax.model.quantize import linear, per_row
+from llada_jax.model.quantize import along_last, linear, per_row
 from llada_jax.types import Rows
 
 YARN_TURNS = (32, 1)
@@ -60,7 +60,7 @@ def rms_norm(
     """Applies the root-mean-square norm in float32, cast back before the weight multiplies."""
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * scale).astype(x.dtype) * weight
+    return (wide * scale).astype(x.dtype) * along_last(weight, x)
 
 
 @partial(_piece, static_argnums=0)
@@ -68,7 +68,8 @@ def rotation(config: ModelConfig, positions: Int[Array, "B R"]) -> Rotation:
     """Returns RoPE's angles at absolute positions, in float32."""
     half = config.rotary_dims // 2
     frequency = config.rope_theta ** -(jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions[:, :, None, None].astype(jnp.float32) * (frequency * _stretch(config))
+    frequency = (frequency * _stretch(config))[None, None, None, :]
+    angle = positions[:, :, None, None].astype(jnp.float32) * frequency
     return Rotation(jnp.cos(angle), jnp.sin(angle))
 
 
@@ -213,7 +214,7 @@ def _mix(
 
     def heads(index: int) -> Float[Array, "B R K Dh"]:
         out, added = projected[index], biases[index]
-        out = out if added is None else out + added
+        out = out if added is None else out + along_last(added, out)
         return out.reshape(*out.shape[:2], -1, config.head_dim)
 
     def turned(index: int) -> Float[Array, "B R K Dh"]:

@@ -206,7 +206,7 @@ def _best_of_classes(
     if seen.noisy is not None:
         own = jnp.take_along_axis(logits, jnp.minimum(at, size - 1), axis=-1)
     if total is not None:
-        member = (of_chunk[:, None] == jnp.arange(seen.ids.shape[-1])).astype(logits.dtype)
+        member = (of_chunk[:, None] == jnp.arange(seen.ids.shape[-1])[None, :]).astype(logits.dtype)
         share = jnp.exp(logits - first[..., None])
         total = total * jnp.exp(first_before - first)[..., None] + share @ member
     return Classes(

@@ -46,7 +46,7 @@ def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Chosen
     scores = router_scores(x, experts, config)
     preference = scores
     if experts.selection_bias is not None:
-        preference = scores + experts.selection_bias.astype(jnp.float32)
+        preference = scores + experts.selection_bias.astype(jnp.float32)[None, :]
     if config.groups_per_token < config.n_groups:
         preference = _keep_best_groups(preference, config)
     _, chosen = jax.lax.top_k(preference, config.experts_per_token)

@@ -135,6 +135,11 @@ def per_row(
     return x * (1 / divisor)
 
 
+def along_last(vector: Float[Array, " n"], x: Float[Array, "*rows n"]) -> Float[Array, "*ones n"]:
+    """Returns a vector with as many axes as `x`, to be combined with the last one of `x`."""
+    return jnp.expand_dims(vector, range(x.ndim - 1))
+
+
 def _int8_linear(
     x: Float[Array, "*rows In"], weight: QuantArray, axes: tuple[str, ...]
 ) -> Float[Array, "*rows Out"]:
@@ -144,4 +149,4 @@ def _int8_linear(
     integers = jnp.rint(per_row(x.astype(jnp.float32), scale)).astype(jnp.int8)
     dot = jnp.einsum("...i,oi->...o", integers, weight.values, preferred_element_type=jnp.int32)
     dot = jax.lax.psum(dot, axes) if axes else dot
-    return (dot.astype(jnp.float32) * scale * weight.scale[..., 0]).astype(x.dtype)
+    return (dot.astype(jnp.float32) * scale * along_last(weight.scale[..., 0], x)).astype(x.dtype)

@@ -128,7 +128,7 @@ def hold_to_text(
     scored = scores.here.token >= 0
     assert text is not None and classes is not None
     changed = ~_free(after) & (was_free | (before.tokens != after.tokens))
-    kinds = jnp.arange(grammar.n_classes, dtype=jnp.int32)
+    kinds = jnp.arange(grammar.n_classes, dtype=jnp.int32)[None, None, :]
     wanted = (kinds == grammar.class_of[after.tokens][..., None]) & changed[..., None]
     stood = (kinds == grammar.class_of[before.tokens][..., None]) & ~was_free[..., None]
     values = _values(classes, scored & (was_free | ~changed))

@@ -165,5 +165,5 @@ def _open_positions(spec: StepSpec, state: DecodeState, rows: RowSet) -> Bool[Ar
         stop = jnp.minimum(stop, rows.stop + 1)
     positions = state.in_span(start, stop) & ~state.done[:, None] & state.masked
     if rows.mask is not None:  # only what has a row that predicts it
-        positions &= rows.includes(jnp.maximum(state.positions - spec.shift, 0)[None])
+        positions &= rows.includes(jnp.maximum(state.positions - spec.shift, 0))
     return positions

@@ -81,9 +81,9 @@ class DecodeState(NamedTuple):
         return self.status >= VISIBLE
 
     @property
-    def positions(self) -> Int[Array, " L"]:
+    def positions(self) -> Int[Array, "1 L"]:
         """Returns all positions, in order."""
-        return jnp.arange(self.tokens.shape[1], dtype=jnp.int32)
+        return jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None, :]
 
     def in_span(self, start: Int[Array, " B"], stop: Int[Array, " B"]) -> Bool[Array, "B L"]:
         """Marks the positions from `start` up to, not including, `stop`."""
@@ -100,11 +100,11 @@ class DecodeState(NamedTuple):
     def block_positions(self, block_length: int) -> Int[Array, "B C"]:
         """Returns the positions of each sequence's current block."""
         start = self.block_start(block_length)
-        return start[:, None] + jnp.arange(block_length, dtype=jnp.int32)
+        return start[:, None] + jnp.arange(block_length, dtype=jnp.int32)[None, :]
 
     def blocks(self, block_length: int, positions: Array | None = None) -> Int[Array, "B R"]:
         """Returns the block of each of these positions, or of all; negative in the prompt."""
-        at = self.positions[None] if positions is None else positions
+        at = self.positions if positions is None else positions
         return (at - self.origin[:, None]) // block_length
 
     def masks_left(self, block_length: int) -> Int[Array, " B"]:

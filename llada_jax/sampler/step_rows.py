@@ -37,7 +37,7 @@ def _window_rows(spec: StepSpec, state: DecodeState, window: RowSet, n_rows: int
     if window.mask is None:
         live = positions < window.stop[:, None]
     else:
-        live = jnp.arange(n_rows) < window.count[:, None]
+        live = jnp.arange(n_rows)[None, :] < window.count[:, None]
     cached, slots = _cached(state)
     slot_order = _order(spec, state, slots)
     return make_rows(
@@ -106,7 +106,7 @@ def _sees_rows(
     order = _order(spec, state, positions)
     if order is not None:
         sees &= order[:, None, :] <= order[:, :, None]
-    itself = jnp.eye(kind.shape[1], dtype=bool)
+    itself = jnp.eye(kind.shape[1], dtype=bool)[None]
     return sees | (itself & (kind != PADDING)[:, :, None])
 
 

@@ -70,7 +70,7 @@ def test_what_is_added_changes_the_argmax_and_every_measure():
     logits = counted(params, hidden, ())
     best = logits.argmax(axis=-1)
     ids = jnp.stack([jnp.asarray(best), jnp.full(best.shape, 5)], axis=-1).astype(jnp.int32)
-    added = jnp.asarray([-jnp.inf, 0.5]) * jnp.ones((*best.shape, 1))
+    added = jnp.broadcast_to(jnp.asarray([-jnp.inf, 0.5]), (*best.shape, 2))
     scores, found = measure(params, hidden, Asked(top_k=1, listed=ids, added=added), discounted=())
     np.put_along_axis(logits, best[..., None], -np.inf, axis=-1)
     logits[..., 5] += 0.5

@@ -26,7 +26,7 @@ class EntropyDistance(Rule):
 
     def decide(self, seen: Observation, state: RuleState) -> tuple[Decision, RuleState]:
         first = jnp.argmax(seen.masked, axis=1)[:, None]
-        distance = jnp.arange(seen.masked.shape[1]) - first
+        distance = jnp.arange(seen.masked.shape[1])[None, :] - first
         cost = seen.entropy + self.distance_penalty * distance.astype(seen.entropy.dtype)
         near = seen.masked & (cost < self.max_entropy)
         return Decision(commit=seen.with_progress(near, priority=-cost)), state

@@ -339,6 +339,6 @@ def ranks(priority: Float[Array, "B C"], chosen: Bool[Array, "B C"]) -> Int[Arra
     """
     index = jnp.arange(priority.shape[1], dtype=jnp.int32)
     mine, other = priority[:, :, None], priority[:, None, :]
-    earlier = index[None, :] < index[:, None]
+    earlier = (index[None, :] < index[:, None])[None]
     ahead = (other > mine) | ((other == mine) & earlier)
     return (ahead & chosen[:, None, :]).sum(axis=-1, dtype=jnp.int32)

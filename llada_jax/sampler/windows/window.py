@@ -37,7 +37,7 @@ class RowSet(NamedTuple):
         return self.mask.sum(axis=1, dtype=jnp.int32)
 
     def includes(self, positions: Int[Array, "... T"]) -> Bool[Array, "B T"]:
-        """Marks which of these positions run; the same T positions for all, or [B, T]."""
+        """Marks which of these positions run; the same for all, [1, T], or [B, T]."""
         if self.mask is None:
             return (positions >= self.start[:, None]) & (positions < self.stop[:, None])
         every = jnp.broadcast_to(positions, (self.mask.shape[0], positions.shape[-1]))
@@ -52,7 +52,7 @@ class RowSet(NamedTuple):
 
     def positions(self, n_rows: int) -> Int[Array, "B R"]:
         """Returns the position of each row; beyond `count` rows are padding."""
-        index = jnp.arange(n_rows, dtype=jnp.int32)
+        index = jnp.arange(n_rows, dtype=jnp.int32)[None, :]
         if self.mask is None:
             return self.start[:, None] + index
         length = self.mask.shape[1]
