@@ -6,6 +6,7 @@ PYTHON_VERSIONS ?= 3.13 3.12 3.11
 WORKERS ?= 2
 ARGS ?=
 QUICK_TESTS ?= $(wildcard tests/test_*.py tests/api tests/model tests/checkpoint tests/sampler/test_goldens.py)
+STRICT_TESTS ?= tests/api tests/model tests/sampler/test_goldens.py
 
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install -qq --constraint constraints.txt
@@ -26,7 +27,7 @@ FIND_PYTHON = python="$(PYTHON)"; test -n "$$python" || { \
   echo "no Python of $(PYTHON_VERSIONS) with venv and pip here; set PYTHON=/path/to/python" >&2; \
   exit 1; }
 
-.PHONY: demo test test-quick test-slow fuzz docs lint format typecheck bench which-python clean
+.PHONY: demo test test-quick test-strict test-slow fuzz docs lint format typecheck bench which-python clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m experiments.generate $(ARGS)
@@ -36,6 +37,9 @@ test: $(VENV)/.test
 
 test-quick: $(VENV)/.test
 	$(PYTEST) $(QUICK_TESTS) $(ARGS)
+
+test-strict: $(VENV)/.test
+	JAX_NUMPY_RANK_PROMOTION=raise JAX_NUMPY_DTYPE_PROMOTION=strict $(PYTEST) $(STRICT_TESTS) $(ARGS)
 
 test-slow: $(VENV)/.test
 	$(PYTEST) -m slow $(ARGS)

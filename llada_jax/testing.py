@@ -21,6 +21,7 @@ from llada_jax.api.denoisers import score_rules
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.head import ScoreRules, gumbel_noise, without
 from llada_jax.model.measures import absorb_head, finish_head, start_head
+from llada_jax.model.quantize import along_last
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import with_ids
@@ -48,7 +49,8 @@ def forward_rows(salt: Any, rows: Rows, cache: KVCache) -> RowsOut:
     from_cache = jnp.where(rows.sees_cache, cache.keys[0, :, None, :, 0, 0], 0)
     from_rows = jnp.where(rows.sees_rows, spoken[:, None, :], 0)
     heard = sum(part.sum(-1, dtype=jnp.int32) for part in (from_cache, from_rows)) % 1009
-    features = jnp.sin(heard[..., None] * jnp.arange(1, TOY.width - 1, dtype=jnp.float32))
+    frequency = jnp.arange(1, TOY.width - 1, dtype=jnp.float32)[None, None, :]
+    features = jnp.sin(heard[..., None].astype(jnp.float32) * frequency)
     exact = jnp.stack([heard, rows.positions], axis=-1).astype(jnp.float32)
     return RowsOut(jnp.concatenate([exact, features], axis=-1), keys, keys)  # pyright: ignore
 
@@ -57,7 +59,7 @@ def toy_logits(salt: Any, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
     """Returns logits between 0 and 6."""
     exact = hidden[..., :2].astype(jnp.int32)
     heard, position = exact[..., :1], exact[..., 1:]
-    ids = jnp.arange(VOCAB, dtype=jnp.int32)
+    ids = along_last(jnp.arange(VOCAB, dtype=jnp.int32), hidden)
     mixed = (heard * 7 + position * 29 + salt * 3 + 11) * (ids * ids + ids * 13 + 5)
     return (mixed % 1013).astype(jnp.float32) * (6.0 / 1013)
 
