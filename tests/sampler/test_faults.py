@@ -53,8 +53,8 @@ def forward(poison: Poison, rows: Rows, cache: KVCache) -> RowsOut:
 
 
 def score(poison: Poison, hidden: jax.Array, keys: Any) -> Scores:
-    found = PLAIN.score_rows(jnp.int32(0), hidden[..., :2].astype(jnp.int32), keys)
-    confidence = jnp.where(hidden[..., 2] == 1, poison.value, found.confidence)
+    found = PLAIN.score_rows(jnp.int32(0), hidden[..., :-1], keys)
+    confidence = jnp.where(hidden[..., -1] == 1, poison.value, found.confidence)
     spoilt = {name: getattr(found, name) + poison.entropy for name in ("entropy", "margin")}
     return found._replace(confidence=confidence, **spoilt)
 
