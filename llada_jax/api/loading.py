@@ -115,8 +115,9 @@ class Model:
     def __repr__(self) -> str:
         """Names the model in one line, without its arrays."""
         name = "" if self.source is None else f"{self.source!r}, "
-        custom = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        count = param_count(self.config) if self.functions is None else custom
+        count = param_count(self.config)
+        if self.functions is not None:
+            count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         return f"Model({name}family {self.config.family}, {count:,} parameters, {self.stored_as})"
 
 

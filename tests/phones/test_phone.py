@@ -124,7 +124,7 @@ def test_a_table_and_a_budget_go_into_a_sampler(phone):
     config = lj.SamplerConfig.preset(
         "llada_cpp", latency_table=table, row_budget=budget, **settings
     )
-    assert config.latency_table == table and config.row_budget == budget
+    assert config.latency_table == table and config.window.row_budget == budget
 
 
 @pytest.mark.parametrize("soc", ["SM8650", "SM8750", "SM8850"])

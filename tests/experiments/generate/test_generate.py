@@ -282,7 +282,9 @@ def test_two_of_them_and_no_file_are_refused(tmp_path):
 
 
 def test_a_sampler_of_generate_alone_has_it():
-    sampler = ConstrainedSampler(ConstraintSettings(choice=("a",)), threshold=0.8)
+    sampler = ConstrainedSampler.from_flat(
+        {"constraint": ConstraintSettings(choice=("a",)), "threshold": 0.8}
+    )
     assert sampler.config == lj.SamplerConfig.from_flat(threshold=0.8)
     assert sampler.constraint == lj.choice(["a"])
     with pytest.raises((TypeError, ValueError), match="constraint"):
