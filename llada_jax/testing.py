@@ -48,7 +48,7 @@ def forward_rows(salt: Any, rows: Rows, cache: KVCache) -> RowsOut:
     keys = spoken[None, :, :, None, None]
     from_cache = jnp.where(rows.sees_cache, cache.keys[0, :, None, :, 0, 0], 0)
     from_rows = jnp.where(rows.sees_rows, spoken[:, None, :], 0)
-    heard = sum(part.sum(-1, dtype=jnp.int32) for part in (from_cache, from_rows)) % 1009
+    heard: Any = sum(part.sum(-1, dtype=jnp.int32) for part in (from_cache, from_rows)) % 1009
     frequency = jnp.arange(1, TOY.width - 1, dtype=jnp.float32)[None, None, :]
     features = jnp.sin(heard[..., None].astype(jnp.float32) * frequency)
     exact = jnp.stack([heard, rows.positions], axis=-1).astype(jnp.float32)

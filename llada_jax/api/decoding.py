@@ -83,7 +83,7 @@ def generate(
 def start(
     model: Model, prompts: Prompts, config: SamplerConfig | None = None, *, seed: Seeds = 0
 ) -> tuple[Decoding, DecodeState]:
-    """Returns what `step` needs: a model with its sampler, and the state before the first forward.
+    """Returns what `step` needs: a model with its sampler, and the state before the first forward::
 
         decoding, state = lj.start(model, prompts, config)
         while not state.done.all():

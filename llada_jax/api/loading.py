@@ -263,7 +263,7 @@ def forward(
     config.require_room("each row of tokens", ids.shape[1])
     low, high = (0, 0) if traced else (ids.min(), ids.max())
     require(
-        low >= 0 and high < config.vocab_size,
+        bool(low >= 0 and high < config.vocab_size),
         f"tokens span {low} to {high}; allowed: 0 to {config.vocab_size - 1} (the vocabulary)",
     )
     require(

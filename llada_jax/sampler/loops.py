@@ -284,7 +284,7 @@ def host_loop(
         rows.append(n_rows)
         seconds.append(time.perf_counter() - began)
         if on_step:
-            on_step(view_of(len(records) - 1, n_rows, state, before))
+            on_step(view_of(len(records) - 1, int(n_rows), state, before))
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
     return state, Steps(stacked, np.asarray(rows, np.int32), np.asarray(seconds))
 

@@ -285,7 +285,11 @@ def completed(rule: Rule, decision: Decision, seen: Observation) -> Any:
     kinds = {"token": jnp.integer, "confidence": jnp.floating}
     shapes = {"end": block[:1], "ahead": canvas}
     stable = rule.is_stable(seen.confidence) if not rule.revises else jnp.zeros(block, bool)
-    parts = {"token": seen.predicted, "confidence": seen.confidence, "stable": stable}
+    parts: dict[str, Any] = {
+        "token": seen.predicted,
+        "confidence": seen.confidence,
+        "stable": stable,
+    }
     for part, value in decision._asdict().items():
         shape = shapes.get(part, block)
         if part == "canvas":

@@ -96,7 +96,7 @@ def event_states(trace: TraceData) -> Int[np.ndarray, " X"]:
     """
     sampler = dict(trace.settings["sampler"])
     rule = None if ":" in (sampler["accept"] or "") else rule_of(sampler)
-    confidence = np.asarray(trace.event_confidence, np.float32)
+    confidence: Any = np.asarray(trace.event_confidence, np.float32)
     is_open = (
         np.zeros(len(confidence), bool) if rule is None else ~np.asarray(rule.is_stable(confidence))
     )
