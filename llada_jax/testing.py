@@ -50,7 +50,7 @@ def forward_rows(salt: Any, rows: Rows, cache: KVCache) -> RowsOut:
     from_rows = jnp.where(rows.sees_rows, spoken[:, None, :], 0)
     heard: Any = sum(part.sum(-1, dtype=jnp.int32) for part in (from_cache, from_rows)) % 1009
     frequency = jnp.arange(1, TOY.width - 1, dtype=jnp.float32)[None, None, :]
-    features = jnp.sin(heard[..., None].astype(jnp.float32) * frequency)
+    features = jnp.sin(jnp.float32(heard)[..., None] * frequency)
     exact = jnp.stack([heard, rows.positions], axis=-1).astype(jnp.float32)
     return RowsOut(jnp.concatenate([exact, features], axis=-1), keys, keys)  # pyright: ignore
 
