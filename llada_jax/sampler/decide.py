@@ -41,7 +41,9 @@ def decide(
     revised = apply_decision(spec, state, seen, decision)
     memory = remember(state.rule, rule_state, state.done, seen, scores)
     revised = revised._replace(rule=memory)
-    differs = spec.rule.revises or decision.token is not None or decision.end is not None
+    # Anything but committing what was predicted may leave the allowed texts.
+    others = (decision.token, decision.end, decision.ahead)
+    differs = spec.rule.revises or any(part is not None for part in others)
     if spec.grammar is not None and differs:
         revised = hold_to_text(spec.grammar, before, revised, raw)
     else:
