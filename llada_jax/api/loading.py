@@ -99,8 +99,6 @@ class Model:
             changes = {"fingerprint": None} | changes
         return replace(self, **changes)
 
-    _replace = replace  # the name that records have
-
     @property
     def stored_as(self) -> str:
         """Returns the numbers of its layers: a dtype, the kind of its tiles, or `exported`."""

@@ -36,8 +36,7 @@ def advance(
     settled = (unmasked > rule.edit_steps) | ((unmasked > 1) & ~edited)
     over = active & (left == 0) & settled
     if after_forward:
-        most = rule.max_block_steps(config.block_length)
-        over |= active & (block_step >= (config.steps_per_block if rule.may_wait else most))
+        over |= active & (block_step >= spec.max_block_steps)
     ended = over & ~later.any(axis=1)
     done = ended & _may_end(spec, state, unmasked)
     moved = over & ~ended

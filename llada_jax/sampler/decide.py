@@ -21,7 +21,6 @@ from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_
 from llada_jax.sampler.rules.rule import Decision, Observation, Revision, Rule, ranks
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import STABLE, VISIBLE, DecodeState, put, take
-from llada_jax.types import Scores
 
 
 def decide(
@@ -88,9 +87,9 @@ def apply_decision(
     stable = full.stable if rule.revises else jnp.ones_like(commit)
     fresh = jnp.where(stable, jnp.int8(STABLE), jnp.int8(VISIBLE))
     status = jnp.where(commit, fresh, take(state.status, positions))
-    token = jnp.where(full.token >= 0, full.token, seen.predicted)
-    token = jnp.where(commit | change, token, seen.token)
     write = commit | change
+    token = jnp.where(full.token >= 0, full.token, seen.predicted)
+    token = jnp.where(write, token, seen.token)
     if decision.confidence is not None:
         write |= seen.rescored
     state = state.with_tokens(positions, token, full.confidence, write, status, spec.mask_id)
@@ -171,7 +170,7 @@ def _accept_drafts(
     A block that they complete makes way for the next one at once. Drafts of a rule that revises are
     not stable before a forward of their own block has scored them again.
     """
-    scores = StepScores(Scores(*scores.here), jnp.zeros_like(scores.rescored))
+    scores = StepScores(scores.here, jnp.zeros_like(scores.rescored))
     bound = spec.window.draft_threshold
 
     def accept(carry):

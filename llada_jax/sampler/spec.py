@@ -125,10 +125,13 @@ class StepSpec:
         most = self.max_queries(length)
         return doubling(max(1, self.config.block_length // 4), most)
 
-    def max_steps(self, n_blocks: int) -> int:
-        """Returns how many forwards a canvas of so many blocks may take."""
-        block_length = self.config.block_length
-        per_block = self.rule.max_block_steps(block_length)
+    @property
+    def max_block_steps(self) -> int:
+        """The largest number of forwards that a block may take."""
         if self.rule.may_wait:
-            per_block = self.config.steps_per_block
-        return n_blocks * per_block + self.rule.end_steps
+            return self.config.steps_per_block
+        return self.rule.max_block_steps(self.config.block_length)
+
+    def max_steps(self, n_blocks: int) -> int:
+        """Returns the largest number of forwards that a canvas of `n_blocks` may take."""
+        return n_blocks * self.max_block_steps + self.rule.end_steps

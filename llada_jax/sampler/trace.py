@@ -31,16 +31,7 @@ class Divergence(NamedTuple):
 
 
 class Trace(TraceData):
-    """S forwards of B rows, and the events of their positions.
-
-    Positions count from each row's own start: its prompt is at 0. Event arrays are in the order of
-    steps; each has the token and the confidence that its position was left with.
-
-    Tokens, decisions and counts of a prompt are those that it has alone. Its confidences are so up
-    to rounding: a forward's shape follows all prompts that share it, and XLA sums in an order that
-    depends on the shape. So an evaluation that was resumed, or shared by workers, may store other
-    last bits than one that ran through.
-    """
+    __doc__ = TraceData.__doc__
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes one .npz file, whole or not at all."""

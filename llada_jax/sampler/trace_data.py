@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from types import NoneType, SimpleNamespace
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -123,14 +123,9 @@ def bounds_in(
     settings: Mapping[str, Any], lengths: np.ndarray
 ) -> tuple[Int[np.ndarray, " B"], Int[np.ndarray, " B"]]:
     """Returns the first position of block 0 and one past the last position of each sequence."""
-    sampler, model = (SimpleNamespace(**settings[part]) for part in _READ)
-    return sequence_bounds(
-        lengths,
-        sampler.gen_length,
-        sampler.block_length,
-        model.block_length,
-        infill=settings["infill"],
-    )
+    sampler, model = settings["sampler"], settings["model"]
+    blocks = (sampler["gen_length"], sampler["block_length"], model["block_length"])
+    return sequence_bounds(lengths, *blocks, infill=settings["infill"])
 
 
 def check_trace(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
