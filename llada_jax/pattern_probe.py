@@ -1,4 +1,4 @@
-"""Tries regular expressions of a tokenizer in a process of its own, which has limits.
+"""Tries a tokenizer's regular expressions in a child process with limits.
 
 The tokenizers library matches by backtracking (Oniguruma), so a short pattern can take hours on a
 short text. Oniguruma gives up after 10 million steps at one place, but a text has many places. So

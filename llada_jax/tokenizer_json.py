@@ -5,7 +5,7 @@ on trust: a few bytes can make it allocate until the system ends the process (a 
 multiplies a text, an id of 10^9), run for minutes, or panic in its Rust code. So every part is
 compared with a schema: only parts, settings and sizes that are listed here reach the library, as
 new JSON, so that it never reads anything else than what was checked. Regular expressions, which no
-schema bounds, are tried out in a process of their own (`pattern_probe`).
+schema bounds, are tried out in a child process (`pattern_probe`).
 
 How long a text may get within the library is known from the parts: each has a factor by which it
 lengthens a text at most, and `max_text_bytes` divides a fixed bound by their product.

@@ -1,4 +1,4 @@
-"""A model of one's own architecture, as three functions that the sampler drives."""
+"""Models of any architecture, as three functions that the sampler calls."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -12,7 +12,7 @@ from llada_jax.types import Asked, Denoiser, HeadOut, KVCache, Params, Rows, Row
 
 
 class ModelFunctions(NamedTuple):
-    """What decodes a custom model; pure functions of its parameters that JAX can trace.
+    """The functions of a custom model: pure, and traceable by JAX.
 
     Attributes:
       forward_rows: `(params, rows, cache)` to the states of R rows, [B, R, D], and their keys and
@@ -30,7 +30,7 @@ class ModelFunctions(NamedTuple):
 
 @lru_cache(maxsize=64)
 def custom_denoiser(functions: ModelFunctions, rules: ScoreRules) -> Denoiser:
-    """Returns what the sampler drives, kept so that each function is compiled once."""
+    """Returns the model's `Denoiser`, cached so that each function is compiled once."""
 
     def score_rows(params: Params, hidden: Any, noise_keys: Any) -> Scores:
         logits = functions.logits(params, hidden).astype(rules.confidence_dtype)

@@ -40,7 +40,7 @@ from llada_jax.types import Denoiser, KVCache, Params
 
 @dataclass(frozen=True, eq=False)
 class DecodingRun:
-    """Prompts that were checked, and what decodes them, whatever number of them at a time."""
+    """Checked prompts with the model and settings that decode them, in batches of any size."""
 
     spec: StepSpec
     denoiser: Denoiser
@@ -210,7 +210,7 @@ def checked_run(
 def _check_spec(
     spec: StepSpec, denoiser: Denoiser, loop: Loop, refresher: Refresher | None
 ) -> None:
-    """Raises ValueError where the model, the backend or the loop cannot do what is asked."""
+    """Raises ValueError if the model, the backend or the loop does not support the settings."""
     config, window, accept = spec.config, spec.window, spec.rule.name
     extra = {"shadow": spec.shadows, "refresh": config.refreshes}
     kind = next((kind for kind, runs in extra.items() if runs), None)

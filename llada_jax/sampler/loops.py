@@ -37,7 +37,7 @@ class Refresher(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Decoding:
-    """What both loops drive: settings whose numbers are arrays, a model, and sizes of programs."""
+    """The input of both loops: settings with arrays for numbers, a model, and program sizes."""
 
     spec: StepSpec
     params: Params
@@ -123,7 +123,7 @@ def _run_all(
         return loop_on_all(decoding.denoiser.on_mesh, _run_all, decoding, state, until, most)
     runner, limit = TracedRunner(decoding.denoiser, decoding.buckets), decoding.max_steps
     params = decoding.denoiser.for_loops(decoding.params)
-    # One function, so that the loop's body is what was traced for the shapes of its record.
+    # Jitted once, so that the loop's body reuses the trace that found the record's shapes.
     one_step = jax.jit(partial(step, runner, decoding.spec), inline=True)
     record = jax.eval_shape(one_step, params, state)[1]
     records = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), record)
@@ -189,7 +189,7 @@ def _programs(*shape: Any) -> Any:
 
 
 class HostRunner:
-    """Runs the parts of a step from Python, each as a program of its own.
+    """Runs the parts of a step from Python, each as a separate program.
 
     The forward is one program for each bucket, whatever the sampler's rules are, and a denoiser
     that runs outside JAX is called as it is. A refresher refreshes tokens that left the window from
