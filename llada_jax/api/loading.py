@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,13 @@ from llada_jax.revision.tiles import Tiles
 from llada_jax.text import Tokenizer
 from llada_jax.types import Params
 
-_STATIC: dict[str, Any] = {"static": True}
 
-
-@partial(jax.tree_util.register_dataclass, drop_fields=("fingerprint",))
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("params",),
+    meta_fields=("config", "tokenizer", "artifact", "source", "functions"),
+    drop_fields=("fingerprint",),
+)
 @dataclass(frozen=True, eq=False, repr=False)
 class Model:
     """A model that is ready to run: a pytree whose leaves are the arrays of `params`.
@@ -47,20 +50,20 @@ class Model:
     in them. What they return has no fingerprint, as its arrays need not be those of the files.
     """
 
-    config: ModelConfig = field(metadata=_STATIC)
+    config: ModelConfig
     params: Params
     """Arrays, as `llada_jax.model.params.ModelParams`; None if the model is an export."""
-    tokenizer: Tokenizer | None = field(metadata=_STATIC)
+    tokenizer: Tokenizer | None
     """The checkpoint's tokenizer; None if it has none."""
-    artifact: Path | None = field(default=None, metadata=_STATIC)
+    artifact: Path | None = None
     """Folder that the backend runs; None unless the model is an export."""
-    source: str | None = field(default=None, metadata=_STATIC)
+    source: str | None = None
     """Name or path that `load` was given."""
     fingerprint: str | None = None
     """Names the content of the files that it was loaded from; of an export, that of its manifest.
     None if it was made in memory."""
 
-    functions: ModelFunctions | None = field(default=None, metadata=_STATIC)
+    functions: ModelFunctions | None = None
     """What decodes a custom model; None for a model of a known family."""
 
     @classmethod

@@ -164,7 +164,7 @@ def test_scores(multiply, rules):
 def tiled_and_plain():
     """The bundled model in tiles, and what they stand for in float32."""
     tiles = lj.tiled(lj.load("tiny"))
-    return tiles, tiles._replace(params=plain(tiles.params))
+    return tiles, tiles.replace(params=plain(tiles.params))
 
 
 PROMPT = [[10, 20, 30, 40]]
