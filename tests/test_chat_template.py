@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -67,6 +68,9 @@ def echo(n):
 
 @contextmanager
 def on_alarm(seconds, handle):
+    # JAX runs a Python function after each garbage collection. What a signal handler raises there
+    # is lost, which a chat of many messages meets often.
+    gc.disable()
     before = signal.signal(signal.SIGALRM, lambda *_: handle())
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -74,6 +78,7 @@ def on_alarm(seconds, handle):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        gc.enable()
 
 
 def interrupted_after(seconds, error):
