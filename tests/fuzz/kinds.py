@@ -898,7 +898,7 @@ class Constraints:
         maker, source, text = json.loads((folder / "constraint.json").read_text())
         constraint = getattr(patterns, maker)(source)
         with contextlib.suppress(ImportError):  # outlines-core is an extra
-            automaton = byte_automaton.of_regex(constraint.pattern)
+            automaton = byte_automaton.regex_automaton(constraint.pattern)
             after = {(state, byte): to for state, byte, to in automaton["edges"]}
             state = automaton["start"]
             for byte in (text or "").encode():
