@@ -548,9 +548,9 @@ class Export:
         return Damage(f"{kind}: {label}", states_other=kind == "rehashed")
 
     def load(self, folder: Path) -> Any:
-        from llada_jax.backend.exported.opened import Exported
+        from llada_jax.backend.exported.opened import ExportedProgram
 
-        opened = Exported(folder)
+        opened = ExportedProgram(folder)
         bucket, shards = opened.body(4, 32)
         return opened.config, bucket, len(shards), opened.embedding[np.array([1, 2])]
 
