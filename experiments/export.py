@@ -17,7 +17,7 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.api.denoisers import score_rules
 from llada_jax.backend.litert.runtime import LiteRT
-from llada_jax.backend.program import CompiledOnDemand, Recorder, bucket_size
+from llada_jax.backend.program import OnDemandProgram, Recorder, bucket_size
 from llada_jax.backend.protocol import Bucket, Inputs
 from llada_jax.backend.session import Session
 from llada_jax.config import STATIC_PRECISIONS, ExportConfig, require, require_counts
@@ -88,7 +88,7 @@ def _samples(config: ExportRunConfig) -> list[Inputs]:
     model = lj.load(config.model, "float32")
     sampler, prompts = with_ids(recording.sampler, model.config), prompts_of(model, questions)
     length = bucket_size(max(map(len, prompts)) + sampler.gen_length, ())
-    program = CompiledOnDemand(model.config, model.params, LiteRT())
+    program = OnDemandProgram(model.config, model.params, LiteRT())
     recorder = Recorder(program, Bucket(length, length), recording.forwards)
     denoiser = Session(recorder, score_rules(sampler)).denoiser()
     for prompt in prompts:

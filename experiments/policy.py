@@ -23,7 +23,7 @@ from experiments.evaluate.result_rows import difference_rows, tally_rows
 from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import require_choice, require_counts, require_numbers
-from llada_jax.evaluation.evaluate import lengthened
+from llada_jax.evaluation.evaluate import with_answer_length
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.sampler.config import SamplerConfig
@@ -68,7 +68,7 @@ def improve(config: PolicyConfig, run: Run) -> None:
     model = weakened(lj.load(config.model, "float32"), config.weaken, config.seed)
     _ = tokenizer_of(model)  # which checks that there is one
     run.begin()
-    sampler = lengthened(config.sampler, task)
+    sampler = with_answer_length(config.sampler, task)
     greedy = sampler.replace(temperature=0.0)
 
     def scored(model: lj.Model) -> Evaluation:

@@ -23,10 +23,10 @@ from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of, times_in_turns
 from llada_jax.config import ModelConfig
 from llada_jax.constraint.automaton import Automaton
-from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
-from llada_jax.constraint.compiled import automaton_of, read_automaton, write_automaton
+from llada_jax.constraint.batch import CompiledConstraints, grammar_of, locate_texts
+from llada_jax.constraint.compiled import pattern_automaton, read_automaton, write_automaton
 from llada_jax.constraint.patterns import Constraint
-from llada_jax.constraint.reach import Placed
+from llada_jax.constraint.reach import TextSpans
 from llada_jax.model.forward import cache_for
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.measures import measure_rows
@@ -65,7 +65,7 @@ def time_constraints(
     spelled = spellings(one.vocab_size, seed)
     for count in states:
         name, pattern = f"constraint/{count}", rf"\[[a-zA-Z ]{{0,{count - 5}}}\]"
-        make = partial(automaton_of, pattern, spelled, (EOS,), one.vocab_size)
+        make = partial(pattern_automaton, pattern, spelled, (EOS,), one.vocab_size)
         automaton, seconds = best_of(make)
         yield ResultRow(f"{name}/states", len(automaton.transitions), "states")
         yield ResultRow(f"{name}/classes", automaton.transitions.shape[1], "classes")
@@ -104,15 +104,15 @@ def _load_seconds(automaton: Automaton) -> float:
 def _work(model: lj.Model, automaton: Automaton, hidden: Any) -> dict[str, Callable[[], Any]]:
     """Returns what measures classes in the head, and what the automaton does with them."""
     words = Constraint("words")
-    texts = Texts((words,), {words.texts: automaton})
+    texts = CompiledConstraints((words,), {words.texts: automaton})
     sampler = SamplerConfig.from_flat(gen_length=GEN_LENGTH, block_length=ROWS, mask_id=MASK)
     prompt = np.full(PROMPT, SPECIAL, np.int32)
-    placed = placed_texts(texts, [prompt], MASK, GEN_LENGTH, infill=False)
+    placed = locate_texts(texts, [prompt], MASK, GEN_LENGTH, infill=False)
     grammar = jax.tree.map(jnp.asarray, grammar_of(texts, (EOS,)))
     cache, length = cache_for(model.params, model.config, 1, 0), PROMPT + GEN_LENGTH
     keys = jax.random.split(jax.random.key(0), 1)
     canvas = new_state([prompt], sampler, model.config, keys, cache, length, infill=False)
-    canvas = canvas._replace(constraint=Placed(*map(jnp.asarray, placed)))
+    canvas = canvas._replace(constraint=TextSpans(*map(jnp.asarray, placed)))
     spec = StepSpec(model.config, sampler, grammar=grammar)
     asked = with_classes(spec, None)
     measure = jax.jit(partial(measure_rows, rules=ScoreRules()))

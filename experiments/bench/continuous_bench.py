@@ -17,7 +17,7 @@ from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import Took, in_turns, spread
 from llada_jax.config import require, require_counts
-from llada_jax.evaluation.evaluate import PLACES, lengthened
+from llada_jax.evaluation.evaluate import PLACES, with_answer_length
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.sampler.config import SamplerConfig
@@ -43,7 +43,9 @@ class ContinuousBenchConfig:
 
     def sampler(self, name: str) -> SamplerConfig:
         """Returns a preset with the length of the task's answers, which stops with them."""
-        return lengthened(SamplerConfig.preset(name, eos_early_stop=True), load_task(self.task))
+        return with_answer_length(
+            SamplerConfig.preset(name, eos_early_stop=True), load_task(self.task)
+        )
 
 
 class Decoded(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.exported.writer import write_export
-from llada_jax.backend.weights import restore, store, stored_as, whole
+from llada_jax.backend.weights import join_pieces, restore, storage_spec, store
 from llada_jax.config import ExportConfig, ModelConfig, Quant
 from llada_jax.io import atomic
 from llada_jax.model.families.gguf_metadata import gguf_keys, gguf_names
@@ -87,7 +87,7 @@ def random_params(
         if len(spec.shape) > 2 and not experts:
             leaves.append(None)
             continue
-        leaf: Any = jax.tree.map(jnp.asarray, whole(weights.rows(name)))
+        leaf: Any = jax.tree.map(jnp.asarray, join_pieces(weights.rows(name)))
         leaves.append(leaf if isinstance(leaf, QuantArray) else leaf.astype(dtype))
     return jax.tree.unflatten(jax.tree.structure(abstract_params(config)), leaves)
 
@@ -134,7 +134,7 @@ def error_as_stored(config: ModelConfig, quant: Quant) -> float:
     """Returns the error of what an export stores: root mean square, relative to the weights'."""
 
     def restored(name: str, rows: np.ndarray) -> np.ndarray:
-        spec = stored_as(name, rows.shape, quant)
+        spec = storage_spec(name, rows.shape, quant)
         return np.concatenate([restore(piece, spec) for piece in store(iter([rows]), spec)])
 
     return _error(config, restored)

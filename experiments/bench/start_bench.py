@@ -23,7 +23,7 @@ from experiments.bench.random_weights import export_random
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of, in_own_process, spread, times_in_turns
 from llada_jax.api.denoisers import denoiser_for, score_rules
-from llada_jax.backend.exported.opened import Exported
+from llada_jax.backend.exported.opened import ExportedProgram
 from llada_jax.checkpoint import save_huggingface, sources
 from llada_jax.config import ExportConfig, ModelConfig, require_counts
 from llada_jax.model.params import init_params
@@ -96,7 +96,7 @@ def _time_opening(shape: ModelConfig, scratch: Path, repeats: int) -> Iterator[R
 
 
 def _opening_seconds(folder: Path) -> float:
-    return best_of(partial(Exported, folder))[1]
+    return best_of(partial(ExportedProgram, folder))[1]
 
 
 def _compiled_loop(

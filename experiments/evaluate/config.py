@@ -7,7 +7,7 @@ from hydra.core.config_store import ConfigStore
 import llada_jax as lj
 from experiments.harness.tiled import check_tiles
 from llada_jax.config import ONE_DEVICE, MeshConfig, require, require_counts
-from llada_jax.evaluation.evaluate import PLACES, Trial, lengthened
+from llada_jax.evaluation.evaluate import PLACES, Trial, with_answer_length
 from llada_jax.evaluation.generations import ALONE, Worker
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task, task_names
@@ -79,7 +79,7 @@ class SuiteConfig:
         )
         for task in self.tasks:
             for decoder in self.decoders:
-                _ = lengthened(decoder.sampler, load_task(task))  # which checks both
+                _ = with_answer_length(decoder.sampler, load_task(task))  # which checks both
 
 
 @dataclass(frozen=True, kw_only=True)

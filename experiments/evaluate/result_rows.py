@@ -10,8 +10,8 @@ import llada_jax as lj
 from experiments.harness.results import ResultRow
 from llada_jax.config import require
 from llada_jax.evaluation.graded import Evaluation
-from llada_jax.evaluation.metrics import Paired
-from llada_jax.evaluation.tally import Cost, Tally, brought_back, cost_at_equal_quality, joined
+from llada_jax.evaluation.metrics import PairedComparison
+from llada_jax.evaluation.tally import Cost, Tally, cost_at_equal_quality, joined, recovered_share
 from llada_jax.evaluation.trajectory import PUBLISHED, UNITS, regime
 from llada_jax.model.architecture import architecture
 from llada_jax.phones.profile import Profile
@@ -146,7 +146,7 @@ def comparison_rows(baseline: Evaluation, found: Evaluation) -> list[ResultRow]:
     ]
 
 
-def difference_rows(name: str, result: Paired, items: int) -> tuple[ResultRow, ResultRow]:
+def difference_rows(name: str, result: PairedComparison, items: int) -> tuple[ResultRow, ResultRow]:
     """Gives a difference of exact match, found on so many items, and its p-value."""
     known: Any = {"n": result.n, "items": items, "interval": result.interval}
     difference = ResultRow(f"{name}/difference", result.difference, "of questions", **known)
@@ -165,7 +165,7 @@ def equal_quality_rows(
         value, interval = cost_at_equal_quality(found, curve, cost)
         yield ResultRow(f"{name}/{what}", value, "times", interval=interval, **told)
     if sum(baseline.right) > sum(curve[0].right):
-        value, interval = brought_back(found, curve[0], baseline)
+        value, interval = recovered_share(found, curve[0], baseline)
         if np.isfinite(interval).all():
             unit = "of answers lost"
             yield ResultRow(f"{name}/{BROUGHT_BACK}", value, unit, interval=interval, **told)

@@ -14,7 +14,7 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
 from experiments.harness.tiled import check_tiles
 from experiments.harness.workers import filled
-from llada_jax.evaluation.evaluate import lengthened
+from llada_jax.evaluation.evaluate import with_answer_length
 from llada_jax.evaluation.graded import Evaluation, compared
 from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.evaluation.task import TaskItems
@@ -43,7 +43,7 @@ def evaluate_suite(
     model = run.of(config.load())
     trials = {
         (decoder.name, name): config.trial(
-            model, items, lengthened(decoder.sampler, items.task), decoder.name
+            model, items, with_answer_length(decoder.sampler, items.task), decoder.name
         )
         for decoder in suite.decoders
         for name, items in asked.items()

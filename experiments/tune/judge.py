@@ -16,9 +16,9 @@ from experiments.evaluate.result_rows import workloads
 from experiments.harness.timers import times_in_turns
 from experiments.tune.settings import HERE, TuneConfig
 from llada_jax.config import require
-from llada_jax.evaluation.evaluate import Trial, lengthened
+from llada_jax.evaluation.evaluate import Trial, with_answer_length
 from llada_jax.evaluation.graded import Evaluation, compared
-from llada_jax.evaluation.metrics import Paired
+from llada_jax.evaluation.metrics import PairedComparison
 from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.phones.workload import Workload
@@ -47,7 +47,7 @@ class Judged(NamedTuple):
         """Counts the questions of all tasks."""
         return joined([part.tally for part in self.parts])
 
-    def against(self, other: "Judged") -> Paired:
+    def against(self, other: "Judged") -> PairedComparison:
         """Compares with another sampler on the items that both have, which its answers begin."""
         return compared(self.parts, other.parts)
 
@@ -110,7 +110,7 @@ class Judge:
         return Judged(sampler, tuple(parts))
 
     def _trial(self, sampler: SamplerConfig, items: TaskItems) -> Trial:
-        fitting = lengthened(sampler, items.task)
+        fitting = with_answer_length(sampler, items.task)
         return Trial(
             model=self.model, dtype=self.config.dtype, items=items, sampler_name=named(fitting),
             sampler=fitting, backend=self.config.backend, batch_size=self.config.at_once,

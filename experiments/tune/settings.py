@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.harness.results import Kind
 from llada_jax.config import require, require_counts
-from llada_jax.evaluation.evaluate import PLACES, lengthened
+from llada_jax.evaluation.evaluate import PLACES, with_answer_length
 from llada_jax.evaluation.task import TaskItems, ValidationItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.architecture import architecture
@@ -105,7 +105,7 @@ class TuneConfig:
         _ = architecture(self.shape), self.searched
         for items, family in itertools.product(self.confirmed, self.families):
             for values in itertools.product(*family.over.given.values()):
-                _ = lengthened(family.sampler_with(values), items.task)
+                _ = with_answer_length(family.sampler_with(values), items.task)
 
     @property
     def searched(self) -> list[TaskItems]:

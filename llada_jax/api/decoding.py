@@ -14,7 +14,7 @@ from llada_jax.api.loading import Model, has_tiles
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.resources import available_cores
 from llada_jax.config import Loop, require
-from llada_jax.constraint.batch import Constraints, texts_of
+from llada_jax.constraint.batch import Constraints, compile_constraints
 from llada_jax.revision.tile_multiplier import TileMultiplier
 from llada_jax.revision.tiled_forward import tiled_denoiser
 from llada_jax.sampler.config import SamplerConfig
@@ -186,7 +186,7 @@ def _settings(
     texts = None
     if constraint is not None:
         ends = end_ids(config, model.config)
-        texts = texts_of(constraint, model.tokenizer, ends, model.config.vocab_size)
+        texts = compile_constraints(constraint, model.tokenizer, ends, model.config.vocab_size)
     needs_host = on_step or not denoiser.traceable or config.has_worker
     return {
         "denoiser": denoiser,

@@ -9,9 +9,9 @@ from llada_jax.api.custom_model import custom_denoiser
 from llada_jax.api.forked import require_own_jax
 from llada_jax.api.loading import Model, has_tiles
 from llada_jax.backend.exported.manifest import MANIFEST
-from llada_jax.backend.exported.opened import EmulatedExport, Exported
+from llada_jax.backend.exported.opened import EmulatedExport, ExportedProgram
 from llada_jax.backend.litert.runtime import LiteRT
-from llada_jax.backend.program import CompiledOnDemand
+from llada_jax.backend.program import OnDemandProgram
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.qnn.emulated_npu import ROW_BUCKETS as NPU_ROW_BUCKETS
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
@@ -93,9 +93,9 @@ def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) ->
 
 
 @lru_cache(maxsize=1)
-def _exported(folder: Path, manifest: bytes, emulated: bool) -> Exported:
+def _exported(folder: Path, manifest: bytes, emulated: bool) -> ExportedProgram:
     """Opens an export, kept as long as the manifest, with its hashes of all files, is the same."""
-    return EmulatedExport(folder) if emulated else Exported(folder)
+    return EmulatedExport(folder) if emulated else ExportedProgram(folder)
 
 
 class _Same(NamedTuple):
@@ -111,13 +111,13 @@ class _Same(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> CompiledOnDemand:
+def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> OnDemandProgram:
     if isinstance(backend, str):
         backend = _BACKENDS[backend](same.params)
     if isinstance(backend, EmulatedNpu):  # a phone scores on its CPU
         head = LiteRT(quant_of(same.params))
-        return CompiledOnDemand(config, same.params, backend, head, NPU_ROW_BUCKETS, canvases=(1,))
-    return CompiledOnDemand(config, same.params, backend)
+        return OnDemandProgram(config, same.params, backend, head, NPU_ROW_BUCKETS, canvases=(1,))
+    return OnDemandProgram(config, same.params, backend)
 
 
 @lru_cache(maxsize=64)

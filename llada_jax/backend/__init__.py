@@ -1,1 +1,1 @@
-"""Backends: where the forward runs. Each one compiles the steps of `steps.py`."""
+"""Runs the forward pass outside of JAX: steps, their lowering, backends, and the host's session."""

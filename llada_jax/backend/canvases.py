@@ -1,10 +1,12 @@
-"""The canvases of a batch: which ones share a forward, and what the host keeps of each.
+"""Groups the canvases of a batch into forward passes, and keeps the caches of each canvas.
 
-Of a forward that canvases share the weights are read once. Each canvas has its own cache and its
-own attention, of the same shape as alone, so it gets the very numbers that it gets alone.
+Canvases in a pack share one pass over the weights, which dominate the memory traffic. Each canvas
+still has its own cache and an attention of the same shape as alone, so packing does not change its
+results.
 
-A row's key and value are needed only once it is no row any more, so they lie where the executables
-left them until the next forward, and only those that have left the window enter the cache.
+Keys and values of a row are needed only once its position is read from the cache, that is, once it
+is not a row any more. So they stay in the executables' output buffers until the next forward pass,
+and only the rows that have left the window are copied into the cache.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +18,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 EMPTY_ROWS = 16
-"""Rows of padding that are worth a pass over the weights: their products take about as long."""
+"""Maximum padding rows per pass that avoid another pass: computing them takes about as long as
+reading the weights once more."""
 
 
 class LiveRows(NamedTuple):
@@ -30,92 +33,95 @@ class LiveRows(NamedTuple):
 
 
 class Pack(NamedTuple):
-    """A forward: canvases by index, and in how many places of how many rows they run."""
+    """One forward pass: indices of canvases, the slots they run in, and the rows of each slot."""
 
     canvases: list[int]
-    places: int
+    slots: int
     rows: int
 
 
-def packs(
+def pack_canvases(
     counts: Sequence[int], sizes_for: Callable[[int], tuple[int, Sequence[int]]]
 ) -> Iterator[Pack]:
-    """Yields forwards of all canvases that have rows, as `Program.sizes_for` has their buckets;
-    those of one forward have the same bucket of rows."""
-    alike: dict[int, list[int]] = {}
+    """Yields forward passes for all canvases that have rows. `counts` are live rows by canvas,
+    `sizes_for` is `Program.sizes_for`; canvases with the same row bucket share passes."""
+    by_bucket: dict[int, list[int]] = {}
     for canvas, count in enumerate(counts):
         if count:
-            alike.setdefault(sizes_for(count)[0], []).append(canvas)
-    for rows, left in alike.items():
+            by_bucket.setdefault(sizes_for(count)[0], []).append(canvas)
+    for rows, remaining in by_bucket.items():
         _, sizes = sizes_for(rows)
-        while left:
-            places = next((size for size in sizes if size >= len(left)), sizes[-1])
-            if (places - len(left)) * rows > EMPTY_ROWS:
-                places = max(size for size in sizes if size <= len(left))
-            yield Pack(left[:places], places, rows)
-            left = left[places:]
+        while remaining:
+            slots = next((size for size in sizes if size >= len(remaining)), sizes[-1])
+            if (slots - len(remaining)) * rows > EMPTY_ROWS:
+                slots = max(size for size in sizes if size <= len(remaining))
+            yield Pack(remaining[:slots], slots, rows)
+            remaining = remaining[slots:]
 
 
-def sizes_within(canvases: Sequence[int], rows: int, most_rows: int) -> list[int]:
-    """Returns those numbers of canvases of which all rows fit a bucket of one; 1 always does."""
-    return [size for size in canvases if size == 1 or size * rows <= most_rows]
+def pack_sizes(canvases: Sequence[int], rows: int, max_rows: int) -> list[int]:
+    """Returns the numbers of canvases with at most `max_rows` rows in all; 1 is always allowed."""
+    return [size for size in canvases if size == 1 or size * rows <= max_rows]
 
 
-class Fresh(NamedTuple):
-    """What of the last forward has yet to enter the cache; keys and values by shard."""
+class PendingRows(NamedTuple):
+    """Keys and values of the last forward pass that are not in the cache yet."""
 
     rows: Int[np.ndarray, " r"]
-    """Indices into the outputs."""
+    """Indices of the rows in the outputs."""
     positions: Int[np.ndarray, " r"]
     outputs: Sequence[Mapping[str, np.ndarray]]
+    """By shard, then by name."""
 
 
 class CanvasCache:
-    """One canvas of the batch: its cache, for each shard by the names of its inputs."""
+    """The cache of one canvas: for each shard, arrays by the names of its inputs."""
 
     def __init__(self) -> None:
         self.cache: list[dict[str, np.ndarray]] = []
-        self.fresh: Fresh | None = None
-        """Keys and values of the last forward, where the executables left them."""
+        self.pending: PendingRows | None = None
 
-    def make_room(self) -> None:
-        """Copies what the executables hold for this canvas: others will run."""
-        if self.fresh is not None:
-            rows, positions, outputs = self.fresh
-            kept = [
+    def copy_pending(self) -> None:
+        """Copies the pending rows out of the output buffers before other canvases run."""
+        if self.pending is not None:
+            rows, positions, outputs = self.pending
+            copies = [
                 {name: array[:, rows] for name, array in out.items() if name.startswith("new_")}
                 for out in outputs
             ]
-            self.fresh = Fresh(np.arange(len(rows)), positions, kept)
+            self.pending = PendingRows(np.arange(len(rows)), positions, copies)
 
-    def write_left(self, positions: Int[np.ndarray, " r"], seen: Bool[np.ndarray, " L"]) -> None:
-        """Puts the last forward's keys and values into the cache where no row stands now, and where
-        one does but others see the cache: a row that refreshes a token of the cache."""
-        if self.fresh is None:
+    def flush(self, positions: Int[np.ndarray, " r"], seen: Bool[np.ndarray, " L"]) -> None:
+        """Writes the pending rows into the cache, except those that are rows again.
+
+        Rows at `positions` bring their own keys and values. But if some row sees a position in the
+        cache (`seen`), it is written even so: this is a row that refreshes a cached token.
+        """
+        if self.pending is None:
             return
-        fresh = self.fresh.positions
-        stands = np.isin(fresh, positions)
-        left = ~stands | seen[fresh] if len(seen) else ~stands
-        if left.any():
-            positions, rows = fresh[left], self.fresh.rows[left]
-            for cache, outputs in zip(self.cache, self.fresh.outputs, strict=True):
+        pending = self.pending.positions
+        is_row = np.isin(pending, positions)
+        write = ~is_row | seen[pending] if len(seen) else ~is_row
+        if write.any():
+            positions, rows = pending[write], self.pending.rows[write]
+            for cache, outputs in zip(self.cache, self.pending.outputs, strict=True):
                 for name, array in cache.items():
                     array[:, positions] = outputs[f"new_{name}"][:, rows]
-        self.fresh = None
+        self.pending = None
 
 
-class Turn:
-    """Who uses a program's executables, whose memory is one, whichever session asks."""
+class OutputBuffers:
+    """The output memory of a program's executables, which all sessions of the program share."""
 
     def __init__(self) -> None:
         self.lock = RLock()
-        self.last_to_run: list[ref[CanvasCache]] = []
-        """The canvases whose keys and values still lie in the executables."""
+        self.users: list[ref[CanvasCache]] = []
+        """Canvases of the last forward pass; their pending rows are still in this memory."""
 
-    def take(self, canvases: Sequence[CanvasCache]) -> None:
-        """Lets the canvases run next; what others have left is copied first."""
-        for last in self.last_to_run:
-            canvas = last()
+    def acquire(self, canvases: Sequence[CanvasCache]) -> None:
+        """Lets the canvases run next; pending rows of other canvases are copied first."""
+        for user in self.users:
+            canvas = user()
             if canvas is not None and canvas not in canvases:
-                canvas.make_room()
-        self.last_to_run = list(map(ref, canvases))
+                canvas.copy_pending()
+        self.users = list(map(ref, canvases))

@@ -1,7 +1,10 @@
-"""A step becomes StableHLO, and a record of its operations that others can read.
+"""Lowers a step to StableHLO, together with a record of its operations.
 
-The weights stay arguments of the module: they are filled in, tensor by tensor, in the file that a
-backend writes. `check` names what a target cannot take before its converter starts.
+The module is the portable artifact of `jax.export`, which converters read. The record (`Lowered`)
+is plain data, so that cost models can use it without JAX. Weights stay arguments of the module: a
+layer of a large model is lowered and converted without its numbers, which the backend streams into
+its file afterwards. `check` reports operations that a target does not support, by name, before the
+target's converter starts.
 """
 
 import math
@@ -15,11 +18,11 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import chlo, stablehlo
 
 from llada_jax.backend.protocol import Step
-from llada_jax.backend.weights import stored_as
+from llada_jax.backend.weights import storage_spec
 from llada_jax.config import Quant, require
 from llada_jax.lowered import Lowered, Operation, TensorType
 
-CANNOT: dict[str, dict[str, str]] = {
+UNSUPPORTED: dict[str, dict[str, str]] = {
     "litert": {
         "sort": "has no kernel",
         "scatter": "has no kernel for its general form",
@@ -29,13 +32,13 @@ CANNOT: dict[str, dict[str, str]] = {
         **dict.fromkeys(("bf16", "f16", "f64"), "has no kernels of this type; lower in float32"),
     }
 }
-CANNOT["qnn"] = CANNOT["litert"] | {
+UNSUPPORTED["qnn"] = UNSUPPORTED["litert"] | {
     "dynamic_update_slice": "splits the graph; return new rows and let the host write them",
     "dynamic_slice": "splits the graph; slice at fixed positions",
 }
-"""Per target: StableHLO operations and element types that it does not take, and why."""
+"""By target: StableHLO operations and element types that it does not support, with advice."""
 
-_BRANCHING = {"case", "if", "while"}
+_BRANCHING = {"case", "if", "while"}  # their regions are walked as well as the operation itself
 _NOT_COMPUTED = {"constant", "return", "call"}
 _ELEMENTS = {"float32": "f32", "int32": "i32", "bool": "i1"}
 
@@ -43,7 +46,8 @@ _ELEMENTS = {"float32": "f32", "int32": "i32", "bool": "i1"}
 def lower(step: Step, quant: Quant = "float32") -> Lowered:
     """Lowers a step to StableHLO, in float32 with static shapes.
 
-    `quant` says what the file will store for the weights; the module itself computes in float32.
+    `quant` is the storage format of the weights, recorded in the result. The module computes in
+    float32 for any format: a file stores integers, and the target's kernels convert them.
     """
     names, inputs = list(step.weights), list(step.inputs)
 
@@ -55,8 +59,10 @@ def lower(step: Step, quant: Quant = "float32") -> Lowered:
     outputs: dict[str, jax.Array] = {}
     shapes = [*step.weights.values(), *step.inputs.values()]
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    # The file should not tell the paths of the machine that made it.
+    # Locations hold only the scopes from `jax.named_scope`, which `_scope` reads. Tracebacks would
+    # put paths of this machine into exported files, and make equal exports differ.
     with _without_tracebacks(), jax.enable_x64(False):
+        # Without keep_unused, jit drops unused arguments, and arguments would not match names.
         flat_step = jax.jit(flat, keep_unused=True)
         exported = jax.export.export(flat_step, platforms=["cpu"])(*arguments)
     module = exported.mlir_module_serialized
@@ -66,7 +72,7 @@ def lower(step: Step, quant: Quant = "float32") -> Lowered:
     return Lowered(
         name=step.name,
         module=module,
-        weights={name: stored_as(name, shape, quant) for name, shape in step.weights.items()},
+        weights={name: storage_spec(name, shape, quant) for name, shape in step.weights.items()},
         inputs={name: TensorType(shape, "f32") for name, shape in step.inputs.items()},
         outputs=dict(zip(outputs, results, strict=True)),
         operations=tuple(_operations(module, names)),
@@ -84,19 +90,21 @@ def _without_tracebacks() -> Iterator[None]:
 
 
 def check(lowered: Lowered, target: str) -> None:
-    """Raises ValueError that names the first operation which the target does not take."""
-    cannot = CANNOT[target]
+    """Raises ValueError that names the first operation that the target does not support."""
+    unsupported = UNSUPPORTED[target]
     for operation in lowered.operations:
         types = {tensor.dtype for tensor in (*operation.inputs, *operation.outputs)}
         for word in (operation.name, *sorted(types)):
             require(
-                word not in cannot,
+                word not in unsupported,
                 f"{target} cannot take {operation.name} at {operation.scope or 'the top'} of "
-                f"{lowered.name} ({operation.types}): {word} {cannot.get(word)}",
+                f"{lowered.name} ({operation.types}): {word} {unsupported.get(word)}",
             )
 
 
 def _operations(module: bytes, weights: list[str]) -> Iterator[Operation]:
+    """Yields the operations of a module. The artifact is parsed again, because that is what a
+    converter sees: JAX's own intermediate forms contain operations that lowering replaces."""
     context = ir.Context()
     stablehlo.register_dialect(context)
     chlo.register_dialect(context)
@@ -107,25 +115,28 @@ def _operations(module: bytes, weights: list[str]) -> Iterator[Operation]:
             for op in parsed.body.operations
         }
         main = functions["main"]
-        named = dict(zip(main.arguments, weights, strict=False))
-        yield from _walk(main, functions, named, "")
+        argument_weights = dict(zip(main.arguments, weights, strict=False))
+        yield from _walk(main, functions, argument_weights, "")
 
 
 def _walk(
     block: ir.Block, functions: Mapping[str, ir.Block], weights: Mapping[Any, str], outer: str
 ) -> Iterator[Operation]:
+    """Yields a block's operations in order, with calls inlined. `weights` maps values to the names
+    of weights, so that a matrix product inside a called function still names its weight; without
+    that a cost model would not know which bytes the product reads."""
     for op in block.operations:
         name = op.operation.name.split(".", 1)[1]
         scope = _scope(op.operation.location, outer)
         if name == "call":
             callee = functions[ir.FlatSymbolRefAttr(op.attributes["callee"]).value]
-            passed = {
+            callee_weights = {
                 argument: weights[operand]
                 for argument, operand in zip(callee.arguments, op.operands, strict=True)
                 if operand in weights
             }
-            yield from _walk(callee, functions, passed, scope)
-        elif name == "composite":  # a chlo operation: its own name, not its decomposition's
+            yield from _walk(callee, functions, callee_weights, scope)
+        elif name == "composite":  # a chlo operation, recorded instead of its decomposition
             chlo_name = ir.StringAttr(op.attributes["name"]).value.split(".")[-1]
             yield _record(op, chlo_name, scope, weights)
         elif name not in _NOT_COMPUTED:
@@ -136,6 +147,7 @@ def _walk(
 
 
 def _record(op: ir.OpView, name: str, scope: str, weights: Mapping[Any, str]) -> Operation:
+    """Records an operation; `contraction` is the summed length of a matrix product, else 0."""
     inputs = tuple(_tensor_type(value.type) for value in op.operands)
     contraction = 0
     if name == "dot_general":
@@ -152,7 +164,8 @@ def _tensor_type(mlir_type: ir.Type) -> TensorType:
 
 
 def _scope(location: ir.Location, outer: str) -> str:
-    """Turns `loc("jit(flat)/layer_3/dot_general")` into `layer_3`, after what called it."""
+    """Returns the scope of an operation: `loc("jit(flat)/layer_3/dot_general")` is `layer_3`, after
+    the scope of its caller."""
     text = str(location)
     path = text.split('"')[1].split("/") if '"' in text else []
     inner = [part for part in path[:-1] if "(" not in part and "->" not in part]

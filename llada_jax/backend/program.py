@@ -1,10 +1,10 @@
-"""A model in memory as a compiled program, each shape when a run needs it; and one that records."""
+"""Programs for models in memory: one compiles shapes on demand, the other records inputs."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from llada_jax.backend.canvases import Turn, sizes_within
+from llada_jax.backend.canvases import OutputBuffers, pack_sizes
 from llada_jax.backend.protocol import Backend, Bucket, Executable, Inputs
 from llada_jax.backend.session import Program, Shard
 from llada_jax.backend.steps import body_step, head_chunks, head_steps
@@ -16,8 +16,9 @@ ROW_BUCKETS = (1, 4, 8, 16, 32, 64, 96, 128)
 CANVASES = (1, 2, 4)
 
 
-class CompiledOnDemand:
-    """A `Program` of one shard. Each bucket is a file of its own: for models that are small."""
+class OnDemandProgram:
+    """A `Program` of one shard that compiles each bucket when it is first needed, into a file of
+    its own. For small models."""
 
     largest_head = ROW_BUCKETS[-1]
 
@@ -30,21 +31,21 @@ class CompiledOnDemand:
         row_buckets: Sequence[int] = ROW_BUCKETS,
         canvases: Sequence[int] = CANVASES,
     ):
-        """Takes another backend for the head. Rows beyond the buckets become multiples of 32, and
-        are those of one canvas."""
+        """`head` is another backend for the head. Larger numbers of rows than `row_buckets` are
+        rounded up to multiples of 32, with one canvas per forward pass."""
         self.config = config
         self.head_chunks = head_chunks(config)
         self._backend, self._head_backend = backend, head or backend
         self._row_buckets, self._canvases = row_buckets, canvases
         self.embedding = np.asarray(params.embedding)
         self._weights = InMemory(params)
-        self.turn = Turn()
+        self.output_buffers = OutputBuffers()
         self._bodies: dict[Bucket, list[Shard]] = {}
         self._heads: dict[int, Mapping[str, Executable]] = {}
 
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
         bucket = bucket_size(rows, self._row_buckets)
-        return bucket, sizes_within(self._canvases, bucket, self._row_buckets[-1])
+        return bucket, pack_sizes(self._canvases, bucket, self._row_buckets[-1])
 
     def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
         bucket = Bucket(bucket_size(rows, self._row_buckets), bucket_size(cache, ()), canvases)
@@ -64,21 +65,25 @@ class CompiledOnDemand:
 
 
 def bucket_size(count: int, sizes: Sequence[int]) -> int:
-    """Returns the smallest of the sizes that holds the count; beyond them, a multiple of 32."""
+    """Returns the smallest of `sizes` that is at least `count`, else the next multiple of 32."""
     larger = -(-count // 32) * 32
     return next((size for size in sizes if size >= count), larger)
 
 
 class Recorder:
-    """A `Program` that runs one of a single shard in its largest shape, and keeps what it is given,
-    in the order of the forwards: real inputs, for static quantization."""
+    """A `Program` that runs another one, of a single shard, in its largest shape, and keeps the
+    inputs in order: real inputs for static quantization."""
 
     def __init__(self, program: Program, bucket: Bucket, limit: int):
-        """Keeps the first `limit` forwards, of rows and canvases that fit the bucket."""
+        """Keeps the first `limit` forward passes, if their rows and canvases fit the bucket."""
         self._program, self._bucket, self._limit = program, bucket, limit
         self.config = program.config
         self.largest_head, self.head_chunks = program.largest_head, program.head_chunks
-        self.embedding, self.head, self.turn = program.embedding, program.head, program.turn
+        self.embedding, self.head, self.output_buffers = (
+            program.embedding,
+            program.head,
+            program.output_buffers,
+        )
         self.samples: list[Inputs] = []
 
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:

@@ -1,4 +1,4 @@
-"""What a backend is: it takes steps, which are functions with static shapes, and gives executables.
+"""Interfaces of a backend, which compiles steps (functions with static shapes) to executables.
 
 A new backend is one file that implements `Backend`, and one line in `llada_jax.api`.
 """
@@ -16,7 +16,7 @@ Inputs = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Static shape of a forward: rows of each canvas, and cached positions that they may read."""
+    """Static shape of a forward pass: rows of each canvas, cached positions, and canvases."""
 
     rows: int
     cache: int
@@ -39,17 +39,17 @@ class Step:
     name: str
     function: Callable[[Mapping[str, Array], Mapping[str, Array]], dict[str, Array]]
     weights: Shapes
-    """By the names of the parameters; `head[0:8192]` is some rows of one."""
+    """Shapes by parameter name; a name such as `head[0:8192]` is a range of rows of one."""
     inputs: Shapes
 
 
 class Weights(Protocol):
-    """Where a backend takes the weights from, one at a time: a model in memory, or a checkpoint."""
+    """A source of weights, one at a time: a model in memory or a checkpoint."""
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         """Yields rows of a parameter's first axis, in order, in pieces.
 
-        Each piece is a float array, or a `QuantArray` where the source is quantized already.
+        Each piece is a float array, or a `QuantArray` if the source is already quantized.
         """
         ...
 
@@ -58,20 +58,20 @@ class Executable(Protocol):
     """A compiled step."""
 
     def allocate(self, name: str, /) -> np.ndarray:
-        """Zeros for the input `name`, float32, where `run` can read them without a copy."""
+        """Returns float32 zeros for the input `name`, in memory that `run` reads without a copy."""
         ...
 
     def run(self, arrays: Mapping[str, np.ndarray], /) -> Mapping[str, np.ndarray]:
-        """Takes all inputs by name, returns all outputs; these are valid until the next run."""
+        """Maps all inputs by name to all outputs, which are valid until the next run."""
         ...
 
 
 class Backend(Protocol):
-    """Compiles steps."""
+    """Compiles steps to executables."""
 
     def compile(self, steps: Sequence[Step], weights: Weights) -> dict[str, Executable]:
-        """Executables by the names of the steps, which share one copy of their weights.
+        """Returns executables by the names of the steps; they share one copy of the weights.
 
-        Raises ValueError, before any work, that names what the target cannot take.
+        Raises ValueError that names an unsupported operation, before compiling.
         """
         ...

@@ -1,4 +1,4 @@
-"""What this machine is, and whether it has the room that a job needs."""
+"""Queries this machine's CPU, memory and disk, and checks that a job fits."""
 
 import os
 import platform
@@ -26,7 +26,7 @@ def require_disk(folder: Path, size: int, what: str) -> None:
 
 
 def require_memory(size: int, what: str) -> None:
-    """Raises ValueError where the system says that fewer than `size` bytes of memory are left."""
+    """Raises ValueError if the system reports that fewer than `size` bytes are available."""
     available = available_memory()
     require(
         available is None or size <= available,
@@ -39,26 +39,28 @@ def _readable(size: int) -> str:
 
 
 def available_cores() -> int:
-    """Counts the cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def this_cpu() -> str:
-    """Returns a name of the CPU's instruction set: a program compiled for another one may crash."""
+    """Returns a hash of the CPU's instruction set: code compiled for another one may crash."""
     lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
-    told = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-    return f"{zlib.crc32(repr((platform.system(), platform.machine(), sorted(told))).encode()):08x}"
+    features = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+    description = platform.system(), platform.machine(), sorted(features)
+    return f"{zlib.crc32(repr(description).encode()):08x}"
 
 
 def available_memory() -> int | None:
-    """Returns bytes that could be used without swapping; None where the system does not tell."""
+    """Returns the bytes that can be used without swapping, or None if the system does not report
+    it."""
     return _bytes(_MEMINFO, "MemAvailable")
 
 
 def peak_memory() -> int | None:
-    """Returns the most bytes that this process held; None where the system does not tell."""
+    """Returns this process's peak memory in bytes, or None if the system does not report it."""
     return _bytes(_STATUS, "VmHWM")
 
 

@@ -1,8 +1,9 @@
-"""The host's side of a step: what it passes to the executables, and what it keeps.
+"""Runs a compiled program as the sampler's denoiser.
 
-Per forward, the host looks up the rows' embeddings, computes the cosines and sines of their
-positions, fills the mask, runs the shards of the body one after the other, and keeps the rows' keys
-and values. Canvases share a forward where the program is compiled for several.
+For a forward pass, the host looks up the rows' embeddings, computes the cosines and sines of their
+positions, fills in the mask, runs the shards of layers one after the other, and keeps the keys and
+values of the rows. Canvases share a forward pass if the program is compiled for several
+(`canvases`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from llada_jax.backend.canvases import CanvasCache, Fresh, LiveRows, Pack, Turn, packs
+from llada_jax.backend.canvases import (
+    CanvasCache,
+    LiveRows,
+    OutputBuffers,
+    Pack,
+    PendingRows,
+    pack_canvases,
+)
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.resources import require_memory
 from llada_jax.backend.steps import cache_names, padded
@@ -22,7 +30,7 @@ from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_
 from llada_jax.model.layers import HIDDEN_SCORE, rotation
 from llada_jax.types import Denoiser, KVCache, Params, Rows, RowsOut, Scores
 
-FORBIDDEN_LOGIT = -1e30
+FORBIDDEN_LOGIT = -1e30  # added to the logits of forbidden ids, so that their probability is 0
 
 
 class Shard(NamedTuple):
@@ -33,36 +41,36 @@ class Shard(NamedTuple):
 
 
 class Program(Protocol):
-    """A compiled model: executables for buckets that hold what is asked for."""
+    """A compiled model: executables by bucket."""
 
     config: ModelConfig
     largest_head: int
-    """Most rows that `head` takes."""
+    """Maximum number of rows for `head`."""
     head_chunks: list[tuple[int, int]]
-    """First id and end of each chunk of the vocabulary."""
+    """Begin and end id of each chunk of the vocabulary."""
     embedding: Float[np.ndarray, "V D"]
-    turn: Turn
+    output_buffers: OutputBuffers
 
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
-        """Returns the rows of the smallest bucket with at least so many, and the numbers of
-        canvases that it is compiled for, ascending from 1."""
+        """Returns the smallest row bucket of at least `rows`, and the numbers of canvases that it
+        is compiled for, ascending from 1."""
         ...
 
     def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
-        """Returns the smallest bucket of so many canvases, with at least so many rows of each and
-        cached positions."""
+        """Returns the smallest bucket for this number of canvases with at least these rows per
+        canvas and cached positions, and its shards."""
         ...
 
     def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
-        """Returns rows of the smallest head that holds them, and its steps by name."""
+        """Returns the smallest head bucket of at least `rows`, and its steps by name."""
         ...
 
 
 class Session:
-    """A program as the sampler's denoiser. It holds the canvases of one run at a time.
+    """A program as the sampler's denoiser; holds the canvases of one run at a time.
 
-    Runs may follow or contain each other. Of sessions of one program in several threads, one runs a
-    forward at a time; a session itself belongs to one thread.
+    Runs may follow each other or be nested. A session belongs to one thread. If sessions in several
+    threads share a program, a lock lets one of them run a forward pass at a time.
     """
 
     def __init__(self, program: Program, rules: ScoreRules):
@@ -75,39 +83,42 @@ class Session:
         self._penalty[list(rules.forbidden)] = FORBIDDEN_LOGIT
 
     def denoiser(self) -> Denoiser:
-        """Returns the functions that the sampler's host loop calls; they ignore the parameters."""
+        """Returns the functions that the sampler's host loop calls; they ignore `params`."""
         return Denoiser(
             self.forward_rows, self.score_rows, self.empty_cache, traceable=False, keeps_cache=True
         )
 
     def empty_cache(self, params: Params, batch: int, length: int) -> KVCache:
-        """Forgets all canvases. The sampler's own cache has no layers."""
+        """Discards all canvases. The returned cache has no layers, because the session has its
+        own."""
         self._canvases = [CanvasCache() for _ in range(batch)]
         self._length = length
         shape = (0, batch, length, 0, 0)
         return KVCache(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
 
     def forward_rows(self, params: Params, rows: Rows, cache: KVCache) -> RowsOut:
-        """Runs a forward; only the live rows run, and as many canvases at a time as can."""
+        """Runs the live rows, several canvases per forward pass if possible."""
         arrays: Any = jax.tree.map(np.asarray, rows._replace(writes=rows.written))
         batch, n_rows = arrays.tokens.shape
         hidden = np.zeros((batch, n_rows, self._program.config.width), np.float32)
-        run = [np.nonzero(live)[0] for live in arrays.live]
-        asked = [_live_rows(arrays, b, run[b]) for b in range(batch)]
-        with self._program.turn.lock:
-            for canvas, each in zip(self._canvases, asked, strict=True):
-                canvas.write_left(each.positions[each.written], each.sees_cache.any(axis=0))
-            for pack in packs([len(each) for each in run], self._program.sizes_for):
-                bucket, states = self._run(pack, [asked[b] for b in pack.canvases])
-                for place, b in enumerate(pack.canvases):
-                    hidden[b, run[b]] = states[place * bucket.rows :][: len(run[b])]
+        live = [np.nonzero(mask)[0] for mask in arrays.live]
+        live_rows = [_live_rows(arrays, b, live[b]) for b in range(batch)]
+        with self._program.output_buffers.lock:
+            for canvas, rows_of_canvas in zip(self._canvases, live_rows, strict=True):
+                written = rows_of_canvas.positions[rows_of_canvas.written]
+                canvas.flush(written, rows_of_canvas.sees_cache.any(axis=0))
+            for pack in pack_canvases([len(rows) for rows in live], self._program.sizes_for):
+                bucket, states = self._run(pack, [live_rows[b] for b in pack.canvases])
+                for slot, b in enumerate(pack.canvases):
+                    hidden[b, live[b]] = states[slot * bucket.rows :][: len(live[b])]
         nothing = np.zeros((0, batch, n_rows, 0, 0), np.float32)
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore
 
     def _run(self, pack: Pack, live: Sequence[LiveRows]) -> tuple[Bucket, Float[np.ndarray, "R D"]]:
+        """Runs the canvases of a pack; returns the bucket and the hidden states of its rows."""
         canvases = [self._canvases[b] for b in pack.canvases]
-        self._program.turn.take(canvases)
-        bucket, shards = self._program.body(pack.rows, self._length, pack.places)
+        self._program.output_buffers.acquire(canvases)
+        bucket, shards = self._program.body(pack.rows, self._length, pack.slots)
         if bucket.cache:
             self._allocate_caches(canvases, bucket, shards)
         inputs, outputs = self._inputs(live, bucket), []
@@ -116,17 +127,17 @@ class Session:
             inputs["hidden"] = out["hidden"]
             outputs.append(out)
         if self._length:
-            for place, (canvas, rows) in enumerate(zip(canvases, live, strict=True)):
+            for slot, (canvas, rows) in enumerate(zip(canvases, live, strict=True)):
                 (written,) = np.nonzero(rows.written)
-                at = place * bucket.rows + written
-                canvas.fresh = Fresh(at, rows.positions[written], outputs)
+                output_rows = slot * bucket.rows + written
+                canvas.pending = PendingRows(output_rows, rows.positions[written], outputs)
         return bucket, inputs["hidden"]
 
     def _allocate_caches(
         self, canvases: Sequence[CanvasCache], bucket: Bucket, shards: Sequence[Shard]
     ) -> None:
-        """Makes the caches that are not there yet. Raises ValueError, before the first one, where
-        those of all canvases do not fit into memory."""
+        """Allocates missing caches. Raises ValueError, before the first one, if the caches of all
+        canvases do not fit into memory."""
         config, batch = self._program.config, len(self._canvases)
         if not any(canvas.cache for canvas in self._canvases):
             numbers = 2 * config.n_layers * bucket.cache * config.n_kv_heads * config.head_dim
@@ -142,18 +153,19 @@ class Session:
                 for shard in shards
             ]
 
-    def _inputs(self, asked: Sequence[LiveRows], bucket: Bucket) -> dict[str, np.ndarray]:
-        """Returns what the first shard takes beside the cache, padded to the bucket."""
-        self._extend_angles(1 + max(int(rows.positions.max()) for rows in asked))
+    def _inputs(self, live: Sequence[LiveRows], bucket: Bucket) -> dict[str, np.ndarray]:
+        """Returns the inputs of the first shard except the caches, padded to the bucket."""
+        self._extend_angles(1 + max(int(rows.positions.max()) for rows in live))
         columns = {
-            "hidden": [self._program.embedding[rows.tokens] for rows in asked],
-            "cos": [self._cos[rows.positions] for rows in asked],
-            "sin": [self._sin[rows.positions] for rows in asked],
+            "hidden": [self._program.embedding[rows.tokens] for rows in live],
+            "cos": [self._cos[rows.positions] for rows in live],
+            "sin": [self._sin[rows.positions] for rows in live],
         }
-        inputs = {name: _behind_each_other(arrays, bucket) for name, arrays in columns.items()}
-        return inputs | {"bias": _bias_of(asked, bucket)}
+        inputs = {name: _in_slots(arrays, bucket) for name, arrays in columns.items()}
+        return inputs | {"bias": _mask_bias(live, bucket)}
 
     def _extend_angles(self, length: int) -> None:
+        """Extends the tables of cosines and sines to `length` positions, at least doubling them."""
         if len(self._cos) < length:
             length = max(length, 2 * len(self._cos))
             angles = rotation(self._program.config, jnp.arange(length, dtype=jnp.int32)[None])
@@ -162,21 +174,21 @@ class Session:
     def score_rows(
         self, params: Params, hidden: Float[Array, "B C D"], noise_keys: Key[Array, "B C"] | None
     ) -> Scores:
-        """Scores rows as the model's `score_rows` does, from the compiled head."""
+        """Scores rows like the model's `score_rows`, with the compiled head."""
         batch, count, width = hidden.shape
         flat = np.asarray(hidden, np.float32).reshape(-1, width)
         keys = None if noise_keys is None else noise_keys.reshape(-1)
         size = self._program.largest_head
         parts = []
-        with self._program.turn.lock:
+        with self._program.output_buffers.lock:
             for start in range(0, len(flat), size):
                 part = slice(start, start + size)
                 if self._rules.plain and keys is None:
                     parts.append(self._score_greedily(flat[part]))
                 else:
-                    some = None if keys is None else keys[None, part]
-                    parts.append(self._score_in_chunks(flat[part], some))
-        return jax.tree.map(lambda *each: np.concatenate(each).reshape(batch, count), *parts)
+                    chunk_keys = None if keys is None else keys[None, part]
+                    parts.append(self._score_in_chunks(flat[part], chunk_keys))
+        return jax.tree.map(lambda *p: np.concatenate(p).reshape(batch, count), *parts)
 
     def _score_greedily(self, hidden: Float[np.ndarray, "r D"]) -> Scores:
         count = len(hidden)
@@ -189,7 +201,7 @@ class Session:
     def _score_in_chunks(
         self, hidden: Float[np.ndarray, "r D"], keys: Key[Array, "1 r"] | None
     ) -> Scores:
-        """Scores by any rule: the head gives logits, a chunk at a time, and JAX does the rest."""
+        """Scores with any rule: the head gives logits chunk by chunk, and JAX combines them."""
         count = len(hidden)
         rows, steps = self._program.head(count)
         inputs = {"hidden": padded(hidden, rows)}
@@ -204,44 +216,45 @@ class Session:
 _absorb_chunk = jax.jit(absorb_chunk, static_argnames=("start", "rules"))
 
 
-def _live_rows(rows: Any, canvas: int, run: Int[np.ndarray, " r"]) -> LiveRows:
+def _live_rows(rows: Any, canvas: int, live: Int[np.ndarray, " r"]) -> LiveRows:
     tokens, positions, _, sees_cache, sees_rows, written = (array[canvas] for array in rows)
-    sees_rows = sees_rows[np.ix_(run, run)]
-    return LiveRows(tokens[run], positions[run], sees_cache[run], sees_rows, written[run])
+    sees_rows = sees_rows[np.ix_(live, live)]
+    return LiveRows(tokens[live], positions[live], sees_cache[live], sees_rows, written[live])
 
 
-def _behind_each_other(
+def _in_slots(
     arrays: Sequence[Float[np.ndarray, "r n"]], bucket: Bucket
 ) -> Float[np.ndarray, "R n"]:
-    """Returns each canvas's rows at its place, float32; what is left of the bucket is zeros."""
+    """Returns each canvas's rows in its slot of the bucket, padded with zeros; float32."""
     out = np.zeros((bucket.all_rows, arrays[0].shape[1]), np.float32)
-    for place, array in enumerate(arrays):
-        out[place * bucket.rows :][: len(array)] = array
+    for slot, array in enumerate(arrays):
+        out[slot * bucket.rows :][: len(array)] = array
     return out
 
 
-def _bias_of(canvases: Sequence[LiveRows], bucket: Bucket) -> Float[np.ndarray, "R T"]:
-    """Returns what is added to scores: of a canvas's cached positions, and of its own rows."""
+def _mask_bias(canvases: Sequence[LiveRows], bucket: Bucket) -> Float[np.ndarray, "R T"]:
+    """Returns the additive attention mask of each row: over its canvas's cached positions, then
+    over the rows of its slot. Padding sees nothing and is seen by nothing."""
     bias = np.full((bucket.all_rows, bucket.cache + bucket.rows), HIDDEN_SCORE, np.float32)
-    for place, rows in enumerate(canvases):
-        mine = bias[place * bucket.rows :][: len(rows.tokens)]
+    for slot, rows in enumerate(canvases):
+        canvas_bias = bias[slot * bucket.rows :][: len(rows.tokens)]
         length = rows.sees_cache.shape[1]
-        mine[:, :length][rows.sees_cache] = 0
-        mine[:, bucket.cache :][:, : len(rows.tokens)][rows.sees_rows] = 0
+        canvas_bias[:, :length][rows.sees_cache] = 0
+        canvas_bias[:, bucket.cache :][:, : len(rows.tokens)][rows.sees_rows] = 0
     return bias
 
 
 def _caches_of(
     canvases: Sequence[CanvasCache], index: int, shard: Shard, bucket: Bucket
 ) -> dict[str, np.ndarray]:
-    """Returns the caches that a shard takes; an empty place has those of the first canvas, which
-    its rows do not see."""
+    """Returns a shard's cache inputs. Empty slots get the caches of the first canvas, which their
+    rows do not see, so that no memory is spent on them."""
     if not bucket.cache:
         return {}
-    placed = [*canvases, *[canvases[0]] * (bucket.canvases - len(canvases))]
+    filled = [*canvases, *[canvases[0]] * (bucket.canvases - len(canvases))]
     return {
-        theirs: canvas.cache[index][mine]
-        for place, canvas in enumerate(placed)
+        input_name: canvas.cache[index][name]
+        for slot, canvas in enumerate(filled)
         for layer in shard.layers
-        for theirs, mine in zip(cache_names(layer, place), cache_names(layer), strict=True)
+        for input_name, name in zip(cache_names(layer, slot), cache_names(layer), strict=True)
     }

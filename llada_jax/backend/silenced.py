@@ -1,4 +1,4 @@
-"""Libraries that print: kept quiet, unless they fail."""
+"""Silences libraries that print, but shows the end of their output if they fail."""
 
 import ctypes
 import os
@@ -15,20 +15,21 @@ _turn = RLock()
 
 @contextmanager
 def silenced(what: str) -> Iterator[None]:
-    """Keeps what a library prints and warns to itself; where it fails, the error says the end.
+    """Captures all that a library prints or warns, C code included.
 
-    Threads take turns, since standard output belongs to the process: of two at once, each would
-    restore what it found, and the last one the other's log.
+    Only one thread at a time, because standard output belongs to the process: with two, each would
+    restore the descriptors that it has seen, which may be the log file of the other.
 
-    A RuntimeError or ValueError of the body becomes a RuntimeError that names `what`.
+    A RuntimeError or ValueError of the body becomes a RuntimeError that names `what`, with the last
+    lines of the output.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     printed = StringIO()
     with _turn, tempfile.TemporaryFile() as log, warnings.catch_warnings(action="ignore"):
-        kept = {number: os.dup(number) for number in (1, 2)}
+        originals = {number: os.dup(number) for number in (1, 2)}
         try:
-            for number in kept:
+            for number in originals:
                 os.dup2(log.fileno(), number)
             with redirect_stdout(printed), redirect_stderr(printed):
                 yield
@@ -40,7 +41,7 @@ def silenced(what: str) -> Iterator[None]:
             raise RuntimeError("\n".join([f"{what} failed: {error}", *lines])) from error
         finally:
             _flush_c()
-            for number, original in kept.items():
+            for number, original in originals.items():
                 os.dup2(original, number)
                 os.close(original)
 

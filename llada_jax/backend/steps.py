@@ -1,9 +1,9 @@
 """The functions that backends compile: layers of the body, and the head.
 
 They are the model's own functions with static shapes, one canvas (B = 1), and named arrays, which
-`exported/contract.txt` describes. Attention alone is written anew, a head at a time, so that caches
-are read as they lie: where positions come before heads, as in `model.layers.attend`, LiteRT turns
-every cache around twice a layer, and that takes longer than the attention itself.
+`exported/contract.txt` describes. Only attention is implemented differently, head by head, with
+caches that have heads before positions. With positions first, as in `model.layers.attend`, LiteRT
+transposes every cache twice per layer, which takes longer than the attention itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ from llada_jax.model.params import abstract_params, named_specs
 from llada_jax.model.quantize import linear
 
 HEAD_CHUNK = 8192
-"""Vocabulary entries whose logits exist at one time."""
+"""Vocabulary entries per chunk: the most logits of a row that exist at one time."""
 
 
 def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
-    """Makes the step of some consecutive layers; with the last one comes the final norm."""
+    """Returns the step of consecutive layers; the last layer's step includes the final norm."""
     specs = named_specs(config)
     prefixes = tuple(f"layers.{layer}." for layer in layers)
     names = [name for name in specs if name.startswith(prefixes)]
@@ -66,9 +66,9 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
 
 
 def cache_names(layer: int, canvas: int = 0) -> list[str]:
-    """Returns the names of the inputs that are a canvas's cache of a layer: keys, then values."""
-    place = f"canvas{canvas}_" if canvas else ""
-    return [f"{place}{kind}_{layer}" for kind in ("keys", "values")]
+    """Returns the input names of a canvas's cache of a layer: keys, then values."""
+    prefix = f"canvas{canvas}_" if canvas else ""
+    return [f"{prefix}{kind}_{layer}" for kind in ("keys", "values")]
 
 
 def _body_inputs(config: ModelConfig, layers: range, bucket: Bucket) -> dict[str, tuple[int, ...]]:
@@ -87,14 +87,14 @@ def _body_inputs(config: ModelConfig, layers: range, bucket: Bucket) -> dict[str
 
 
 def bucket_of(step: Step) -> Bucket:
-    """Returns the shape of a body step of one canvas."""
+    """Returns the bucket of a body step of one canvas."""
     rows, width = step.inputs["bias"]
     return Bucket(rows, width - rows)
 
 
 def resized(inputs: Mapping[str, np.ndarray], bucket: Bucket) -> dict[str, np.ndarray]:
-    """Cuts or pads a canvas's inputs of a body step to another bucket: its first rows and cached
-    positions, in the place of each canvas."""
+    """Cuts or pads the inputs of one canvas to another bucket: its first rows and cached positions,
+    repeated for each canvas."""
     old_rows, width = inputs["bias"].shape
     old_cache = width - old_rows
     rows, cache = min(old_rows, bucket.rows), min(old_cache, bucket.cache)
@@ -111,32 +111,32 @@ def resized(inputs: Mapping[str, np.ndarray], bucket: Bucket) -> dict[str, np.nd
             cut = np.zeros((array.shape[0], bucket.cache, array.shape[2]), np.float32)
             cut[:, :cache] = array[:, :cache]
             out[name] = cut
-            out |= {f"canvas{place}_{name}": cut for place in range(1, bucket.canvases)}
+            out |= {f"canvas{canvas}_{name}": cut for canvas in range(1, bucket.canvases)}
     return out
 
 
 def padded(values: Float[np.ndarray, "r n"], rows: int) -> Float[np.ndarray, "R n"]:
-    """Adds rows of zeros, to `rows` in all; float32."""
+    """Pads with rows of zeros to `rows`; float32."""
     out = np.zeros((rows, values.shape[1]), np.float32)
     out[: len(values)] = values
     return out
 
 
 def head_chunks(config: ModelConfig, chunk: int | None = None) -> list[tuple[int, int]]:
-    """Returns first id and end of each chunk of the vocabulary (default: `HEAD_CHUNK` ids)."""
+    """Returns begin and end id of each chunk of the vocabulary (default: `HEAD_CHUNK` ids)."""
     chunk, size = chunk or HEAD_CHUNK, config.vocab_size
     return [(start, min(start + chunk, size)) for start in range(0, size, chunk)]
 
 
 def _head_weights(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Returns the head's chunks as weights: some rows of its matrix each."""
+    """Returns the chunks of the head's matrix as weights, with their shapes."""
     source = "embedding" if config.tied_embeddings else "head"
     chunks = head_chunks(config)
     return {f"{source}[{start}:{stop}]": (stop - start, config.width) for start, stop in chunks}
 
 
 def head_step(config: ModelConfig, rows: int) -> Step:
-    """Makes the step to token and confidence, by LLaDA's plain rule: the most probable id."""
+    """Returns the step to token and confidence by LLaDA's greedy rule: the most probable id."""
     parts = _head_weights(config)
 
     def function(weights: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -149,7 +149,7 @@ def head_step(config: ModelConfig, rows: int) -> Step:
 
 
 def logits_step(config: ModelConfig, rows: int, chunk: int) -> Step:
-    """Makes the step to the logits of one chunk of the vocabulary."""
+    """Returns the step to the logits of one chunk of the vocabulary."""
     name, shape = list(_head_weights(config).items())[chunk]
 
     def function(weights: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -160,14 +160,14 @@ def logits_step(config: ModelConfig, rows: int, chunk: int) -> Step:
 
 
 def head_steps(config: ModelConfig, rows: Sequence[int]) -> list[Step]:
-    """Makes all that the host needs of the head, for each number of rows."""
+    """Returns all steps of the head that the host needs, for each number of rows."""
     steps = [head_step(config, n) for n in rows]
     chunks = range(len(head_chunks(config)))
     return steps + [logits_step(config, n, chunk) for n in rows for chunk in chunks]
 
 
 class HeadsFirst(NamedTuple):
-    """A canvas's cache of a layer."""
+    """A canvas's cache of one layer, heads before positions."""
 
     keys: Float[Array, "K C Dh"]
     values: Float[Array, "K C Dh"]
@@ -179,7 +179,7 @@ def attend_by_canvas(
     bias: Float[Array, "1 R T"],
     cached: Sequence[HeadsFirst],
 ) -> Float[Array, "1 R HDh"]:
-    """Lets the rows of each canvas attend to its cache and to each other, as they would alone."""
+    """Attends the rows of each canvas to its cache and its rows; shapes are as for one canvas."""
     split = partial(jnp.split, indices_or_sections=len(cached), axis=1)
     parts = zip(split(query), *map(split, fresh), split(bias), cached, strict=True)
     outs = [
@@ -195,7 +195,8 @@ def _attend(
     bias: Float[Array, "R T"],
     cached: HeadsFirst,
 ) -> Float[Array, "R HDh"]:
-    """Runs grouped-query attention with a float32 softmax."""
+    """Grouped-query attention with a float32 softmax. Cache and rows are never concatenated, which
+    would copy the cache; only their scores are."""
     n_rows, _, head_dim = query.shape
     kv_heads = fresh[0].shape[1]
     grouped = (query * head_dim**-0.5).reshape(n_rows, kv_heads, -1, head_dim)
@@ -216,5 +217,5 @@ def _attend(
 def _by_head(
     left: Float[Array, "K n x"], right: Float[Array, "K p q"], summed: int
 ) -> Float[Array, "K n m"]:
-    """Multiplies matrices of each head over the last axis and the axis `summed` of the other."""
+    """Multiplies head by head: the last axis of `left` with the axis `summed` of `right`."""
     return jax.lax.dot_general(left, right, (((2,), (summed,)), ((0,), (0,))))

@@ -1,4 +1,4 @@
-"""How weights are stored in a file that runs: numbers, scales, and where they come from."""
+"""How weights are stored in an executable file: numbers and scales, piece by piece."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
@@ -20,21 +20,22 @@ _BITS_AND_GROUP: Mapping[str, tuple[int, int | None]] = {
     "int4_block32": (4, 32),
     "int4_block128": (4, 128),
 }
-_PIECE_ELEMENTS = 1 << 22
+_PIECE_ELEMENTS = 1 << 22  # of a piece in memory, which bounds the memory of an export
 
 
 def quant_of(params: ModelParams) -> Quant:
-    """Says how a file stores loaded parameters: with the integers they have, or as floats."""
+    """Returns the storage format of loaded parameters: the integers they have, or float32."""
     query = params.layers[0].attention.query
     if not isinstance(query, QuantArray):
         return "float32"
     return "int8" if query.values.dtype == np.int8 else "int4_block32"
 
 
-def stored_as(name: str, shape: tuple[int, ...], quant: Quant) -> LoweredWeight:
-    """Describes what a file stores for one weight. Vectors stay float32.
+def storage_spec(name: str, shape: tuple[int, ...], quant: Quant) -> LoweredWeight:
+    """Returns the storage of one weight in a file. Vectors stay float32; head and embedding are
+    int8 in all integer formats.
 
-    Raises ValueError where a row is no multiple of the group.
+    Raises ValueError if a row is not a multiple of the group.
     """
     if quant == "float32" or len(shape) < 2:
         return LoweredWeight(shape, 32)
@@ -58,7 +59,7 @@ class StoredPiece(NamedTuple):
 
 
 def store(pieces: Iterator[Any], spec: LoweredWeight) -> Iterator[StoredPiece]:
-    """Yields pieces of a weight in the form of the file, a few rows at a time."""
+    """Converts pieces of a weight to the file's format, a few rows at a time."""
     step = max(1, _PIECE_ELEMENTS // spec.shape[-1])
     for piece in pieces:
         for start in range(0, len(jax.tree.leaves(piece)[0]), step):
@@ -66,10 +67,11 @@ def store(pieces: Iterator[Any], spec: LoweredWeight) -> Iterator[StoredPiece]:
 
 
 def _stored(piece: Any, spec: LoweredWeight) -> StoredPiece:
+    """Converts a piece; integers that already have the format are used unchanged."""
     groups = spec.shape[-1] // spec.group if spec.group else 1
     number = {8: np.int8, 4: ml_dtypes.int4}.get(spec.bits)
-    has_numbers = isinstance(piece, QuantArray) and piece.values.dtype == number
-    if not (has_numbers and piece.scale.shape[-1] == groups):
+    is_quantized = isinstance(piece, QuantArray) and piece.values.dtype == number
+    if not (is_quantized and piece.scale.shape[-1] == groups):
         wide = dequantize(piece, np.float32) if isinstance(piece, QuantArray) else piece
         if spec.bits == 32:
             return StoredPiece(np.ascontiguousarray(wide, np.float32), None)
@@ -80,7 +82,7 @@ def _stored(piece: Any, spec: LoweredWeight) -> StoredPiece:
 
 
 def restore(piece: StoredPiece, spec: LoweredWeight) -> np.ndarray:
-    """Returns the floats that a stored piece stands for."""
+    """Returns a stored piece as floats."""
     if piece.scale is None:
         return piece.numbers
     values = unpack_int4(piece.numbers) if spec.bits == 4 else piece.numbers
@@ -102,19 +104,19 @@ def pack_int4(values: np.ndarray) -> np.ndarray:
 
 
 def pieces_of(weights: Weights, name: str) -> Iterator[Any]:
-    """Yields a step's weight by name, which may stand for some rows: `head[0:8192]`."""
+    """Yields a step's weight by name, which may be a range of rows: `head[0:8192]`."""
     parameter, _, part = name.partition("[")
     start, stop = map(int, part.rstrip("]").split(":")) if part else (0, None)
     return weights.rows(parameter, start, stop)
 
 
-def whole(pieces: Iterable[Any]) -> Any:
-    """Returns a weight of its pieces, in NumPy."""
+def join_pieces(pieces: Iterable[Any]) -> Any:
+    """Joins the pieces of a weight, in NumPy."""
     return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
 
 
 class InMemory:
-    """`Weights` of parameters that are loaded."""
+    """`Weights` of a model in memory."""
 
     def __init__(self, params: ModelParams):
         leaves = jax.tree.leaves_with_path(params, is_leaf=lambda x: isinstance(x, QuantArray))

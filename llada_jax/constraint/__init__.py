@@ -1,1 +1,1 @@
-"""Texts that a generation may be: patterns, their automata, and what a canvas may become."""
+"""Constrains generated texts by a regular expression, a JSON schema or a list of choices."""

@@ -1,4 +1,5 @@
-"""The constraints of a batch: their automata as one record, and whether canvases hold a text."""
+"""Prepares the constraints of a batch: compiles them, merges their automata into one `Grammar` that
+JAX can use, and locates each row's text on its canvas."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,78 +11,81 @@ from llada_jax.config import require
 from llada_jax.constraint.automaton import DEAD, FAR, Automaton
 from llada_jax.constraint.compiled import compiled
 from llada_jax.constraint.patterns import Constraint
-from llada_jax.constraint.reach import Grammar, Placed
+from llada_jax.constraint.reach import Grammar, TextSpans
 from llada_jax.text import Tokenizer
 
 Constraints = Constraint | Sequence[Constraint]
 
 
-class Texts(NamedTuple):
-    """Constraints, one for each row or one for all, and the automata of their different patterns,
+class CompiledConstraints(NamedTuple):
+    """Constraints, one for each row or one for all rows, and the automata of the different ones,
     by `Constraint.texts`."""
 
     constraints: tuple[Constraint, ...]
     automata: Mapping[Any, Automaton]
 
 
-def texts_of(
+def compile_constraints(
     constraints: Constraints, tokenizer: Tokenizer | None, ends: Sequence[int], vocab_size: int
-) -> Texts:
-    """Returns constraints with their automata.
+) -> CompiledConstraints:
+    """Compiles constraints.
 
-    Raises ValueError for other values, constraints that measure confidence in two ways, a model
-    without tokenizer or end, and patterns that no text or automaton can be made of.
+    Raises ValueError for values that are not constraints, different kinds of confidence, a model
+    without a tokenizer or an end token, and patterns without a text or with a too large automaton.
     """
-    given = (constraints,) if isinstance(constraints, Constraint) else constraints
-    listed = isinstance(given, Sequence) and len(given) > 0
+    rows = (constraints,) if isinstance(constraints, Constraint) else constraints
+    is_list = isinstance(rows, Sequence) and len(rows) > 0
     require(
-        listed and all(isinstance(each, Constraint) for each in given),
+        is_list and all(isinstance(constraint, Constraint) for constraint in rows),
         f"constraint is {constraints!r}; allowed: lj.regex(...), lj.json_schema(...), "
         "lj.choice(...), or a list of them, one for each prompt",
     )
-    measures = sorted({each.confidence for each in given})
+    measures = sorted({constraint.confidence for constraint in rows})
     require(len(measures) == 1, f"the batch has confidences {measures}; allowed: one of them")
     if tokenizer is None:
         raise ValueError("the model has no tokenizer; allowed: a constraint with one")
     require(
         len(ends) > 0, "neither the model nor the sampler names an EOS; allowed: one, as eos_id"
     )
-    different = {each.texts: each for each in given}
-    made = {key: compiled(each, tokenizer, ends, vocab_size) for key, each in different.items()}
-    return Texts(tuple(given), made)
+    different = {constraint.texts: constraint for constraint in rows}
+    automata = {
+        key: compiled(constraint, tokenizer, ends, vocab_size)
+        for key, constraint in different.items()
+    }
+    return CompiledConstraints(tuple(rows), automata)
 
 
-def grammar_of(texts: Texts, ends: Sequence[int]) -> Grammar:
-    """Returns the patterns of constraints over one class for each id.
+def grammar_of(texts: CompiledConstraints, ends: Sequence[int]) -> Grammar:
+    """Merges the automata of all patterns into tables over common classes of ids.
 
-    Ids are of one class where they are of one in every automaton; those that end a text are. Sizes
-    are padded to powers of two, so that patterns of similar size share programs.
+    Two ids share a class if they share one in every automaton; all ids that end a text share one.
+    Sizes are padded to powers of two, so that patterns of similar size share compiled programs.
     """
     automata = list(texts.automata.values())
-    together = np.zeros(len(automata[0].class_of), np.int64)
-    for each in automata:
-        keys = together * each.transitions.shape[1] + each.class_of
-        _, first, together = np.unique(keys, return_index=True, return_inverse=True)
-    n_states = _padded(max(len(each.transitions) for each in automata))
-    n_classes, known = _padded(len(first)), len(first)
+    class_of = np.zeros(len(automata[0].class_of), np.int64)
+    for automaton in automata:
+        keys = class_of * automaton.transitions.shape[1] + automaton.class_of
+        _, first, class_of = np.unique(keys, return_index=True, return_inverse=True)
+    n_states = _padded(max(len(automaton.transitions) for automaton in automata))
+    n_classes, n_used = _padded(len(first)), len(first)
     transitions = np.full((len(automata), n_states, n_classes), DEAD, np.int32)
     distance = np.full((len(automata), n_states), FAR, np.int32)
-    for pattern, each in enumerate(automata):
-        size = len(each.transitions)
-        transitions[pattern, :size, :known] = each.transitions[:, each.class_of[first]]
-        distance[pattern, :size] = each.distance
-    end_class = together[ends[0]]
+    for pattern, automaton in enumerate(automata):
+        size = len(automaton.transitions)
+        transitions[pattern, :size, :n_used] = automaton.transitions[:, automaton.class_of[first]]
+        distance[pattern, :size] = automaton.distance
+    end_class = class_of[ends[0]]
     representative, single = np.zeros(n_classes, np.int32), np.zeros(n_classes, bool)
-    representative[:known], single[:known] = first, np.bincount(together) == 1
-    representative[end_class], single[end_class] = ends[0], True  # ends are all the same
+    representative[:n_used], single[:n_used] = first, np.bincount(class_of) == 1
+    representative[end_class], single[end_class] = ends[0], True  # any end is as good as another
     sources, targets = _edges(transitions, distance)
     arrays: dict[str, Any] = {
-        "class_of": together.astype(np.int32),
+        "class_of": class_of.astype(np.int32),
         "transitions": transitions,
         "distance": distance,
         "sources": sources,
         "targets": targets,
-        "start": np.array([each.start for each in automata], np.int32),
+        "start": np.array([automaton.start for automaton in automata], np.int32),
         "representative": representative,
         "single": single,
         "end_class": np.int32(end_class),
@@ -93,38 +97,41 @@ def _padded(count: int) -> int:
     return max(16, 1 << (count - 1).bit_length())
 
 
-def placed_texts(
-    texts: Texts,
+def locate_texts(
+    texts: CompiledConstraints,
     canvases: Sequence[Int[np.ndarray, " P"]],
     mask_id: int,
     gen_length: int,
     *,
     infill: bool,
-) -> Placed:
-    """Returns which pattern each canvas has, and where its text lies: canvases are prompts, behind
-    which `gen_length` positions follow, or with `infill` whole ones.
+) -> TextSpans:
+    """Returns each row's pattern and the span of its text: the `gen_length` positions after the
+    prompt, or with `infill` the canvas from the constraint's `begins`.
 
-    Raises ValueError for a canvas that no text fits, with the tokens that one needs.
+    Raises ValueError if no text fits a canvas; the message has the number of tokens needed.
     """
-    count, given = len(canvases), len(texts.constraints)
-    require(given in (1, count), f"{given} constraints were given; allowed: one, or {count}")
-    number = {pattern: place for place, pattern in enumerate(texts.automata)}
+    count, n_constraints = len(canvases), len(texts.constraints)
+    require(
+        n_constraints in (1, count),
+        f"{n_constraints} constraints were given; allowed: one, or {count}",
+    )
+    number = {pattern: index for index, pattern in enumerate(texts.automata)}
     rows = []
     for row, canvas in enumerate(canvases):
-        constraint = texts.constraints[row % given]
+        constraint = texts.constraints[row % n_constraints]
         begin = constraint.begins if infill else len(canvas)
         whole = canvas if infill else np.append(canvas, np.full(gen_length, mask_id, np.int32))
         where = f"canvas {row}" if infill else "gen_length"
         _require_room(texts.automata[constraint.texts], whole[begin:], mask_id, where)
         rows.append((number[constraint.texts], begin, len(whole)))
-    found: Any = np.array(rows, np.int32).T
-    return Placed(*found)
+    columns: Any = np.array(rows, np.int32).T
+    return TextSpans(*columns)
 
 
 def _require_room(
     automaton: Automaton, tokens: Int[np.ndarray, " T"], mask_id: int, where: str
 ) -> None:
-    """Raises ValueError unless a text agrees with tokens, of which masks are free."""
+    """Raises ValueError unless some text agrees with the tokens, in which masks are free."""
     shortest = automaton.shortest
     require(
         shortest <= len(tokens),
@@ -141,7 +148,7 @@ def _require_room(
 def _finishing(
     automaton: Automaton, tokens: Int[np.ndarray, " T"], mask_id: int
 ) -> Bool[np.ndarray, " S"]:
-    """Returns the states from which a text agrees with all the tokens."""
+    """Marks the states from which some text agrees with all tokens, by going backwards."""
     table, masked = automaton.transitions, tokens == mask_id
     (fixed,) = np.nonzero(~masked)
     last = int(fixed[-1]) + 1 if len(fixed) else 0
@@ -155,15 +162,15 @@ def _finishing(
 def _edges(
     transitions: Int[np.ndarray, "P S G"], distances: Int[np.ndarray, "P S"]
 ) -> tuple[Int[np.ndarray, "P E"], Int[np.ndarray, "P E"]]:
-    """Returns which states follow each other by any class, padded to a power of two."""
+    """Returns the pairs of successive live states, for any class, padded to a power of two."""
     pairs, size = [], transitions.shape[1]
     for table, distance in zip(transitions, distances, strict=True):
         (live,) = np.nonzero(distance < FAR)
         codes = np.unique(live[:, None] * size + table[live])
         both = np.stack([codes // size, codes % size])
         pairs.append(both[:, distance[both[1]] < FAR])
-    most = _padded(max(each.shape[1] for each in pairs))
-    padded = np.full((2, len(pairs), most), DEAD, np.int32)
-    for pattern, each in enumerate(pairs):
-        padded[:, pattern, : each.shape[1]] = each
+    size = _padded(max(edges.shape[1] for edges in pairs))
+    padded = np.full((2, len(pairs), size), DEAD, np.int32)
+    for pattern, edges in enumerate(pairs):
+        padded[:, pattern, : edges.shape[1]] = edges
     return padded[0], padded[1]

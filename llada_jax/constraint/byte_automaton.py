@@ -1,8 +1,8 @@
-"""Regular expressions as automata over bytes, built by outlines-core.
+"""Builds automata of regular expressions over bytes, with outlines-core, in a subprocess.
 
 The automaton of a short expression may have more states than fit into memory: `(a|b)*a(a|b){30}`
-has 2^31. outlines-core has no bound of its own, so this file is also a program that reads one
-expression and builds its automaton within limits of memory and time.
+has 2^31. outlines-core has no limit of its own. Therefore this file is also a program that reads an
+expression, and builds its automaton within limits of memory and time.
 """
 
 import json
@@ -16,20 +16,21 @@ SECONDS = 10
 _MEMORY_BYTES = 2 << 30
 _NO_BYTE = 256  # outlines-core requires an id that ends texts
 _BEGIN, _END = ord("a"), "\U0010ffff"
-# outlines-core leaves out steps from a state that may end a text to one that may not. So every text
-# is followed by the character `_END`, and a state accepts if that leads to the end.
+# Two properties of outlines-core require a wrapped pattern. First, it drops the transitions from a
+# state in which a text may end to one in which it may not. So every text gets the suffix `_END`,
+# and a state accepts if the suffix leads from it to the end.
 #
-# It also builds the automaton that finds a match anywhere, in which a new match may begin at each
-# byte: for `[^a]*a[^b]{30}`, or a JSON string of up to 30 characters, that has 2^30 states, though
-# the anchored one has a few hundred. The last alternative prevents this. It is empty, so it matches
-# before the first byte, and a later match is never preferred to one that begins earlier. The
-# transition by "a" then leads to a state after a match, which outlines-core keeps only if a match
-# may also end there: `a\z` does.
+# Second, it builds an automaton that finds a match at any position, so a new match may begin at
+# each byte: for `[^a]*a[^b]{30}`, or a JSON string of up to 30 characters, that has 2^30 states,
+# although the anchored automaton has a few hundred. The empty last alternative prevents this: it
+# matches before the first byte, and an earlier match is preferred to a later one. Then the
+# transition by "a" leads to a state after a match, which outlines-core keeps only if a match may
+# also end there. The alternative `a\z` makes that so.
 _WRAPPED = rf"a(?:{{}}){_END}|a\z|"
 
 
 def engine_version() -> str:
-    """Returns the version of outlines-core. Raises ImportError without it."""
+    """Returns the version of outlines-core. Raises ImportError if it is not installed."""
     try:
         return version("outlines-core")
     except PackageNotFoundError as error:
@@ -38,12 +39,12 @@ def engine_version() -> str:
         ) from error
 
 
-def of_regex(pattern: str) -> dict[str, Any]:
-    """Returns the automaton of a regular expression in Rust's syntax: the number of its `states`,
-    the `start` state, the states that it `accepts`, and `edges`, triples of state, byte and state.
+def regex_automaton(pattern: str) -> dict[str, Any]:
+    """Returns the automaton of a regular expression in Rust's syntax: the number of `states`, the
+    `start` state, the list of states that it `accepts`, and `edges` (state, byte, next state).
 
-    Raises ImportError without outlines-core; ValueError for an invalid expression, one with
-    anchors, look-around or word boundaries, or more than `MAX_STATES` states.
+    Raises ImportError without outlines-core; ValueError for an invalid expression, for anchors,
+    look-around or word boundaries, and for more than `MAX_STATES` states.
     """
     engine_version()
     shown = pattern if len(pattern) <= 80 else f"{pattern[:77]}..."
@@ -61,9 +62,9 @@ def of_regex(pattern: str) -> dict[str, Any]:
             r"without anchors, look-around and \b"
         )
     if "edges" not in automaton:
-        many = automaton.get("states", "more than can be counted")
+        states = automaton.get("states", "more than can be counted")
         raise ValueError(
-            f"regex {shown!r}: its automaton over bytes has {many} states; allowed: up to "
+            f"regex {shown!r}: its automaton over bytes has {states} states; allowed: up to "
             f"{MAX_STATES}, within {SECONDS} seconds"
         )
     return automaton
@@ -72,21 +73,21 @@ def of_regex(pattern: str) -> dict[str, Any]:
 def _serve() -> None:
     import resource
 
-    # The parent waits for `SECONDS` of wall time; the processor's time ends an orphan.
-    for kind, most in ((resource.RLIMIT_AS, _MEMORY_BYTES), (resource.RLIMIT_CPU, SECONDS)):
-        resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
+    # The parent process enforces wall time; the CPU limit ends this one if its parent has died.
+    for kind, limit in ((resource.RLIMIT_AS, _MEMORY_BYTES), (resource.RLIMIT_CPU, SECONDS)):
+        resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
     print(json.dumps(build(json.loads(sys.stdin.read()))))
 
 
 def build(pattern: str) -> dict[str, Any]:
-    """Returns the fields of an automaton; its number of `states` alone if there are too many; or
+    """Returns the fields of an automaton, only the number of `states` if there are too many, or
     the `problem` of an invalid expression."""
     from outlines_core import Index, Vocabulary  # pyright: ignore[reportMissingImports]
 
     vocabulary = Vocabulary(_NO_BYTE, {bytes([byte]): [byte] for byte in range(256)})
     try:
-        # The empty alternative matches first, so this parses the pattern and builds nothing. Unlike
-        # in `_WRAPPED`, `a)|(b` is an error here, and so is an anchor at the beginning.
+        # The empty alternative matches first, so this only checks the pattern's syntax. Unlike in
+        # `_WRAPPED`, `a)|(b` is an error here, and so is an anchor at the beginning.
         Index(f"|{pattern}", vocabulary)
     except ValueError as error:
         return {"problem": str(error).partition("\n")[0]}

@@ -1,4 +1,4 @@
-"""The automaton of a constraint over a model's tokens, kept on disk between runs."""
+"""Compiles a constraint to an automaton over a model's tokens, and caches it on disk."""
 
 import hashlib
 import json
@@ -9,9 +9,9 @@ import numpy as np
 
 from llada_jax.config import require
 from llada_jax.constraint.automaton import FAR, Automaton, text_automaton, token_automaton
-from llada_jax.constraint.byte_automaton import engine_version, of_regex
+from llada_jax.constraint.byte_automaton import engine_version, regex_automaton
 from llada_jax.constraint.patterns import Constraint
-from llada_jax.constraint.spelling import own_steps, spelled_tokens
+from llada_jax.constraint.spelling import canonical_steps, spelled_tokens
 from llada_jax.io.archive import load_archive, save_archive
 from llada_jax.io.cache_folder import cache_folder
 from llada_jax.text import Tokenizer
@@ -23,53 +23,54 @@ _FORMAT = 2
 def compiled(
     constraint: Constraint, tokenizer: Tokenizer, ends: Sequence[int], vocab_size: int
 ) -> Automaton:
-    """Returns the automaton of a constraint over a tokenizer's ids, of which `ends` end a text. Of
-    a model's vocabulary, ids beyond the tokenizer's are never allowed.
+    """Returns the automaton of a constraint over a tokenizer's ids; `ends` are ids that end a text.
+    Ids of the model's vocabulary that the tokenizer lacks are never allowed.
 
-    Raises ValueError for a pattern that is none, has too many states or has no text that the
-    tokenizer spells; ImportError for a regex without the extra.
+    Raises ValueError for an invalid pattern, one with too many states, and one without a text that
+    the tokenizer can spell; ImportError for a regex without the extra.
     """
-    described, pattern = tokenizer.backend.to_str(), constraint.pattern
+    pattern = constraint.pattern
     engine = engine_version() if isinstance(pattern, str) else None
-    key = json.dumps([described, *constraint.texts, list(ends), vocab_size, engine])
-    kept = cache_folder() / "automata" / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
-    automaton = read_automaton(kept)
+    inputs = [tokenizer.backend.to_str(), *constraint.texts, list(ends), vocab_size, engine]
+    digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
+    path = cache_folder() / "automata" / f"{digest}.npz"
+    automaton = read_automaton(path)
     if automaton is None:
         if isinstance(pattern, str):
-            own = tokenizer if constraint.spelling == "own" else None
-            automaton = automaton_of(pattern, spelled_tokens(tokenizer), ends, vocab_size, own)
+            canonical = tokenizer if constraint.spelling == "own" else None
+            spelled = spelled_tokens(tokenizer)
+            automaton = pattern_automaton(pattern, spelled, ends, vocab_size, canonical)
         else:
-            automaton = text_automaton(_encoded(pattern, tokenizer), ends, vocab_size, MOST_STATES)
+            automaton = text_automaton(_encode(pattern, tokenizer), ends, vocab_size, MOST_STATES)
         states = len(automaton.transitions)
         require(
             states <= MOST_STATES,
             f"the automaton of {pattern!r:.80} has {states} states; allowed: up to {MOST_STATES}",
         )
-        write_automaton(kept, automaton)
+        write_automaton(path, automaton)
     return automaton
 
 
-def _encoded(texts: tuple[str, ...], tokenizer: Tokenizer) -> list[list[int]]:
-    found = [tokenizer.encode(text) for text in texts]
-    for text, tokens in zip(texts, found, strict=True):
+def _encode(texts: tuple[str, ...], tokenizer: Tokenizer) -> list[list[int]]:
+    encoded = [tokenizer.encode(text) for text in texts]
+    for text, tokens in zip(texts, encoded, strict=True):
         spelled = tokenizer.decode(tokens, skip_special_tokens=False)
         require(
             spelled == text,
             f"{text!r:.80} has no tokens (the tokenizer makes {spelled!r:.80} of it); allowed: "
             "texts that it spells",
         )
-    return found
+    return encoded
 
 
 def write_automaton(path: Path, automaton: Automaton) -> None:
-    """Writes an automaton as one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     save_archive(path, automaton._asdict(), {}, _FORMAT)
 
 
 def read_automaton(path: Path) -> Automaton | None:
-    """Returns the automaton of a file; None without one, and for another version or a damaged one,
-    which is removed."""
+    """Returns the automaton of a file, or None if there is none. A damaged file, or one of another
+    version, is deleted."""
     try:
         arrays, _ = load_archive(path, Automaton._fields, _FORMAT, kind="automaton", short="its")
     except (OSError, ValueError):
@@ -78,23 +79,23 @@ def read_automaton(path: Path) -> Automaton | None:
     return Automaton(**{**arrays, "start": int(arrays["start"])})
 
 
-def automaton_of(
+def pattern_automaton(
     pattern: str,
     spelled: Mapping[int, bytes],
     ends: Sequence[int],
     vocab: int,
-    own: Tokenizer | None = None,
+    canonical: Tokenizer | None = None,
 ) -> Automaton:
-    """Returns the automaton of a regular expression over ids that spell bytes; what is spelled in
-    one way in the `own` tokens of a tokenizer, if one is given. Errors as `compiled`."""
-    found = of_regex(pattern)
-    table = np.full((found["states"], 256), -1, np.int32)
-    state, byte, after = np.array(found["edges"], np.int32).reshape(-1, 3).T
+    """Returns the automaton of a regular expression over ids with their bytes. With the tokenizer
+    as `canonical`, texts without alternatives must have its tokens. Errors as `compiled`."""
+    over_bytes = regex_automaton(pattern)
+    table = np.full((over_bytes["states"], 256), -1, np.int32)
+    state, byte, after = np.array(over_bytes["edges"], np.int32).reshape(-1, 3).T
     table[state, byte] = after
-    accepts = np.isin(np.arange(len(table)), found["accepts"])
-    tokens = {i: each for i, each in spelled.items() if i not in ends}
-    only = None if own is None else own_steps(table, accepts, tokens, own)
-    automaton = token_automaton(table, found["start"], accepts, tokens, ends, vocab, only)
+    accepts = np.isin(np.arange(len(table)), over_bytes["accepts"])
+    tokens = {i: spelling for i, spelling in spelled.items() if i not in ends}
+    only = None if canonical is None else canonical_steps(table, accepts, tokens, canonical)
+    automaton = token_automaton(table, over_bytes["start"], accepts, tokens, ends, vocab, only)
     require(
         automaton.shortest < FAR,
         f"{pattern!r:.80} has no text that the tokenizer spells; allowed: texts of its tokens",

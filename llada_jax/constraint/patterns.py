@@ -1,4 +1,4 @@
-"""What a user constrains a text by: a regular expression, a JSON schema, or a list of texts."""
+"""The constraints that users write: a regular expression, a JSON schema, or a list of choices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ Spelling = Literal["own", "any"]
 
 @dataclass(frozen=True)
 class Constraint:
-    """Texts that a generation may be; `regex`, `json_schema` and `choice` make one.
+    """A set of allowed texts; made by `regex`, `json_schema` and `choice`.
 
     Attributes:
       pattern: A regular expression in Rust's syntax, or the texts themselves.
-      confidence: What the confidence of a token is its probability in: `raw` the model's
-        distribution; `allowed` that over the tokens which the constraint allows at its position,
-        so that a token without alternative has 1, and is committed without a forward.
-      spelling: The tokens of what an expression spells in one way only, as the names in an object:
-        the tokenizer's `own`, or `any` that spell it. What is free may have any tokens.
-      begins: Where the text begins in a canvas that is infilled; a generation's begins behind its
-        prompt.
+      confidence: Distribution in which a token's confidence is its probability. `raw`: the model's.
+        `allowed`: the model's, restricted to the tokens that the constraint allows at the position,
+        so that a token without alternatives has confidence 1 and needs no forward pass.
+      spelling: Tokens for parts of an expression without alternatives, such as names in an object:
+        the tokenizer's `own`, or `any` with the same characters. Other parts may have any tokens.
+      begins: Position at which the text begins in a canvas that is infilled; in generation it
+        begins after the prompt.
     """
 
     pattern: str | tuple[str, ...]
@@ -33,7 +33,7 @@ class Constraint:
 
     @property
     def texts(self) -> tuple[str | tuple[str, ...], Spelling]:
-        """Returns what its automaton depends on."""
+        """The fields on which the automaton depends."""
         return self.pattern, self.spelling
 
     def __post_init__(self) -> None:
@@ -42,12 +42,12 @@ class Constraint:
 
 
 def regex(pattern: str, **options: Any) -> Constraint:
-    """Returns the constraint that a text matches a regular expression, from its first to its last
-    character. Needs the extra `constraint` once a model is to obey it.
+    """Returns the constraint that the whole text matches a regular expression. Using it needs the
+    extra `constraint`.
 
     Args:
-      pattern: in Rust's syntax, without anchors, look-around and word boundaries.
-      options: other attributes of a `Constraint`.
+      pattern: In Rust's syntax, without anchors, look-around and word boundaries.
+      options: Other attributes of `Constraint`.
     """
     require(isinstance(pattern, str), f"regex is {pattern!r}; allowed: text")
     return Constraint(pattern, **options)
@@ -56,26 +56,26 @@ def regex(pattern: str, **options: Any) -> Constraint:
 def json_schema(
     schema: Mapping[str, Any] | str, *, depth: int = 3, spaces: bool | None = False, **options: Any
 ) -> Constraint:
-    """Returns the constraint that a text is JSON of a schema, whose properties have its order.
+    """Returns the constraint that a text is JSON of a schema, with properties in its order.
 
     Args:
-      schema: as an object, or in JSON.
-      depth: how often a definition may stand within itself, where the schema is recursive.
-      spaces: whether one stands behind each `,` and `:` between values; None: one may.
-      options: other attributes of a `Constraint`.
+      schema: An object, or its JSON.
+      depth: Maximum nesting of a recursive definition in itself.
+      spaces: Whether a space follows each `,` and `:` between values; None allows both.
+      options: Other attributes of `Constraint`.
 
-    Raises ValueError, which names the place, as `$.properties.age.enum`, for a malformed schema,
-    one that is too large, and keywords that no automaton would guarantee.
+    Raises ValueError, which names the location (as `$.properties.age.enum`), for a malformed or too
+    large schema, and for keywords that an automaton cannot guarantee.
     """
     return Constraint(schema_pattern(schema, depth, spaces), **options)
 
 
 def choice(texts: Sequence[str], **options: Any) -> Constraint:
-    """Returns the constraint that a text is one of some texts, in the tokenizer's own tokens.
-    `options` are other attributes of a `Constraint`."""
-    given = isinstance(texts, Sequence) and not isinstance(texts, str)
+    """Returns the constraint that a text is one of several, in the tokenizer's own tokens.
+    `options` are other attributes of `Constraint`."""
+    is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
     require(
-        given and len(texts) > 0 and all(isinstance(each, str) and each for each in texts),
+        is_list and len(texts) > 0 and all(isinstance(text, str) and text for text in texts),
         f"choice is {texts!r}; allowed: a list of texts, none of them empty",
     )
     return Constraint(tuple(texts), **options)

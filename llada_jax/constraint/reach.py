@@ -1,7 +1,9 @@
-"""What a canvas may become: the states before each position, and the best text that agrees with it.
+"""Finds the texts of a pattern that agree with a canvas: the best one, and each position's options.
 
-A position is fixed, and then has the class of its token; or free, and then any class, each at its
-own value. Of a tail that is free and without values, the distance of a state says all.
+A canvas has fixed positions, which keep their token, and free ones, at which each class of tokens
+has a value (its log-probability, for example). Dynamic programming over the states of the automaton
+gives the text with the highest sum of values. After the last position that is fixed or has values,
+only the minimum distance to an end of the text matters, so those positions cost nothing.
 """
 
 from dataclasses import dataclass, field
@@ -19,16 +21,16 @@ from llada_jax.constraint.patterns import Measure
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Grammar:
-    """The texts of P patterns."""
+    """The merged automata of P patterns, with S states, G classes and E pairs of states."""
 
     class_of: Int[Array, " V"]
-    transitions: Int[Array, "P S G"]  # the state after each class
-    distance: Int[Array, "P S"]  # the fewest tokens until a text may end
-    sources: Int[Array, "P E"]  # these states, and
-    targets: Int[Array, "P E"]  # those that follow them by any class; `DEAD` where there are fewer
+    transitions: Int[Array, "P S G"]  # next state by state and class
+    distance: Int[Array, "P S"]  # minimum number of further tokens before a text may end
+    sources: Int[Array, "P E"]  # pairs of successive states, for any class: the first states
+    targets: Int[Array, "P E"]  # and the second ones; `DEAD` as padding
     start: Int[Array, " P"]
     representative: Int[Array, " G"]  # an id of each class
-    single: Bool[Array, " G"]  # whether it is the only one, or as good as any
+    single: Bool[Array, " G"]  # whether the class has one id, or it does not matter which
     end_class: Int[Array, ""]
     confidence: Measure = field(default="raw", metadata={"static": True})
 
@@ -37,25 +39,26 @@ class Grammar:
         return self.transitions.shape[2]
 
 
-class Placed(NamedTuple):
-    """Which pattern the text of each row has, and where it lies on the canvas."""
+class TextSpans(NamedTuple):
+    """The pattern of each row's text, and its span on the canvas."""
 
     pattern: Int[Array, " B"]
     begin: Int[Array, " B"]
-    stop: Int[Array, " B"]  # one past its last position; what is behind it ends texts, too
+    stop: Int[Array, " B"]  # end of the span (exclusive); positions after it hold end tokens
 
 
 class Reach(NamedTuple):
-    """The best text of each row, in classes, and what else each position might be."""
+    """The result of `reach`."""
 
     classes: Int[Array, "B L"]
+    """The best text of each row, in classes."""
     allowed: Bool[Array, "B L G"] | None
-    """Classes that a position may have, whatever stands there, where all other fixed ones stay."""
+    """Classes possible at each position, given all other fixed positions but not its own token."""
 
 
 def reach(
     grammar: Grammar,
-    text: Placed,
+    text: TextSpans,
     tokens: Int[Array, "B L"],
     fixed: Bool[Array, "B L"],
     values: Float[Array, "B L G"],
@@ -64,15 +67,15 @@ def reach(
     *,
     alternatives: bool,
 ) -> Reach:
-    """Returns the text of the highest sum of values, by dynamic programming from the canvas's end
-    (Viterbi); exact, and O(L S G) for each row.
+    """Returns the text with the highest sum of values, by dynamic programming from the end of the
+    canvas (Viterbi): exact, and O(L S G) for each row.
 
     Args:
-      fixed: positions whose token stays.
-      values: of each class, where a position is free.
-      weighed: free positions with values; all classes of the others are worth 0.
-      rows: of which the results count.
-      alternatives: whether `allowed` is wanted.
+      fixed: Positions that keep their token.
+      values: Value of each class at free positions.
+      weighed: Free positions at which `values` count; at others every class is worth 0.
+      rows: Rows whose results are needed; others do not extend the range of positions.
+      alternatives: Whether to compute `allowed`.
     """
     length = values.shape[1]
     position = jnp.arange(length, dtype=jnp.int32)[None, :]
@@ -80,27 +83,27 @@ def reach(
     last = jnp.where(inside & (fixed | weighed), position + 1, 0).max()
     first = jnp.minimum(jnp.where(inside & ~fixed, position, length).min(), last)
     shared = grammar.transitions.shape[0] == 1  # one pattern for all rows
-    patterns = (grammar.transitions, grammar.distance, grammar.sources, grammar.targets)
-    pattern = tuple(each[0 if shared else text.pattern] for each in patterns)
+    tables = (grammar.transitions, grammar.distance, grammar.sources, grammar.targets)
+    tables = tuple(table[0 if shared else text.pattern] for table in tables)
     start, span = grammar.start[text.pattern], (text.begin.min(), first, last)
     classes = jnp.arange(grammar.n_classes, dtype=jnp.int32)[None, None, :]
-    own, ends = classes == grammar.class_of[tokens][..., None], classes == grammar.end_class
-    values = jnp.where(fixed[..., None], jnp.where(own, 0.0, -jnp.inf), values)
-    behind = (position >= text.stop[:, None])[..., None]
-    values = jnp.where(behind & ~ends, -jnp.inf, values)
-    of_row = partial(_reach_of_row, span=span, ends=ends[0] if alternatives else None)
+    is_token, is_end = classes == grammar.class_of[tokens][..., None], classes == grammar.end_class
+    values = jnp.where(fixed[..., None], jnp.where(is_token, 0.0, -jnp.inf), values)
+    is_after = (position >= text.stop[:, None])[..., None]
+    values = jnp.where(is_after & ~is_end, -jnp.inf, values)
+    of_row = partial(_reach_of_row, span=span, is_end=is_end[0] if alternatives else None)
     axes = (None if shared else 0, 0, 0, 0, 0, 0)
-    return jax.vmap(of_row, axes)(pattern, start, text.begin, text.stop, values, fixed)
+    return jax.vmap(of_row, axes)(tables, start, text.begin, text.stop, values, fixed)
 
 
-def _reach_of_row(pattern, start, begin, stop, values, fixed, span, ends) -> Reach:
-    """Is `reach` of one row: positions from `span[0]` on are fixed, from `span[1]` on may be free,
-    and from `span[2]` on are free and worth nothing; `ends` marks the class of ends where
-    alternatives are wanted."""
-    table, distance, sources, targets = pattern
+def _reach_of_row(tables, start, begin, stop, values, fixed, span, is_end) -> Reach:
+    """Computes `reach` for one row. Positions from `span[0]` to `span[1]` are fixed, those from
+    `span[2]` on are free and without values. Alternatives are computed unless `is_end`, which marks
+    the class of end tokens, is None."""
+    table, distance, sources, targets = tables
     (begins, first, last), length = span, len(values)
 
-    # The best sum of values from each position on, from each state; -inf where no text ends.
+    # Backward: the best sum of values from each position and state on; -inf if no text ends.
     def back(k, carry):
         suffix, best = carry
         i = last - 1 - k
@@ -112,9 +115,11 @@ def _reach_of_row(pattern, start, begin, stop, values, fixed, span, ends) -> Rea
     best = jnp.zeros((length + 1, len(tail)), values.dtype).at[last].set(tail)
     _, best = jax.lax.fori_loop(0, last - first, back, (tail, best))
 
+    # Through the fixed prefix, whose only finite value per position is that of its token.
     def prefix(i, state):
         return jnp.where(i >= begin, table[state, values[i].argmax()], state)
 
+    # Forward along the best text.
     def trace(i, carry):
         state, classes = carry
         chosen = (values[i] + best[i + 1][table[state]]).argmax().astype(jnp.int32)
@@ -123,20 +128,21 @@ def _reach_of_row(pattern, start, begin, stop, values, fixed, span, ends) -> Rea
     state = jax.lax.fori_loop(begins, first, prefix, start)
     nothing = jnp.zeros(length, jnp.int32)
     _, classes = jax.lax.fori_loop(first, last, trace, (state, nothing))
-    if ends is None:
+    if is_end is None:
         return Reach(classes, None)
 
-    # Classes that lead from a state before a position to one behind it, from which a text ends.
+    # Forward with the set of possible states: a class is allowed if it leads from one of them to a
+    # state from which a text ends.
     def forth(i, carry):
         before, allowed = carry
         here = (before[:, None] & (best[i + 1] > -jnp.inf)[table]).any(axis=0)
-        by_one = nowhere.at[table[:, values[i].argmax()]].max(before)
-        by_any = nowhere.at[targets].max(before[sources])
-        beyond = jnp.where(fixed[i], by_one, by_any).at[DEAD].set(False)
-        return jnp.where(i >= begin, beyond, before), allowed.at[i].set(here)
+        by_token = no_state.at[table[:, values[i].argmax()]].max(before)
+        by_any = no_state.at[targets].max(before[sources])
+        after = jnp.where(fixed[i], by_token, by_any).at[DEAD].set(False)
+        return jnp.where(i >= begin, after, before), allowed.at[i].set(here)
 
-    nowhere = jnp.zeros(len(tail), bool)
-    before = nowhere.at[state].set(True)
+    no_state = jnp.zeros(len(tail), bool)
+    before = no_state.at[state].set(True)
     nothing = jnp.zeros(values.shape, bool)
     _, allowed = jax.lax.fori_loop(first, last, forth, (before, nothing))
-    return Reach(classes, allowed & (ends | (jnp.arange(length) < stop)[:, None]))
+    return Reach(classes, allowed & (is_end | (jnp.arange(length) < stop)[:, None]))

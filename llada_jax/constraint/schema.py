@@ -1,9 +1,10 @@
-"""JSON schemas as regular expressions, of which every match is JSON of the schema.
+"""Translates JSON schemas to regular expressions; every match is JSON that conforms to the schema.
 
-A schema is copied as plain JSON of bounded depth and size. Then the patterns of its parts are
-joined from the leaves up. Two tables say what is supported: `_KEYWORDS` has the values that each
-keyword may have, `_FORMS` and `_TYPES` have the keywords that a part may have. Any other keyword is
-an error, since the pattern would not guarantee it. Errors name a place, as `$.properties.age.enum`.
+The schema is first copied as plain JSON of bounded depth and size. Then the patterns of its parts
+are joined from the leaves up. Two tables define the supported subset: `_KEYWORDS` has the allowed
+values of each keyword, `_FORMS` and `_TYPES` the keywords that a part may have. Any other keyword
+is an error, because the pattern would not guarantee it. Errors name a location in the schema, such
+as `$.properties.age.enum`.
 """
 
 import json
@@ -16,18 +17,18 @@ from llada_jax.config import parse_json, require
 
 MAX_DEPTH = 8
 MAX_LEVELS = 150
-"""Schemas nested in each other; a level takes up to four of Python's 1000 frames."""
+"""Maximum nesting of schemas; a level takes up to four of Python's 1000 stack frames."""
 MAX_SIZE = 1 << 20
-"""Values in a schema, and characters of its texts."""
+"""Maximum number of values in a schema, plus characters of its texts."""
 MAX_CHARACTERS = 1 << 18
-"""Characters in the patterns of all parts."""
-_MAX_COUNT = 1 << 14  # items or characters, each of which is a state of the automaton or more
+"""Maximum number of characters in the patterns of all parts."""
+_MAX_COUNT = 1 << 14  # items or characters; each is at least one state of the automaton
 _CHARACTER = r'(?:[^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'
 _INTEGER = r"(?:0|[1-9][0-9]*)"
 
 
 class _Type(NamedTuple):
-    has: Callable[[Any], bool]
+    matches: Callable[[Any], bool]
     keywords: tuple[str, ...] = ()
 
 
@@ -41,9 +42,9 @@ _TYPES = {
     "null": _Type(lambda value: value is None),
 }
 _FORMS = {"$ref": (), "const": ("type",), "enum": ("type",), "anyOf": ()}
-"""Keywords that a part is built from, and those beside them. Parts without one have a `type`."""
+"""Keywords that define a part, and keywords allowed with them. Parts without one have a `type`."""
 _ABOUT = {"$schema", "$id", "$defs", "definitions", "title", "description", "default", "examples"}
-_ABOUT |= {"additionalProperties"}  # an object has no others, whatever is allowed
+_ABOUT |= {"additionalProperties"}  # ignored: texts never have additional properties
 
 
 class _Keyword(NamedTuple):
@@ -59,7 +60,7 @@ def _is_type(value: Any) -> bool:
     return isinstance(value, str) and value in _TYPES
 
 
-_OBJECT = _Keyword("an object", _TYPES["object"].has)
+_OBJECT = _Keyword("an object", _TYPES["object"].matches)
 _COUNT = _Keyword(
     f"a whole number from 0 to {_MAX_COUNT}",
     lambda value: type(value) is int and 0 <= value <= _MAX_COUNT,
@@ -76,10 +77,10 @@ _KEYWORDS = {
         lambda value: _is_type(value) or _list_of(_is_type)(value),
     ),
     "properties": _Keyword("an object of schemas", _OBJECT.fits),
-    "required": _Keyword("a list of names", _list_of(_TYPES["string"].has, 0)),
+    "required": _Keyword("a list of names", _list_of(_TYPES["string"].matches, 0)),
     "items": _Keyword("a schema", _OBJECT.fits),
     **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), _COUNT),
-    "minimum": _Keyword("0", lambda value: _TYPES["number"].has(value) and value == 0),
+    "minimum": _Keyword("0", lambda value: _TYPES["number"].matches(value) and value == 0),
     "$defs": _OBJECT,
     "definitions": _OBJECT,
     "additionalProperties": _Keyword(
@@ -113,13 +114,13 @@ def schema_pattern(schema: Mapping[str, Any] | str, depth: int, spaces: bool | N
 
 
 class _Schema:
-    """Builds the patterns of a schema's parts. A method is given a part, its place, and the
-    references that led to it, and returns None if no text of the part ends within the depth."""
+    """Builds the patterns of a schema's parts. Methods get a part, its location `at`, and the
+    references `within` which it is, and return None if no text of the part fits in the depth."""
 
     def __init__(self, schema: Any, depth: int, gap: str) -> None:
         self.depth, self.gap = depth, gap
         self.size = self.characters = self.level = 0
-        self.root = self._copied(schema, "$", 0)
+        self.root = self._copy(schema, "$", 0)
         self.of_type: dict[str, Callable[..., str | None]] = {
             "object": self._object,
             "array": self._array,
@@ -130,9 +131,9 @@ class _Schema:
             "null": lambda *_: "null",
         }
 
-    def _copied(self, value: Any, at: str, level: int) -> Any:
-        """Returns a value as `json.loads` would. Raises ValueError for what JSON does not have, and
-        for too many levels or values, so for a value that contains itself."""
+    def _copy(self, value: Any, at: str, level: int) -> Any:
+        """Returns a value as `json.loads` would. Raises ValueError for values that JSON does not
+        have, and for too many levels or values, which includes values that contain themselves."""
         self.size += 1 + (len(value) if isinstance(value, str) else 0)
         require(
             level <= 2 * MAX_LEVELS and self.size <= MAX_SIZE,
@@ -143,23 +144,24 @@ class _Schema:
             members = {}
             for name, inner in value.items():
                 require(isinstance(name, str), f"schema: {at} has the name {name!r}; allowed: text")
-                place = _below(at, name)
-                members[self._copied(name, place, level)] = self._copied(inner, place, level + 1)
+                location = _below(at, name)
+                key = self._copy(name, location, level)
+                members[key] = self._copy(inner, location, level + 1)
             return members
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            items = []  # a comprehension would take a second frame for each level
+            items = []  # not a comprehension, which takes a second stack frame for each level
             for i, inner in enumerate(value):
-                items.append(self._copied(inner, f"{at}[{i}]", level + 1))
+                items.append(self._copy(inner, f"{at}[{i}]", level + 1))
             return items
         if isinstance(value, int) and value.bit_length() > 1024:  # Python may refuse to print it
             raise ValueError(f"schema: {at} has {value.bit_length()} bits; allowed: up to 1024")
         if isinstance(value, str):
-            plain = re.search("[\ud800-\udfff]", value) is None  # which UTF-8 does not have
+            is_json = re.search("[\ud800-\udfff]", value) is None  # surrogates are not UTF-8
         elif isinstance(value, float):
-            plain = math.isfinite(value)
+            is_json = math.isfinite(value)
         else:
-            plain = value is None or isinstance(value, int)
-        require(plain, f"schema: {at} is {value!r:.80}; allowed: a JSON value")
+            is_json = value is None or isinstance(value, int)
+        require(is_json, f"schema: {at} is {value!r:.80}; allowed: a JSON value")
         return value
 
     def pattern(self, part: Any, at: str, within: tuple[str, ...]) -> str | None:
@@ -169,13 +171,13 @@ class _Schema:
             self.level <= MAX_LEVELS,
             f"schema: {at} is nested in {MAX_LEVELS} parts; allowed: up to {MAX_LEVELS - 1}",
         )
-        found = self._of_part(part, at, within)
+        pattern = self._part_pattern(part, at, within)
         self.level -= 1
-        self.characters += 16 if found is None else len(found)  # to find none takes time, too
+        self.characters += 16 if pattern is None else len(pattern)  # None has taken time as well
         _require_short(self.characters, at)
-        return found
+        return pattern
 
-    def _of_part(self, part: Any, at: str, within: tuple[str, ...]) -> str | None:
+    def _part_pattern(self, part: Any, at: str, within: tuple[str, ...]) -> str | None:
         _check(_OBJECT, part, at)
         for name, value in part.items():
             if name in _KEYWORDS:
@@ -188,36 +190,37 @@ class _Schema:
         kinds = part.get("type", [])
         kinds = kinds if isinstance(kinds, list) else [kinds]
         of_kinds = {name for kind in kinds for name in _TYPES[kind].keywords}
-        known = {form, *_FORMS.get(form, of_kinds)}
-        for name in sorted(part.keys() - known - _ABOUT):
+        allowed = {form, *_FORMS.get(form, of_kinds)}
+        for name in sorted(part.keys() - allowed - _ABOUT):
             raise ValueError(
                 f"schema: {_below(at, name)} is {part[name]!r:.80}, which would not be guaranteed; "
-                f"allowed at {at}: {', '.join(sorted(known))}"
+                f"allowed at {at}: {', '.join(sorted(allowed))}"
             )
         if form == "$ref":
-            return self._referred(part["$ref"], at, within)
+            return self._reference(part["$ref"], at, within)
         if form == "anyOf":
             options = enumerate(part["anyOf"])
-            return _any_of([self.pattern(each, f"{at}.anyOf[{i}]", within) for i, each in options])
+            patterns = [self.pattern(value, f"{at}.anyOf[{i}]", within) for i, value in options]
+            return _any_of(patterns)
         if form == "type":
             return _any_of([self.of_type[kind](part, at, within) for kind in kinds])
         values = part["enum"] if form == "enum" else [part["const"]]
         for value in values:
-            fits = not kinds or any(_TYPES[kind].has(value) for kind in kinds)
+            fits = not kinds or any(_TYPES[kind].matches(value) for kind in kinds)
             require(fits, f"schema: {at}.{form} has {value!r:.80}; allowed: {', '.join(kinds)}")
         return _any_of([_literal(value) for value in values])
 
-    def _referred(self, reference: str, at: str, within: tuple[str, ...]) -> str | None:
+    def _reference(self, reference: str, at: str, within: tuple[str, ...]) -> str | None:
         if within.count(reference) >= self.depth:
             return None
-        part, place = self.root, "$"
+        part, location = self.root, "$"
         for name in filter(None, reference[1:].split("/")):
             require(
                 isinstance(part, dict) and name in part,
                 f"schema: {at}.$ref is {reference!r}; allowed: what the schema defines",
             )
-            part, place = part[name], _below(place, name)
-        return self.pattern(part, place, (*within, reference))
+            part, location = part[name], _below(location, name)
+        return self.pattern(part, location, (*within, reference))
 
     def _object(self, part: Any, at: str, within: tuple[str, ...]) -> str | None:
         properties, required = part.get("properties", {}), set(part.get("required", ()))
@@ -226,21 +229,21 @@ class _Schema:
             not missing,
             f"schema: {at}.required has {missing}; allowed: names among its properties",
         )
-        # Patterns of the members from one on: `first` if none is before them, `later` if some are.
+        # Patterns of the remaining members: `first` if no member precedes them, else `later`.
         first, later = "", ""
         for name, value in reversed(properties.items()):
-            found = self.pattern(value, _below(f"{at}.properties", name), within)
-            if found is None:
+            pattern = self.pattern(value, _below(f"{at}.properties", name), within)
+            if pattern is None:
                 if name in required:
                     return None
                 continue
-            member = f"{_literal(name)}:{self.gap}{found}"
+            member = f"{_literal(name)}:{self.gap}{pattern}"
             after = f",{self.gap}{member}"
             if name in required:
                 first, later = f"{member}{later}", f"{after}{later}"
             else:
                 first, later = f"(?:{member}{later}|{first})", f"(?:{after})?{later}"
-            _require_short(len(first), at)  # each optional member may begin the rest
+            _require_short(len(first), at)  # doubles, since each optional member may come first
         return rf"\{{{first}\}}"
 
     def _array(self, part: Any, at: str, within: tuple[str, ...]) -> str | None:
@@ -265,7 +268,7 @@ class _Schema:
 
 
 def _check(keyword: _Keyword, value: Any, at: str) -> None:
-    if not keyword.fits(value):  # no `require`: a large value takes long to print
+    if not keyword.fits(value):  # not `require`, because printing a large value takes long
         raise ValueError(f"schema: {at} is {value!r:.80}; allowed: {keyword.allowed}")
 
 
@@ -282,8 +285,8 @@ def _require_short(characters: int, at: str) -> None:
 
 
 def _any_of(patterns: list[str | None]) -> str | None:
-    found = [each for each in patterns if each is not None]
-    return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})" if found else None
+    possible = [pattern for pattern in patterns if pattern is not None]
+    return possible[0] if len(possible) == 1 else f"(?:{'|'.join(possible)})" if possible else None
 
 
 def _literal(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""What the tokens of a tokenizer spell, in bytes; and what a pattern spells in one way only, in the
-tokenizer's own tokens.
+"""The bytes of a tokenizer's tokens, and the canonical tokens of parts without alternatives.
 
-Any tokens that spell it would do, and a model had to choose. Held to the tokenizer's own, each of
-its positions has one token, which needs no model at all.
+A part of a pattern with one possible text, such as a name in a JSON object, can be split into
+tokens in many ways, and a model would have to choose. If only the tokenizer's own split is allowed,
+each of these positions has one possible token, which can be filled in without a forward pass.
 """
 
 import json
@@ -16,13 +16,13 @@ from jaxtyping import Bool, Int
 from llada_jax.config import require
 from llada_jax.text import Tokenizer
 
-_READ = 64  # bytes ahead, of which the tokenizer's first token counts
+_LOOKAHEAD = 64  # bytes after a state that are tokenized to find its next token
 
 
 def spelled_tokens(tokenizer: Tokenizer) -> dict[int, bytes]:
-    """Returns the bytes of each token that spells some; added tokens spell none.
+    """Returns the bytes of each token, except added tokens and tokens without bytes.
 
-    Raises ValueError for a tokenizer whose tokens are neither bytes as GPT-2 writes them nor
+    Raises ValueError for a tokenizer whose tokens are neither GPT-2's spelling of bytes nor
     SentencePiece's pieces.
     """
     description = json.loads(tokenizer.backend.to_str())
@@ -36,20 +36,20 @@ def spelled_tokens(tokenizer: Tokenizer) -> dict[int, bytes]:
     vocabulary = tokenizer.backend.get_vocab(with_added_tokens=False)
     spell = partial(_of_bytes, _byte_of_character()) if in_bytes else _of_piece
     spelled = {i: spell(token) for token, i in vocabulary.items() if i not in added}
-    return {i: each for i, each in sorted(spelled.items()) if each}
+    return {i: spelling for i, spelling in sorted(spelled.items()) if spelling}
 
 
 def _types(decoder: Any) -> Iterator[str]:
-    """Yields the type of a decoder, and those of its parts."""
+    """Yields the types of a decoder and of its parts."""
     if decoder:
         yield decoder["type"]
-        for each in decoder.get("decoders", ()):
-            yield from _types(each)
+        for part in decoder.get("decoders", ()):
+            yield from _types(part)
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Returns GPT-2's characters for bytes: those that print stand for themselves, the others for
-    those from 256 on."""
+    """Returns the byte of each character in GPT-2's spelling: printable bytes are their own
+    characters, others are characters from 256 on."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
     characters = map(chr, [*printed, *range(256, 256 + len(others))])
@@ -61,31 +61,31 @@ def _of_bytes(byte_of: Mapping[str, int], token: str) -> bytes:
 
 
 def _of_piece(piece: str) -> bytes:
-    """Returns what a piece of SentencePiece spells: `▁` is a space, `<0x0A>` a byte."""
+    """Returns the bytes of a SentencePiece piece: `▁` is a space, `<0x0A>` a byte."""
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         return bytes([int(piece[3:5], 16)])
     return piece.replace("▁", " ").encode()
 
 
-def own_steps(
+def canonical_steps(
     next_state: Int[np.ndarray, "S 256"],
     accepts: Bool[np.ndarray, " S"],
     tokens: Mapping[int, bytes],
     tokenizer: Tokenizer,
 ) -> dict[int, int]:
-    """Returns the state after the tokenizer's own token, of each state that only one byte leaves;
-    arguments as `token_automaton`. Left out is a state before which the tokenizer puts other bytes:
-    a space, or what would complete a character."""
-    alone = ((next_state >= 0).sum(axis=1) == 1) & ~accepts
-    byte, found = next_state.argmax(axis=1), {}
-    for state in map(int, np.flatnonzero(alone)):
-        path, rest = [state], b""
-        while alone[path[-1]] and len(rest) < _READ:
-            rest += bytes([byte[path[-1]]])
-            path.append(int(next_state[path[-1], rest[-1]]))
-        words = rest.rstrip(b" ")  # a space at the end may be one token with what follows
+    """Returns the next state by the tokenizer's own token, for each state with a single next byte;
+    arguments as `token_automaton`. States for which the tokenizer's split begins with other bytes
+    are left out: it may add a space, or complete a character that began before."""
+    is_forced = ((next_state >= 0).sum(axis=1) == 1) & ~accepts
+    byte, steps = next_state.argmax(axis=1), {}
+    for state in map(int, np.flatnonzero(is_forced)):
+        path, text = [state], b""
+        while is_forced[path[-1]] and len(text) < _LOOKAHEAD:
+            text += bytes([byte[path[-1]]])
+            path.append(int(next_state[path[-1], text[-1]]))
+        words = text.rstrip(b" ")  # a final space may share a token with the text after it
         first = tokenizer.encode(words.decode(errors="ignore"))[:1]
         spelled = tokens.get(first[0], b"") if first else b""
         if spelled and words.startswith(spelled):
-            found[state] = path[len(spelled)]
-    return found
+            steps[state] = path[len(spelled)]
+    return steps

@@ -1,1 +1,1 @@
-"""Tasks, metrics and reports: does a decoding idea keep the quality?"""
+"""Scores a decoder on tasks, compares decoders, and measures how they decode."""

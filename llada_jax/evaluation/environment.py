@@ -1,4 +1,4 @@
-"""Versions, machine and commit: what a run is told apart by when it goes on somewhere else."""
+"""Versions, machine and commit, stored with results so that they can be reproduced."""
 
 import os
 import platform
@@ -15,16 +15,18 @@ PACKAGES = (
     *("litert-converter", "ai-edge-litert", "flatbuffers"),
     *("onnxruntime-qnn", "onnx", "ai-edge-quantizer"),
 )
-"""What numbers depend on; named where it is installed."""
+"""Packages that results depend on; the versions of the installed ones are recorded."""
 
 
 @cache
 def environment() -> dict[str, Any]:
-    """Describes the process as plain JSON, as it finds itself first: what is committed while it
-    goes on is not what it runs. The commit is None outside a checkout of this package."""
-    # A virtual environment may lie in somebody else's checkout.
-    is_own = _git("ls-files", "--error-unmatch", "__init__.py") is not None
-    status = _git("status", "--porcelain") if is_own else None
+    """Describes the process as plain JSON. The commit is None outside a checkout of this package.
+
+    Cached, because a commit made while the process runs is not the code that it runs.
+    """
+    # The package may be installed in a virtual environment inside some other project's checkout.
+    is_own_checkout = _git("ls-files", "--error-unmatch", "__init__.py") is not None
+    status = _git("status", "--porcelain") if is_own_checkout else None
     versions = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -34,7 +36,7 @@ def environment() -> dict[str, Any]:
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
         "processor": _processor(),
         "packages": versions,
-        "git_sha": _git("rev-parse", "HEAD") if is_own else None,
+        "git_sha": _git("rev-parse", "HEAD") if is_own_checkout else None,
         "git_dirty": None if status is None else status != "",
     }
 
@@ -47,7 +49,7 @@ def _processor() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """Returns what git prints in the package's folder; None where it fails or is not there."""
+    """Returns git's output in the package's folder, or None if git fails or is not installed."""
     command = ["git", "-C", str(PACKAGE), *arguments]
     try:
         finished = subprocess.run(command, capture_output=True, text=True, check=False)

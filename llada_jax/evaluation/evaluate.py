@@ -1,7 +1,11 @@
-"""A decoder's score on a task: its items are answered, stored, and graded.
+"""Evaluates a decoder on a task: decodes its items, stores the answers and grades them.
 
-found = lj.evaluate(model, "yes_no", "llada_cpp", items=100, folder="outputs/yes_no")
-found.score, found.interval, found.nfe, found.tpf
+    result = lj.evaluate(model, "yes_no", "llada_cpp", items=100, folder="outputs/yes_no")
+    result.score, result.interval, result.nfe, result.tpf
+
+Items are decoded in one stream with `places` batch slots, but stored in batches of `batch_size`
+consecutive items, so that an interrupted run resumes after the last complete batch and an item's
+answer does not depend on the number of slots.
 """
 
 import hashlib
@@ -41,7 +45,7 @@ from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.trace import Trace
 
 PLACES = 8
-"""Items that are decoded at a time."""
+"""Default number of batch slots."""
 
 
 def evaluate(
@@ -65,27 +69,28 @@ def evaluate(
     """Scores a decoder on the first items of a task's test split.
 
     Args:
-      model: loaded, or what `llada_jax.load` takes.
-      task: a name of `llada_jax.evaluation.tasks.task_names()`, or a task of one's own.
-      sampler: a preset, which gets the task's answer length; or a configuration, taken as it is.
-      items, seed: how many of whose sequence; of those that ask the same question, one counts.
-      difficulty: default: the task's.
-      folder: where answers and traces are stored. The same call goes on where it was interrupted,
-        and with more items it only decodes what is new. Answers are those of one run; confidences
-        in traces may differ from it by rounding (`Trace`). Default: they are kept in memory.
-      baseline: an evaluation of the same items, or its folder, for `Evaluation.against`.
-      backend, refresh_on, loop: as in `llada_jax.generate`.
-      sampling_seed: of what is drawn while decoding; an item's own seed is this plus its place.
-      batch_size: items that are stored together.
-      places: items that are decoded at a time: one that is done gives its place to the next. It
-        changes no answer.
+      model: A loaded model, or an argument of `llada_jax.load`.
+      task: A name from `llada_jax.evaluation.tasks.task_names()`, or a custom `Task`.
+      sampler: A preset, which gets the task's answer length, or a configuration, used unchanged.
+      items: Number of items; if several ask the same question, the score counts the first.
+      seed: Seed of the sequence of items.
+      difficulty: Default: the task's.
+      folder: Where answers and traces are stored. The same call resumes an interrupted run, and a
+        call with more items decodes only the new ones. Answers equal an uninterrupted run's;
+        confidences in traces may differ by rounding (`Trace`). Default: memory only.
+      baseline: An evaluation of the same items, or its folder, for `Evaluation.against`.
+      backend, refresh_on, loop: As in `llada_jax.generate`.
+      sampling_seed: An item is sampled with this seed plus the item's index.
+      batch_size: Items that are stored together.
+      places: Items that are decoded at the same time; does not change any answer.
+      progress: Show a progress bar.
 
     Raises ValueError or FileNotFoundError that names the bad value and what is allowed, before
-    anything is decoded; also for a folder of other settings, or a damaged one.
+    anything is decoded; also if the folder has other settings or is damaged.
     """
     task, sampler_name = load_task(task) if isinstance(task, str) else task, "custom"
     if isinstance(sampler, str):
-        sampler_name, sampler = sampler, lengthened(SamplerConfig.preset(sampler), task)
+        sampler_name, sampler = sampler, with_answer_length(SamplerConfig.preset(sampler), task)
     trial = Trial(
         model=model if isinstance(model, Model) else load(model),
         items=TaskItems(task=task, count=items, seed=seed, difficulty=difficulty),
@@ -102,33 +107,32 @@ def evaluate(
         baseline = Evaluation.load(Path(baseline))
     if baseline is not None:
         baseline.require_items(trial.items.settings, range(items), "this evaluation")
-    found = trial.run(
-        GenerationMemory(trial.settings) if folder is None else trial.store(Path(folder)), progress
-    )
-    return found if baseline is None else found.compared_with(baseline)
+    store = GenerationMemory(trial.settings) if folder is None else trial.store(Path(folder))
+    evaluation = trial.run(store, progress)
+    return evaluation if baseline is None else evaluation.compared_with(baseline)
 
 
-def lengthened(sampler: SamplerConfig, task: Task) -> SamplerConfig:
-    """Returns the sampler with a task's answer length; if it commits by number, a token a step."""
+def with_answer_length(sampler: SamplerConfig, task: Task) -> SamplerConfig:
+    """Returns the sampler with the task's answer length, at one token a step where steps count."""
     return sampler.replace(gen_length=task.gen_length, steps=task.gen_length)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The items of a task, for one model to answer with one decoder; the fields are those of
-    `evaluate`. Raises ValueError for a model without a tokenizer, and for counts below 1."""
+    """A run of one decoder on the items of a task; the fields are arguments of `evaluate`. Raises
+    ValueError for a model without a tokenizer, and for counts below 1."""
 
     model: Model
     dtype: str | None = None
     items: TaskItems
     sampler_name: str
-    """What the decoder is called where its answers are stored, as `dtype` is told there."""
+    """Name of the decoder in stored settings, as `dtype` is the stored name of the precision."""
     sampler: SamplerConfig
     backend: str = "xla"
     refresh_on: Model | None = None
     loop: Loop | None = None
     seed: int = 0
-    """The `sampling_seed`: an item's own seed is this plus its place."""
+    """The `sampling_seed`: an item is sampled with this seed plus the item's index."""
     batch_size: int = 50
     places: int = PLACES
 
@@ -141,10 +145,12 @@ class Trial:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Says what the answers depend on, as plain JSON: not how many are decoded at a time."""
+        """Returns everything that the answers depend on, as plain JSON. The number of slots is not
+        included, because answers do not depend on it."""
         mesh = mesh_of(self.model.params)
         on_mesh = {} if mesh is None else {"mesh": dict(mesh.shape)}
-        leaves = jax.tree.leaves([each and each.params for each in (self.model, self.refresh_on)])
+        models = [model for model in (self.model, self.refresh_on) if model is not None]
+        leaves = jax.tree.leaves([model.params for model in models])
         return on_mesh | {
             "model": self.model.source or "model",
             "model_config": asdict(self.model.config),
@@ -160,14 +166,14 @@ class Trial:
         }
 
     def store(self, folder: Path) -> GenerationStore:
-        """Opens the answers in the folder of a run, with those that an interrupted run left.
-        Raises ValueError where the folder's settings are others, or a file is damaged."""
+        """Opens the store in the folder of a run, with the answers of an interrupted run. Raises
+        ValueError if its settings differ or a file is damaged."""
         store = GenerationStore.begin(folder / GENERATIONS, self.settings)
         _ = store.generations()
         return store
 
     def run(self, store: GenerationStore | GenerationMemory, progress: bool = True) -> Evaluation:
-        """Answers the items that the store does not have yet, and grades all of them."""
+        """Decodes the items that the store lacks, and grades all of them."""
         self.fill(store, ALONE, progress)
         store.reach(self.items.count)
         return graded(store, self.items.task, self.items.count)
@@ -175,22 +181,26 @@ class Trial:
     def fill(
         self, store: GenerationStore | GenerationMemory, worker: Worker, progress: bool = True
     ) -> int:
-        """Answers what the store does not have yet of a worker's batches, which begin at multiples
-        of `batch_size` whatever is there; returns how many items that was."""
-        done = {each.index for batch in store.batches() for each in batch.generations}
-        own = [i for i in range(self.items.count) if worker.takes(i // self.batch_size)]
-        missing = [index for index in own if index not in done]
-        name, before = f"{self.items.task.name}, {self.sampler_name}", len(own) - len(missing)
-        shown = {"initial": before, "mininterval": 1, "disable": not progress}
-        with tqdm(desc=name, total=len(own), **shown) as bar:
+        """Decodes a worker's items that the store lacks, and returns their number. Batches begin at
+        multiples of `batch_size` even if some of their items exist already."""
+        done = {generation.index for generation in store.generations()}
+        assigned = [i for i in range(self.items.count) if worker.takes(i // self.batch_size)]
+        missing = [index for index in assigned if index not in done]
+        with tqdm(
+            desc=f"{self.items.task.name}, {self.sampler_name}",
+            total=len(assigned),
+            initial=len(assigned) - len(missing),
+            mininterval=1,
+            disable=not progress,
+        ) as bar:
             for batch, trace in self.answers(missing) if missing else ():
                 store.add(batch, trace)
                 bar.update(len(batch.generations))
         return len(missing)
 
     def answers(self, indices: Sequence[int]) -> Iterator[tuple[GenerationBatch, Trace]]:
-        """Decodes items in one stream, and yields them in batches, in their order. An answer ends
-        with its first token that ends a text or a turn."""
+        """Decodes items in one stream, and yields them in batches, in order. An answer ends with
+        its first token that ends a text or a turn."""
         assert self.model.tokenizer is not None
         items = [self.items.item(index) for index in indices]
         chats = [[{"role": "user", "content": item.question}] for item in items]
@@ -207,35 +217,36 @@ class Trial:
             loop=self.loop,
             refresh_on=self.refresh_on,
         )
-        left = zip(indices, items, strict=True)
-        for found in stream:
-            asked = islice(left, len(found.nfe))
-            columns = (asked, found.text, found.generated, found.answers, found.nfe)
-            generations = [  # the length of an answer counts the token that ends it
+        remaining = zip(indices, items, strict=True)
+        for result in stream:
+            in_batch = islice(remaining, len(result.nfe))
+            columns = (in_batch, result.text, result.generated, result.answers, result.nfe)
+            generations = [  # the length of an answer includes the token that ends it
                 Generation(*item, text, ids.tolist(), min(len(answer) + 1, len(ids)), int(nfe))
                 for item, text, ids, answer, nfe in zip(*columns, strict=True)
             ]
-            compiled = len(_compilations())
-            told = found.seconds, compiled > compiled_before, environment()
-            compiled_before = compiled
-            yield GenerationBatch(generations, *told), found.trace
+            has_compiled = len(_compilations()) > compiled_before
+            compiled_before = len(_compilations())
+            batch = GenerationBatch(generations, result.seconds, has_compiled, environment())
+            yield batch, result.trace
 
 
 @cache
 def _compilations() -> list[str]:
-    """Returns a list that grows with each program that JAX compiles, or reads from its cache."""
-    found: list[str] = []
+    """Returns a list that gets an entry for each program that JAX compiles or reads from its
+    compilation cache: batches that include such time are no measurements of speed."""
+    events: list[str] = []
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            found.append(event)
+            events.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
-    return found
+    return events
 
 
 def fingerprint(model: Model) -> str:
-    """Names a model by its content: that of its files, or of its arrays where it has none."""
+    """Returns a hash of the model's files, or of its arrays if it was not loaded from files."""
     if model.fingerprint is not None:
         return model.fingerprint
     digest = hashlib.sha256(repr(model.config).encode())

@@ -1,10 +1,10 @@
-"""What a decoder generated for the items of a task, on disk, so that it can be judged again.
+"""Stores a decoder's answers to the items of a task, so that they can be graded again later.
 
-A folder holds `settings.json`, which says what was decoded how, and for each batch one file of JSON
-lines and the trace. Each file appears whole or not at all, and one of lines says how many it has
-and what their hash is: so an interrupted run goes on where it stopped, and a damaged file is
-noticed. It also says which commit and versions decoded it, since a run may go on under others.
-Workers fill a folder together: each writes files of its own, and none the others'.
+A folder holds `settings.json`, which describes how the answers were decoded, and for each batch a
+file of JSON lines and the trace. Each file is written atomically, and the first line of a batch has
+the number of lines and their hash: an interrupted run resumes after its last batch, and a damaged
+file is detected. The first line also has the commit and versions, because a run may be resumed
+under others. Several workers can fill one folder, because each writes only files of its batches.
 """
 
 import hashlib
@@ -41,14 +41,14 @@ _BATCH = {
 
 
 class Generation(NamedTuple):
-    """What was generated for one item."""
+    """The answer to one item."""
 
-    index: int  # the item's place in the sequence of its seed
-    item: Item  # as it was asked, so that it can be judged even where the generator has changed
-    text: str  # the answer, without what follows the token that ends it
+    index: int  # of the item in the sequence of its seed
+    item: Item  # stored, so that it can be graded even if the generator of items has changed
+    text: str  # the answer, without the tokens after its end
     tokens: list[int]  # ids of the whole answer region
-    length: int  # tokens of the answer, the one that ends it included
-    nfe: int  # forwards until the answer was complete
+    length: int  # tokens of the answer, including the one that ends it
+    nfe: int  # forward passes until the answer was complete
 
 
 class GenerationBatch(NamedTuple):
@@ -56,9 +56,9 @@ class GenerationBatch(NamedTuple):
 
     generations: list[Generation]
     seconds: float
-    compiled: bool  # whether these seconds have a compilation in them
+    compiled: bool  # whether the seconds include a compilation
     environment: Mapping[str, Any] | None = None
-    """Commit, versions and machine, as plain JSON; None in files of versions that did not say."""
+    """Commit, versions and machine, as plain JSON; None in files that do not record it."""
 
 
 @dataclass(frozen=True)
@@ -68,33 +68,33 @@ class GenerationStore:
     folder: Path
     settings: Mapping[str, Any]
     """Everything that the generations depend on, as plain JSON."""
-    goes_on: bool = False  # items may lack, since they are then decoded
-    is_shared: bool = False  # other processes fill the folder as well
+    goes_on: bool = False  # a run is adding items, so missing ones are not an error
+    is_shared: bool = False  # other processes fill the folder at the same time
 
     def __str__(self) -> str:
         return str(self.folder)
 
     @classmethod
     def load(cls, folder: Path) -> "GenerationStore":
-        """Opens an existing store. Raises FileNotFoundError where there is none, and ValueError
-        where it is of another format or its settings cannot be read."""
+        """Opens an existing store. Raises FileNotFoundError if there is none, and ValueError if its
+        format differs or its settings cannot be read."""
         path = folder / SETTINGS
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no {SETTINGS}; allowed: a folder of generations")
         stored = stored_in_format(path, FORMAT, {"settings": dict})
         digest = _sha256([_json(stored["settings"])])
         require(
-            stored.get("sha256", digest) == digest,  # versions before did not say it
+            stored.get("sha256", digest) == digest,  # older stores have no hash
             f"{path} is damaged: the hash of its settings is another; allowed: as it was written",
         )
         return cls(folder, stored["settings"])
 
     @classmethod
     def begin(cls, folder: Path, settings: Mapping[str, Any]) -> "GenerationStore":
-        """Begins a store, or goes on with the one of the same settings that an interrupted run
-        left. A new one leaves no file before its first batch.
+        """Begins a store, or resumes the one that an interrupted run with the same settings left.
+        A new store has no file before its first batch.
 
-        Raises ValueError that names the first setting which differs from the folder's.
+        Raises ValueError that names the first setting that differs from the folder's.
         """
         if (folder / SETTINGS).exists():
             existing = cls.load(folder).settings
@@ -107,31 +107,32 @@ class GenerationStore:
         return cls(folder, settings, goes_on=True)
 
     def shared(self, batch_size: int) -> "GenerationStore":
-        """Returns the store as several workers fill it, with its settings in the folder.
+        """Returns the store as several workers fill it, and writes its settings into the folder.
 
-        Raises ValueError that names the first setting which another worker has otherwise; the size
-        of batches, which nothing else depends on, is one of them here.
+        Raises ValueError that names the first setting that differs from another worker's. That
+        includes the batch size, since workers divide the items by batches.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         content = self._content({"items": 0, "batch_size": batch_size})
         atomic.write_text(self.folder / SETTINGS, content, only_first=True)
         store = self.begin(self.folder, self.settings)
-        found = self._told.get("batch_size", batch_size)
+        existing_size = self._header.get("batch_size", batch_size)
         require(
-            found == batch_size,
-            f"{self.folder} is filled in batches of {found}; allowed: batch_size={found}",
+            existing_size == batch_size,
+            f"{self.folder} is filled in batches of {existing_size}; allowed: "
+            f"batch_size={existing_size}",
         )
         return replace(store, is_shared=True)
 
     def add(self, batch: GenerationBatch, trace: Trace | None = None) -> None:
-        """Stores a batch, and what decoding it did; the first one also the settings. They say how
-        far the items go, so that a file which is deleted later is missed."""
+        """Stores a batch and its trace, and with the first batch the settings. Those record the
+        number of items, so that a file deleted later is noticed."""
         if not (self.folder / SETTINGS).exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             atomic.write_text(self.folder / SETTINGS, self._content({"items": 0}))
         lines = [_json({**g._asdict(), "item": g.item._asdict()}) for g in batch.generations]
-        told = {key: getattr(batch, key) for key in GenerationBatch._fields[1:]}
-        header = {"count": len(lines), "sha256": _sha256(lines), **told}
+        about = {key: getattr(batch, key) for key in GenerationBatch._fields[1:]}
+        header = {"count": len(lines), "sha256": _sha256(lines), **about}
         path = self.folder / _file_of(batch.generations[0].index)
         if trace is not None:
             trace.save(path.with_suffix(TRACE))
@@ -140,49 +141,50 @@ class GenerationStore:
             self.reach(batch.generations[-1].index + 1)
 
     def reach(self, items: int) -> None:
-        """Says how far the items go, unless they are known to go further."""
-        if (told := self._told)["items"] < items:
-            atomic.write_text(self.folder / SETTINGS, self._content(told | {"items": items}))
+        """Records that the store has this number of items, unless it has more."""
+        if (header := self._header)["items"] < items:
+            atomic.write_text(self.folder / SETTINGS, self._content(header | {"items": items}))
 
-    def _content(self, told: Mapping[str, Any]) -> str:
-        own = {"sha256": _sha256([_json(self.settings)]), "settings": self.settings}
-        return _json({"format": FORMAT, **told, **own}, indent=2)
+    def _content(self, header: Mapping[str, Any]) -> str:
+        settings = {"sha256": _sha256([_json(self.settings)]), "settings": self.settings}
+        return _json({"format": FORMAT, **header, **settings}, indent=2)
 
     @property
-    def _told(self) -> dict[str, Any]:
-        """Returns what the folder says, `items` among it: one more than the last one that was ever
-        stored; 0 in stores that did not say so, and in new ones."""
+    def _header(self) -> dict[str, Any]:
+        """Returns the content of the settings file. Its `items` is the highest stored index plus
+        one, or 0 in new stores and in older ones, which do not record it."""
         path = self.folder / SETTINGS
         stored = stored_object(path, {}) if path.exists() else {}
         return require_object({"items": 0} | stored, path, {"items": int})
 
     def batches(self) -> list[GenerationBatch]:
-        """Reads all batches, in the order of their items. Raises ValueError that names a file
-        which is cut short, was changed or copied, or, in a store that was loaded, was deleted."""
+        """Reads all batches, in the order of their items. Raises ValueError that names a file that
+        is cut short, changed or duplicated or, in a loaded store, deleted."""
         return [batch for _, batch in self._files()]
 
     def _files(self) -> list[tuple[Path, GenerationBatch]]:
-        found = [(path, _read(path)) for path in sorted(self.folder.glob("*.jsonl"))]
+        files = [(path, _read(path)) for path in sorted(self.folder.glob("*.jsonl"))]
         holder: dict[int, Path] = {}
-        for path, batch in found:
-            for index in (each.index for each in batch.generations):
+        for path, batch in files:
+            for index in (generation.index for generation in batch.generations):
                 other = holder.setdefault(index, path)
                 require(
                     other == path,
                     f"{other} and {path} both have item {index}; allowed: the one that was written",
                 )
-        count = max([self._told["items"], *(i + 1 for i in holder)])
-        lacking = next((i for i in range(count) if i not in holder), None)
+        count = max([self._header["items"], *(i + 1 for i in holder)])
+        missing = next((i for i in range(count) if i not in holder), None)
         require(
-            self.goes_on or lacking is None,
-            f"{self.folder} lacks {_file_of(lacking or 0)}; allowed: all files that were written "
+            self.goes_on or missing is None,
+            f"{self.folder} lacks {_file_of(missing or 0)}; allowed: all files that were written "
             "(the run that wrote them decodes its items again where it goes on)",
         )
-        return found
+        return files
 
     def traces(self) -> Iterator[tuple[GenerationBatch, Trace]]:
-        """Reads the batches whose trace was stored, in the order of their items; the batch row of a
-        generation is its place. Raises ValueError as `batches`, and for no trace of this version.
+        """Reads the batches with a stored trace, in the order of their items; generation i of a
+        batch is row i of its trace. Raises ValueError as `batches`, and for a trace of another
+        version.
         """
         for path, batch in self._files():
             if path.with_suffix(TRACE).exists():
@@ -195,7 +197,7 @@ class GenerationStore:
 
 @dataclass(frozen=True)
 class GenerationMemory:
-    """As a `GenerationStore`, in memory alone."""
+    """The interface of `GenerationStore`, in memory."""
 
     settings: Mapping[str, Any]
     _added: list[tuple[GenerationBatch, Trace | None]] = field(default_factory=list, repr=False)
@@ -207,10 +209,13 @@ class GenerationMemory:
         self._added.append((batch, trace))
 
     def reach(self, items: int) -> None:
-        """Does nothing: no file can be deleted."""
+        """Does nothing, because no file can be deleted."""
 
     def batches(self) -> list[GenerationBatch]:
         return [batch for batch, _ in self._added]
+
+    def generations(self) -> list[Generation]:
+        return [generation for batch, _ in self._added for generation in batch.generations]
 
     def traces(self) -> Iterator[tuple[GenerationBatch, Trace]]:
         return ((batch, trace) for batch, trace in self._added if trace is not None)
@@ -218,11 +223,8 @@ class GenerationMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """One of `count` processes that fill a store together: each takes every `count`-th batch from
-    its `rank` on.
-
-    Raises ValueError for a rank outside of the count.
-    """
+    """One of `count` processes that fill a store together; it takes every `count`-th batch,
+    beginning with batch `rank`. Raises ValueError for a rank outside of the count."""
 
     rank: int = 0
     count: int = 1
@@ -237,16 +239,16 @@ class Worker:
 
     @property
     def is_alone(self) -> bool:
-        """Tells whether there are no others, so that it may judge what it decoded."""
+        """Whether there are no other workers, so that this one may grade the answers."""
         return self.count == 1
 
     def takes(self, batch: int) -> bool:
-        """Tells whether a batch is its own, by its place."""
+        """Tells whether the batch with this index is this worker's."""
         return batch % self.count == self.rank
 
     def after(self, batches: int) -> "Worker":
-        """Returns the worker as it takes the batches that follow on so many others, so that the
-        first batch of each store is not always that of the first rank."""
+        """Returns the worker for a store that is filled after another one of `batches` batches. The
+        ranks are rotated, so that the first batch of each store is not always rank 0's."""
         return Worker(rank=(self.rank - batches) % self.count, count=self.count)
 
 
@@ -258,13 +260,13 @@ def _file_of(first_item: int) -> str:
 
 
 def _read(path: Path) -> GenerationBatch:
-    # Of the ends of `str.splitlines`, a string in JSON may hold all but the line feed (U+2028).
+    # Not `str.splitlines`: JSON strings may contain other line separators than \n (U+2028).
     first, *lines = list(StringIO(stored_text(path))) or [""]
-    told = require_object(parsed(first, path), path, {})
-    header = require_object({"environment": None} | told, path, _BATCH)
-    whole = len(lines) == header["count"] and _sha256(lines) == header["sha256"]
+    header = require_object(parsed(first, path), path, {})
+    header = require_object({"environment": None} | header, path, _BATCH)
+    is_intact = len(lines) == header["count"] and _sha256(lines) == header["sha256"]
     require(
-        whole,
+        is_intact,
         f"{path} is damaged: {len(lines)} of {header['count']} lines, or their hash is another; "
         "allowed: the file as it was written, or none (its items are then decoded again)",
     )

@@ -3,14 +3,14 @@
 The bound of an answer of L tokens (LLaDA, arXiv 2502.09992, equation 6) is the mean, over l uniform
 on 1..L and then over all sets of l masked tokens, of
 
-    L / l * sum of log p(token | prompt, tokens that are not masked) over the masked tokens.
+    L / l * sum of log p(token | prompt, unmasked tokens) over the masked tokens.
 
-It is the mean of the log-likelihood over all orders of decoding one token a step, so it is the
-log-likelihood itself where every order gives the same.
+It equals the mean log-likelihood over all orders of decoding one token a step, and therefore the
+log-likelihood itself if every order gives the same value.
 
-Each mask pattern of an answer is one canvas. Canvases of similar length share batches and, padded,
-compiled programs. The body runs whole canvases, the head only the masked tokens, and it streams the
-vocabulary: no logits [B, L, V] exist.
+Each mask pattern of an answer becomes one canvas. Canvases of similar length are padded and share
+batches, so that few programs are compiled. The model's body runs whole canvases, the head only the
+masked tokens; the head streams the vocabulary, so no logits [B, L, V] exist.
 """
 
 import math
@@ -31,15 +31,15 @@ from llada_jax.model.params import ModelParams
 from llada_jax.types import Asked
 
 Pair = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a prompt, which may be empty, and of an answer, which may not."""
+"""Token ids of a prompt, which may be empty, and of an answer, which must not be."""
 
 
 class MaskedTokens(NamedTuple):
-    """The masked tokens of a batch of canvases, all in one list."""
+    """All masked tokens of a batch of canvases, in one list."""
 
     row: Int[np.ndarray, " M"]
     position: Int[np.ndarray, " M"]
-    token: Int[np.ndarray, " M"]  # what stands there when it is not masked
+    token: Int[np.ndarray, " M"]  # the text's token under the mask
 
 
 def log_likelihoods(
@@ -52,22 +52,22 @@ def log_likelihoods(
     seed: int = 0,
     progress: bool = False,
 ) -> Float[np.ndarray, " n"]:
-    """Returns lower bounds of log p(answer | prompt), in nats: exact for short answers, else
-    estimates.
+    """Returns lower bounds of log p(answer | prompt) in nats: exact for short answers, otherwise
+    Monte Carlo estimates.
 
-    Under a block-causal family the answer's blocks are scored one after the other, each with all
-    earlier ones clean, as such a model is trained and decoded.
+    For a block-causal family the answer's blocks are scored one after the other, each with all
+    earlier blocks unmasked, as such a model is trained and decoded.
 
     Args:
-      mc_num: forwards for each answer (or block) at the most. Answers with no more mask patterns
-        than that, up to 7 tokens at 128, get the exact bound.
-      batch_size: canvases of a forward; beside rounding it changes nothing.
-      seed: of the mask patterns.
-      progress: show a progress bar.
+      mc_num: Maximum number of mask patterns for each answer (or block). Answers with no more
+        patterns than that (up to 7 tokens at 128) get the exact bound.
+      batch_size: Canvases in a forward pass; changes results by rounding only.
+      seed: Seed of the mask patterns.
+      progress: Show a progress bar.
 
     Raises ValueError, before anything is computed, for an empty answer, ids outside the vocabulary
     or [MASK], a canvas that is too long, a model without parameters or mask_id; and
-    FloatingPointError for log-probabilities that are no finite numbers.
+    FloatingPointError for log-probabilities that are not finite.
     """
     require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
     require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
@@ -81,13 +81,13 @@ def log_likelihoods(
     if config.mask_id is None:
         raise ValueError("mask_id is not set by the model's configuration, and likelihoods need it")
 
-    def canvas(piece: Piece) -> int:
+    def canvas_length(piece: Piece) -> int:
         return padded(len(piece.ids))
 
-    pieces = sorted(_pieces(config, pairs), key=canvas)
+    pieces = sorted(_pieces(config, pairs), key=canvas_length)
     sums = np.zeros(len(pairs))
-    with tqdm(pieces, desc="likelihoods", unit="answer", disable=not progress) as shown:
-        for length, group in groupby(shown, canvas):
+    with tqdm(pieces, desc="likelihoods", unit="answer", disable=not progress) as bar:
+        for length, group in groupby(bar, canvas_length):
             samples = _samples(group, mc_num, seed)
             while batch := list(islice(samples, batch_size)):
                 tokens, live, masked = _canvases(batch, batch_size, length, config.mask_id)
@@ -99,15 +99,15 @@ def log_likelihoods(
 
 
 class Piece(NamedTuple):
-    """A part of an answer that is masked as one: what stands from `start` to the end of `ids`."""
+    """A part of an answer that is scored at once: `ids[start:]`, given `ids[:start]`."""
 
-    pair: int
+    pair: int  # index of the prompt and answer
     ids: Int[np.ndarray, " L"]
     start: int
 
 
 class _Sample(NamedTuple):
-    """One canvas to run: a piece, which of its positions are masked, and the pattern's weight."""
+    """One canvas: a piece, its masked positions, and the weight of the mask pattern."""
 
     piece: Piece
     masked: Int[np.ndarray, " l"]
@@ -115,7 +115,7 @@ class _Sample(NamedTuple):
 
 
 def _pieces(config: ModelConfig, pairs: Sequence[Pair]) -> Iterator[Piece]:
-    """Yields each answer, or its parts in each block of a block-causal family. Raises ValueError
+    """Yields each answer, or its part in each block of a block-causal family. Raises ValueError
     for a pair that has no likelihood."""
     for index, (prompt, answer) in enumerate(pairs):
         ids = np.asarray([*prompt, *answer], np.int64)
@@ -139,8 +139,8 @@ def _pieces(config: ModelConfig, pairs: Sequence[Pair]) -> Iterator[Piece]:
 
 
 def padded(length: int) -> int:
-    """Returns the smallest of 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, ... that holds `length`: four
-    sizes an octave, so few programs are compiled, and little of a long canvas is padding."""
+    """Returns the smallest of 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, ... that is at least `length`.
+    Four sizes per octave: few programs to compile, and little padding in a long canvas."""
     step = max(8, 1 << max(0, (length - 1).bit_length() - 3))
     return -(-length // step) * step
 
@@ -155,7 +155,8 @@ def _samples(pieces: Iterator[Piece], mc_num: int, seed: int) -> Iterator[_Sampl
 def _canvases(
     batch: list[_Sample], batch_size: int, length: int, mask_id: int
 ) -> tuple[Int[np.ndarray, "B L"], Bool[np.ndarray, "B L"], MaskedTokens]:
-    """Returns canvases, filled up with copies of the first; what is live; and what is masked."""
+    """Returns the canvases, filled up to `batch_size` with copies of the first, their live
+    positions and their masked tokens."""
     tokens = np.full((batch_size, length), mask_id, np.int32)
     live = np.zeros((batch_size, length), bool)
     for row in range(batch_size):
@@ -164,9 +165,9 @@ def _canvases(
         tokens[row, holes] = mask_id
         live[row, : len(piece.ids)] = True
     masked = MaskedTokens(
-        np.concatenate([np.full(len(each.masked), row) for row, each in enumerate(batch)]),
-        np.concatenate([each.masked for each in batch]),
-        np.concatenate([each.piece.ids[each.masked] for each in batch]),
+        np.concatenate([np.full(len(sample.masked), row) for row, sample in enumerate(batch)]),
+        np.concatenate([sample.masked for sample in batch]),
+        np.concatenate([sample.piece.ids[sample.masked] for sample in batch]),
     )
     return tokens, live, masked
 
@@ -178,22 +179,22 @@ def score_masked(
     live: Bool[np.ndarray, "B L"],
     masked: MaskedTokens,
 ) -> Float[np.ndarray, " M"]:
-    """Returns log-probabilities (nats) of masked tokens, from canvases that hold [MASK] in their
-    place. Positions that are not live do not exist. Raises FloatingPointError where one is NaN or
-    infinite."""
+    """Returns log-probabilities (nats) of masked tokens, given canvases with [MASK] at their
+    positions. Positions that are not live are ignored. Raises FloatingPointError if a result is not
+    finite."""
     states = _states(params, config, tokens, live)
-    filled = padded(len(masked.row)) - len(masked.row)
-    row, position, token = (np.pad(part, (0, filled)).astype(np.int32) for part in masked)
+    padding = padded(len(masked.row)) - len(masked.row)
+    row, position, token = (np.pad(part, (0, padding)).astype(np.int32) for part in masked)
     predicting = np.maximum(position - int(config.shift_logits), 0)
-    log_p = _log_probabilities(params, states, row, predicting, token)
-    found = np.asarray(log_p, np.float64)[: len(masked.row)]
-    (bad,) = np.nonzero(~np.isfinite(found))
+    padded_log_p = _log_probabilities(params, states, row, predicting, token)
+    log_p = np.asarray(padded_log_p, np.float64)[: len(masked.row)]
+    (bad,) = np.nonzero(~np.isfinite(log_p))
     if len(bad):
         raise FloatingPointError(
-            f"{len(bad)} of {len(found)} log-likelihoods are NaN or infinite, the first of canvas "
+            f"{len(bad)} of {len(log_p)} log-likelihoods are NaN or infinite, the first of canvas "
             f"{masked.row[bad[0]]} at position {masked.position[bad[0]]}; nothing was scored"
         )
-    return found
+    return log_p
 
 
 _states = jax.jit(hidden_states, static_argnums=1)
@@ -213,7 +214,7 @@ def _log_probabilities(
 
 
 class MaskPatterns(NamedTuple):
-    """Distinct patterns; the bound sums their weights times log-probabilities of masked tokens."""
+    """Distinct patterns. The bound is the weighted sum of the masked tokens' log-probabilities."""
 
     masked: Bool[np.ndarray, "S L"]
     weights: Float[np.ndarray, " S"]
@@ -222,8 +223,9 @@ class MaskPatterns(NamedTuple):
 def mask_patterns(length: int, mc_num: int, seed: int) -> MaskPatterns:
     """Returns at most `mc_num` patterns for an answer of `length` tokens.
 
-    All of them, which makes the bound exact, where there are not more than that; else drawn ones.
-    Answers of equal length get equal patterns, so that choices are compared on the same ones.
+    These are all patterns, which makes the bound exact, if there are no more, otherwise random
+    ones. Answers of equal length get equal patterns, so that multiple-choice answers are compared
+    on the same ones.
     """
     if 2**length - 1 <= mc_num:
         return every_pattern(length)
@@ -240,7 +242,8 @@ def every_pattern(length: int) -> MaskPatterns:
 
 
 def drawn_patterns(length: int, mc_num: int, rng: np.random.Generator) -> MaskPatterns:
-    """Makes `mc_num` draws; a pattern drawn several times is there once, and weighs more."""
+    """Draws `mc_num` patterns; a pattern that is drawn several times is listed once, with a higher
+    weight."""
     counts = mask_counts(length, mc_num, int(rng.integers(length)))
     permutations = rng.permuted(np.tile(np.arange(length), (mc_num, 1)), axis=1)
     masked, times = np.unique(permutations < counts[:, None], axis=0, return_counts=True)
@@ -248,10 +251,10 @@ def drawn_patterns(length: int, mc_num: int, rng: np.random.Generator) -> MaskPa
 
 
 def mask_counts(length: int, mc_num: int, offset: int) -> Int[np.ndarray, " mc_num"]:
-    """Returns numbers of masked tokens, spread evenly over 1..length from a random offset on.
+    """Returns numbers of masked tokens, spread evenly over 1..length from a random offset.
 
     As in LLaDA's evaluation, each number is uniform on 1..length over the offsets, and together
-    they cover the range: each occurs mc_num / length times, rounded down or up. There each batch is
-    spread by itself; here all draws are, so that the batch size changes nothing.
+    they cover the range: each occurs mc_num / length times, rounded down or up. LLaDA spreads each
+    batch by itself; here the spread is over all draws, so the batch size does not matter.
     """
     return (offset + np.arange(mc_num) * length // mc_num) % length + 1

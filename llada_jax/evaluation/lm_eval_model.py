@@ -3,8 +3,8 @@
     lm = LmEvalModel(model, SamplerConfig.from_flat(...))
     lm_eval.simple_evaluate(lm, tasks=["boolq"], task_manager=TaskManager(include_path=folder))
 
-Likelihoods are LLaDA's bound (`llada_jax.evaluation.likelihood`), which no sampler changes; texts
-come from the sampler. No torch is needed or imported.
+Likelihoods are LLaDA's bound (`llada_jax.evaluation.likelihood`) and do not depend on the sampler;
+generated texts come from the sampler. torch is neither needed nor imported.
 """
 
 import hashlib
@@ -49,33 +49,33 @@ _REQUEST_SETTINGS = ("until", "max_gen_toks", "do_sample", "temperature")
 
 @dataclass
 class StoredAnswers:
-    """A folder with a store for texts and one for likelihoods, which outlives a run.
+    """A folder with one store for texts and one for likelihoods, kept between runs.
 
-    The harness keeps prompts, filters and metrics, in one process: each worker has it ask
-    everything, answers its own batches of that, and leaves the rest; the last one answers what
-    lacks and reads the others' answers.
+    The harness builds prompts and computes metrics in one process and cannot split its requests.
+    So each worker lets the harness make all requests, answers its batches and returns a placeholder
+    for the others; the last worker finds all answers in the store and gets the real metrics.
     """
 
     folder: Path
     settings: Mapping[str, Any]
-    """Everything that the answers depend on beside the requests, as plain JSON."""
+    """Everything that the answers depend on except the requests, as plain JSON."""
     batch_size: int
     """Requests whose answers are stored together."""
     worker: Worker = ALONE
     answered: int = 0
-    """Requests that were answered here, and not read."""
+    """Number of requests answered by this worker, as opposed to read from the store."""
 
     def to(
         self,
         kind: str,
         requests: Sequence[Any],
         answer: Callable[[Sequence[int]], Sequence[Any]],
-        lacking: Any,
+        placeholder: Any,
     ) -> list[Any]:
-        """Has this worker's batches that the store lacks answered, by the places of their requests.
+        """Calls `answer` with the indices of requests that are this worker's and not in the store.
 
-        Returns all answers that are there by now; `lacking` stands in for others', of which no
-        metric means anything. Raises ValueError for a store of other settings or other requests.
+        Returns all answers that exist by then, and `placeholder` for others; metrics over
+        placeholders are meaningless. Raises ValueError if the store has other settings or requests.
         """
         texts = [[str(part) for part in request.args] for request in requests]
         digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
@@ -83,31 +83,31 @@ class StoredAnswers:
         store = GenerationStore.begin(self.folder / kind, settings)
         if not self.worker.is_alone:
             store = store.shared(self.batch_size)
-        found = {each.index: json.loads(each.text) for each in store.generations()}
-        # The longest first: prompts of like length share a batch.
-        order = sorted(range(len(texts)), key=lambda place: -len("".join(texts[place])))
+        answers = {g.index: json.loads(g.text) for g in store.generations()}
+        # Longest first, because prompts of similar length should share a batch.
+        order = sorted(range(len(texts)), key=lambda index: -len("".join(texts[index])))
         for first in range(0, len(order), self.batch_size):
             batch = order[first : first + self.batch_size]
-            places = sorted(place for place in batch if place not in found)
-            if not places or not self.worker.takes(first // self.batch_size):
+            missing = sorted(index for index in batch if index not in answers)
+            if not missing or not self.worker.takes(first // self.batch_size):
                 continue
             began = time.perf_counter()
-            answers = dict(zip(places, answer(places), strict=True))
-            stored = []
-            for place in places:
-                context, *others = texts[place]
-                whose = f"{requests[place].task_name} {requests[place].doc_id}"
-                item = Item(context, "".join(others), whose)
-                stored.append(Generation(place, item, json.dumps(answers[place]), [], 0, 0))
+            new = dict(zip(missing, answer(missing), strict=True))
+            generations = []
+            for index in missing:
+                context, *others = texts[index]
+                name = f"{requests[index].task_name} {requests[index].doc_id}"
+                item = Item(context, "".join(others), name)
+                generations.append(Generation(index, item, json.dumps(new[index]), [], 0, 0))
             seconds = time.perf_counter() - began
-            store.add(GenerationBatch(stored, seconds, False, environment()))
-            found |= answers
-            self.answered += len(places)
-        return [found.get(place, lacking) for place in range(len(texts))]
+            store.add(GenerationBatch(generations, seconds, False, environment()))
+            answers |= new
+            self.answered += len(missing)
+        return [answers.get(index, placeholder) for index in range(len(texts))]
 
 
 class _Request(NamedTuple):
-    """What a task wants to be generated."""
+    """A generation request: encoded prompt, stop strings and maximum number of tokens."""
 
     prompt: list[int]
     until: list[str]
@@ -115,19 +115,19 @@ class _Request(NamedTuple):
 
 
 class LmEvalModel(LM):
-    """What the harness asks, answered by a masked-diffusion model.
+    """Answers the harness's requests with a masked-diffusion model.
 
     Args:
-      sampler: how texts are decoded. Its `gen_length` is the canvas, whatever a task asks for;
-        a task's `max_gen_toks` only cuts what was written.
-      backend: where texts are decoded, as in `llada_jax.generate`.
-      mc_num: forwards for each likelihood; see `log_likelihoods`.
-      batch_size: prompts that are decoded together, and canvases of a forward of likelihoods.
-      seed: of the mask patterns, and of sampling (`seeds`).
-      progress: show progress bars.
-      kept: where answers are stored, and read where they are there.
+      sampler: How texts are decoded. Its `gen_length` is the canvas, whatever a task requests; a
+        task's `max_gen_toks` only truncates the text.
+      backend: Where texts are decoded, as in `llada_jax.generate`.
+      mc_num: Forward passes for each likelihood; see `log_likelihoods`.
+      batch_size: Prompts decoded together, and canvases in a forward pass for likelihoods.
+      seed: Seed of the mask patterns, and of sampling (`seeds`).
+      progress: Show progress bars.
+      kept: Store of answers; those that it already has are not computed again.
 
-    Raises ValueError that names what is wrong with the model or, before it computes, a request.
+    Raises ValueError that names the problem with the model or, before computing, with a request.
     """
 
     def __init__(
@@ -156,12 +156,12 @@ class LmEvalModel(LM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Returns a name of the chat template, for the harness's caches of prompts."""
+        """Identifies the chat template in the harness's caches of prompts."""
         template = self._tokenizer.chat_template or ""
         return f"llada_jax-{hashlib.sha256(template.encode()).hexdigest()[:16]}"
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Returns the tokenizer's template, of which there is one, as the harness records it."""
+        """Returns the tokenizer's only template, which the harness records."""
         return (self._tokenizer.chat_template or "") if chat_template else ""
 
     def apply_chat_template(
@@ -170,14 +170,14 @@ class LmEvalModel(LM):
         return self._tokenizer.apply_chat_template(chat_history, add_generation_prompt)
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Returns the bound of log p(continuation | context) of each; and False, since whether
-        greedy decoding gives the continuation is not found out."""
+        """Returns pairs of the bound of log p(continuation | context), and False for the harness's
+        "is it the greedy answer", which would need decoding."""
 
-        def bounds(places: Sequence[int]) -> list[float]:
+        def bounds(indices: Sequence[int]) -> list[float]:
             values = log_likelihoods(
                 self._model.params,
                 self._model.config,
-                [self._pair(*requests[place].args) for place in places],
+                [self._pair(*requests[index].args) for index in indices],
                 mc_num=self._mc_num,
                 batch_size=self._batch_size,
                 seed=self._seed,
@@ -185,74 +185,80 @@ class LmEvalModel(LM):
             )
             return list(map(float, values))
 
-        everything = range(len(requests))
-        kept = self._kept and self._kept.to("likelihoods", requests, bounds, 0.0)
-        return [(value, False) for value in (bounds(everything) if kept is None else kept)]
+        if self._kept is None:
+            values = bounds(range(len(requests)))
+        else:
+            values = self._kept.to("likelihoods", requests, bounds, 0.0)
+        return [(value, False) for value in values]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         raise NotImplementedError("likelihoods of texts longer than the model are not computed")
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """Returns what the sampler writes after each context, up to the first stop string."""
+        """Returns the sampler's text after each context, up to the first stop string."""
         seeds = self.seeds(requests)
 
-        def texts(places: Sequence[int]) -> list[str]:
-            return self._texts([requests[i] for i in places], [seeds[i] for i in places])
+        def texts(indices: Sequence[int]) -> list[str]:
+            return self._texts([requests[i] for i in indices], [seeds[i] for i in indices])
 
         if self._kept is None:
             return texts(range(len(requests)))
         return self._kept.to("texts", requests, texts, "")
 
     def seeds(self, requests: Sequence[Instance]) -> list[int]:
-        """Returns the seed of each request's sampling: by its task, its item and how often that was
-        asked before, whatever else is asked."""
-        before: Counter[str] = Counter()
-        found = []
+        """Returns a sampling seed for each request, from its task, its item and the number of
+        earlier requests for that item: it does not depend on the other requests."""
+        repeats: Counter[str] = Counter()
+        seeds = []
         for request in requests:
             name = f"{request.task_name} {request.doc_id}"
-            found.append((self._seed + zlib.crc32(f"{name} {before[name]}".encode())) % 2**31)
-            before[name] += 1
-        return found
+            seeds.append((self._seed + zlib.crc32(f"{name} {repeats[name]}".encode())) % 2**31)
+            repeats[name] += 1
+        return seeds
 
     def _texts(self, requests: Sequence[Instance], seeds: Sequence[int]) -> list[str]:
-        asked = [self._request(*request.args) for request in requests]
+        encoded = [self._request(*request.args) for request in requests]
         stream = generate_stream(
             self._model,
-            [each.prompt for each in asked],
+            [request.prompt for request in encoded],
             self._sampler,
             places=self._batch_size,
             backend=self._backend,
             seed=seeds,
         )
         texts = []
-        bar = tqdm(stream, "texts", len(asked), disable=not self._progress)
-        for request, each, found in zip(requests, asked, bar, strict=True):
-            texts.append(self._text(found.answers[0], each))
-            self.cache_hook.add_partial("generate_until", request.args, texts[-1])
+        bar = tqdm(stream, "texts", len(encoded), disable=not self._progress)
+        for instance, request, result in zip(requests, encoded, bar, strict=True):
+            texts.append(self._text(result.answers[0], request))
+            self.cache_hook.add_partial("generate_until", instance.args, texts[-1])
         return texts
 
     def _encode(self, text: str) -> list[int]:
-        """Encodes with the BOS that the tokenizer puts before a text which does not spell it."""
+        """Encodes a text with the tokenizer's BOS in front, unless the text begins with it."""
         spelled = self._tokenizer.special_tokens.get("bos_token")
         opening = [] if spelled and text.startswith(spelled) else self._opening
         return opening + self._tokenizer.encode(text)
 
     def _pair(self, context: str, continuation: str) -> Pair:
-        """Returns ids of both, cut where those of the whole text allow; spaces go to the right."""
+        """Returns the ids of both, split where the ids of the joined text allow it; spaces between
+        them go to the continuation."""
         if not context:
             bos = self._tokenizer.bos_id
             return [] if bos is None else [bos], self._tokenizer.encode(continuation)
         stripped = context.rstrip(" ")
         continuation, context = context[len(stripped) :] + continuation, stripped
         prompt, whole = self._encode(context), self._encode(context + continuation)
-        joined = whole[: len(prompt)] == prompt
-        return prompt, whole[len(prompt) :] if joined else self._tokenizer.encode(continuation)
+        is_prefix = whole[: len(prompt)] == prompt
+        answer = whole[len(prompt) :] if is_prefix else self._tokenizer.encode(continuation)
+        return prompt, answer
 
     def _request(self, context: str, settings: dict[str, Any]) -> _Request:
         unknown = next((name for name in settings if name not in _REQUEST_SETTINGS), None)
-        allowed = f"{', '.join(_REQUEST_SETTINGS)} (the sampler has the others)"
-        told = f"a task's generation_kwargs have {unknown!r}; allowed: {allowed}"
-        require(unknown is None, told)
+        require(
+            unknown is None,
+            f"a task's generation_kwargs have {unknown!r}; allowed: {', '.join(_REQUEST_SETTINGS)} "
+            "(the sampler has the others)",
+        )
         temperature = settings.get("temperature", 1.0) if settings.get("do_sample") else None
         require(
             temperature in (None, self._sampler.temperature),
@@ -266,10 +272,10 @@ class LmEvalModel(LM):
             int(settings.get("max_gen_toks", self._sampler.gen_length)),
         )
 
-    def _text(self, answer: Iterable[int], asked: _Request) -> str:
-        """Returns what comes before the first stop string, given as a token or as text."""
-        stops = {self._tokenizer.backend.token_to_id(stop) for stop in asked.until}
-        kept = takewhile(lambda token: token not in stops, islice(answer, asked.max_tokens))
+    def _text(self, answer: Iterable[int], request: _Request) -> str:
+        """Decodes an answer up to the first stop string, which may be one special token."""
+        stops = {self._tokenizer.backend.token_to_id(stop) for stop in request.until}
+        kept = takewhile(lambda token: token not in stops, islice(answer, request.max_tokens))
         text = self._tokenizer.decode(list(map(int, kept)))
-        cuts = [text.find(stop) for stop in asked.until if stop in text]
+        cuts = [text.find(stop) for stop in request.until if stop in text]
         return text[: min(cuts, default=len(text))]

@@ -1,5 +1,5 @@
-"""Statistics of right and wrong: how sure a score is, whether two differ, and whether confidence
-means what it says: of tokens held 80 % likely, are 80 % right?"""
+"""Statistics of right and wrong answers: confidence intervals, comparison of two decoders on the
+same items, and calibration (of tokens with confidence 80 %, are 80 % right?)."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import require
 
-Z = 1.959963984540054  # of a 95 % interval
+Z = 1.959963984540054  # quantile of the normal distribution for a 95 % interval
 
 
 class Interval(NamedTuple):
@@ -20,49 +20,49 @@ class Interval(NamedTuple):
     high: float
 
 
-class Paired(NamedTuple):
-    """Two decoders on the same `n` items."""
+class PairedComparison(NamedTuple):
+    """Comparison of two decoders on the same `n` items."""
 
     difference: float
     """Share right of the second minus share right of the first."""
     interval: Interval
-    """Of the difference."""
+    """Confidence interval of the difference."""
     gained: int
     """Items that only the second got right."""
     lost: int
     """Items that only the first got right."""
     p_value: float
-    """Of McNemar's exact test."""
+    """p-value of McNemar's exact test."""
     n: int
 
 
 def wilson_interval(right: int, n: int, z: float = Z) -> Interval:
     """Returns Wilson's score interval of a proportion (E. B. Wilson, JASA 22, 1927).
 
-    The n trials are independent: a question that is asked twice, and answered alike, is one.
+    The n trials must be independent: a question asked twice of a greedy decoder is one trial.
     """
     require(n > 0, f"n is {n}; allowed: 1 or more")
     require(0 <= right <= n, f"right is {right}; allowed: 0 to n ({n})")
     share = right / n
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    # The bounds of 0 and n are 0 and 1, which rounding can miss.
+    # The bounds for 0 and n right are exactly 0 and 1, which rounding can miss.
     return Interval(max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Returns the two-sided exact p-value of McNemar's test: a fair coin for each changed item."""
+    """Returns the two-sided exact p-value of McNemar's test: if the decoders were equally good,
+    each changed item would be gained or lost like a fair coin flip."""
     changed = gained + lost
     tail = sum(math.comb(changed, k) for k in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2**changed)
 
 
-def paired(first: Sequence[bool], second: Sequence[bool]) -> Paired:
-    """Compares two decoders, item by item. No two items ask the same question, as in
-    `wilson_interval`.
+def paired(first: Sequence[bool], second: Sequence[bool]) -> PairedComparison:
+    """Compares two decoders, item by item; no two items may ask the same question.
 
     The interval is Agresti and Min's: Wald's with half an item added to each cell (Statistics in
-    Medicine 24, 2005), which holds its level for few items too.
+    Medicine 24, 2005), which keeps its coverage for few items.
     """
     require(
         len(first) == len(second) > 0,
@@ -75,27 +75,27 @@ def paired(first: Sequence[bool], second: Sequence[bool]) -> Paired:
     variance = (gained + lost + 1 - (gained - lost) ** 2 / (n + 2)) / (n + 2) ** 2
     half = Z * math.sqrt(variance)
     interval = Interval(max(-1.0, middle - half), min(1.0, middle + half))
-    return Paired((gained - lost) / n, interval, gained, lost, mcnemar(gained, lost), n)
+    return PairedComparison((gained - lost) / n, interval, gained, lost, mcnemar(gained, lost), n)
 
 
 class Reliability(NamedTuple):
-    """Predictions in bins of equal width by confidence; a bin without any has NaN means."""
+    """Predictions in bins of equal width by confidence; an empty bin has NaN means."""
 
-    edges: Float[np.ndarray, " N+1"]  # of the bins, from 0 to 1
+    edges: Float[np.ndarray, " N+1"]  # bounds of the bins, from 0 to 1
     counts: Int[np.ndarray, " N"]  # predictions in each bin
-    confidence: Float[np.ndarray, " N"]  # their mean
-    accuracy: Float[np.ndarray, " N"]  # the share of them that is right
+    confidence: Float[np.ndarray, " N"]  # mean confidence in each bin
+    accuracy: Float[np.ndarray, " N"]  # share of right predictions in each bin
 
     @property
     def expected_calibration_error(self) -> float:
-        """Returns the mean distance of confidence and accuracy, by counts (Guo, ICML 2017)."""
+        """The mean of |confidence - accuracy|, weighted by counts (Guo et al., ICML 2017)."""
         filled = self.counts > 0
         distance = np.abs(self.confidence - self.accuracy)[filled]
         return float(np.average(distance, weights=self.counts[filled]))
 
     def between(self, low: float, high: float) -> tuple[int, float, float]:
-        """Returns of the predictions in (low, high] their number, mean confidence and the share of
-        them that is right; NaN for none. Raises ValueError where a bin crosses a bound."""
+        """Returns number, mean confidence and share right of the predictions in (low, high]; the
+        means are NaN if there are none. Raises ValueError if a bound is not an edge of a bin."""
         for bound in (low, high):
             require(
                 bool(np.isclose(self.edges, bound).any()),
@@ -117,8 +117,8 @@ def reliability(
 ) -> Reliability:
     """Sorts predictions into bins (i / bins, (i + 1) / bins].
 
-    `confidence` is the probability of each prediction, 0 to 1; `right` says whether it was right.
-    Raises ValueError for no predictions, lengths that differ, and what is no probability.
+    `confidence` is the probability of each prediction, 0 to 1; `right` is whether it was right.
+    Raises ValueError for no predictions, different lengths, and values that are no probability.
     """
     confidence, right = np.asarray(confidence, np.float64), np.asarray(right, bool)
     require(bins > 0, f"bins is {bins}; allowed: 1 or more")
@@ -129,10 +129,11 @@ def reliability(
     bad = confidence[~((confidence >= 0) & (confidence <= 1 + 1e-6))]
     require(not bad.size, f"a confidence is {bad[:1]}; allowed: 0 to 1")
     edges = np.linspace(0, 1, bins + 1)
-    place = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
-    counts = np.bincount(place, minlength=bins)
+    bin_index = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+    counts = np.bincount(bin_index, minlength=bins)
     with np.errstate(invalid="ignore"):
         means = (
-            np.bincount(place, weights=x, minlength=bins) / counts for x in (confidence, right)
+            np.bincount(bin_index, weights=values, minlength=bins) / counts
+            for values in (confidence, right)
         )
         return Reliability(edges, counts, *means)

@@ -1,8 +1,9 @@
-"""What a task is: an endless, seeded sequence of questions, and a verifier of answers.
+"""Defines a task: an endless, seeded sequence of questions, and a verifier of answers.
 
-A task's file draws items; which of them belong to the test split, and that every item is a pure
-function of `(seed, index, split, difficulty)`, is decided here, once for all tasks. So is which
-items are asked: to score a decoder, or to choose its settings on others.
+Each task has a function that draws items. This module makes every item a pure function of
+`(seed, index, split, difficulty)`, and assigns items to the training or the test split by hashing
+the item's key, so that no test item can occur in training data under any seed or difficulty. It
+also selects items: those that a decoder is scored on, and validation items to tune it on.
 """
 
 import zlib
@@ -16,15 +17,15 @@ from typing import Any, Literal, NamedTuple
 from llada_jax.config import require, require_choice
 
 Split = Literal["train", "test"]
-TEST_SHARE = 16  # one key in so many is for test only
+TEST_SHARE = 16  # one of 16 keys belongs to the test split
 ANSWER_MARK = "####"
 
 
 class Item(NamedTuple):
     """A question, a worked answer that ends in `#### target`, and the target itself.
 
-    Where the question offers lettered choices, `choices` has their texts in the order A, B, C, D
-    and the target is a letter.
+    For a multiple-choice question, `choices` has the texts of A, B, C and D, and the target is a
+    letter.
     """
 
     question: str
@@ -35,27 +36,27 @@ class Item(NamedTuple):
 
 OwnsKey = Callable[[str], bool]
 Draw = Callable[[Random, int, OwnsKey], Item | None]
-"""`draw(rng, difficulty, owns)`: an item, or None where the draw failed or `owns(key)` is False.
+"""`draw(rng, difficulty, owns)` returns an item, or None if drawing failed or `owns(key)` is False.
 
-The key is the substance of an item, as the task's docstring defines it: items of one key are all in
-the same split.
+The key identifies the content of an item, as the task's docstring defines it; items with the same
+key are in the same split.
 """
 Verify = Callable[[Item, str], bool]
 
 
 def split_of(key: str) -> Split:
-    """Returns the split that owns a key, in every seed and difficulty."""
+    """Returns the split of a key, in every seed and difficulty."""
     return "train" if zlib.crc32(key.encode()) % TEST_SHARE else "test"
 
 
 def final_answer(text: str) -> str:
-    """Returns what follows the last `####`, up to the end of its line; empty without a mark."""
+    """Returns the rest of the line after the last `####`, or an empty text without a mark."""
     _, mark, tail = text.rpartition(ANSWER_MARK)
     return tail.strip().split("\n")[0].strip() if mark else ""
 
 
 def ends_in_target(item: Item, text: str) -> bool:
-    """Tells whether a generated answer ends in the item's target, case and a full stop aside."""
+    """Tells whether an answer ends in the item's target, ignoring case and a final full stop."""
     return final_answer(text).removesuffix(".").lower() == item.target.lower()
 
 
@@ -68,17 +69,17 @@ class Task:
     """One line for tables and error messages."""
     draw: Draw
     difficulties: Mapping[int, str]
-    """What each difficulty means."""
+    """Descriptions of the difficulties."""
     default_difficulty: int = 0
     gen_length: int
-    """Answer region, in tokens of the bundled tokenizer, that holds any answer."""
+    """Length in tokens of the bundled tokenizer that is enough for any answer."""
     verify: Verify = ends_in_target
     """Whether a text answers an item."""
     drill: Draw | None = None
-    """Draws a question that asks for many of the task's small decisions at once, from which a model
-    learns them sooner than from items, where they are few among many words."""
+    """Draws a question that asks for many of the task's small decisions at once. A model learns
+    these sooner from drills than from items, in which they are few among many words."""
     version: int = 1
-    """Raised with every change to what is drawn, so that scores can be told apart."""
+    """Raised with every change of the drawn items, because scores then differ."""
 
     def item(
         self,
@@ -89,9 +90,10 @@ class Task:
         difficulty: int | None = None,
         drill: bool = False,
     ) -> Item:
-        """Returns the item, or the drill, at a place in the endless sequence of a seed.
+        """Returns the item, or the drill, at an index of the endless sequence of a seed.
 
-        Raises ValueError for an unknown split or difficulty, a negative index, and no drill.
+        Raises ValueError for an unknown split or difficulty, a negative index, and a task without
+        a drill.
         """
         draw = self.drill if drill else self.draw
         if draw is None:
@@ -121,22 +123,22 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskItems:
-    """The first `count` items of a seed's test split. Raises ValueError where `count` is below 1 or
-    the task has no such difficulty."""
+    """The first `count` items of a seed's test split. Raises ValueError if `count` is below 1 or
+    the task does not have the difficulty."""
 
     task: Task
     count: int
     seed: int = 0
     difficulty: int | None = None
-    """None: the task's default."""
+    """None for the task's default."""
 
     def __post_init__(self) -> None:
         require(self.count > 0, f"items is {self.count}; allowed: 1 or more")
-        _ = self.item(0)  # which checks the difficulty
+        _ = self.item(0)  # checks the difficulty
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Says which sequence of items it is, as plain JSON; not how many."""
+        """The sequence of items, as plain JSON; does not include the count."""
         default = self.task.default_difficulty
         return {
             "name": self.task.name,
@@ -147,14 +149,14 @@ class TaskItems:
         }
 
     def item(self, index: int) -> Item:
-        """Returns the item at a place."""
+        """Returns the item at an index."""
         return self.task.item(self.seed, index, "test", difficulty=self.difficulty)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationItems(TaskItems):
-    """Test items of a seed without those whose question is among the first `scored_items` of the
-    seed that is scored. Raises ValueError where that seed is the same, and as `TaskItems`."""
+    """Test items of a seed, except questions among the first `scored_items` of the seed that is
+    used for scores. Raises ValueError if both seeds are equal, and as `TaskItems`."""
 
     scored_seed: int
     scored_items: int
@@ -169,14 +171,14 @@ class ValidationItems(TaskItems):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Says which sequence it is, and what was left out of it."""
+        """The sequence of items, and the questions left out of it."""
         without = {"seed": self.scored_seed, "items": self.scored_items}
         return {**super().settings, "without": without}
 
     def item(self, index: int) -> Item:
-        """Returns the item at a place among those that are left."""
+        """Returns the item at an index, counted without the left-out questions."""
         require(index >= 0, f"index is {index}; allowed: 0 or more")
-        self._drawn.extend(islice(self._left, max(0, index + 1 - len(self._drawn))))
+        self._drawn.extend(islice(self._remaining, max(0, index + 1 - len(self._drawn))))
         return self._drawn[index]
 
     @cached_property
@@ -184,8 +186,8 @@ class ValidationItems(TaskItems):
         return []
 
     @cached_property
-    def _left(self) -> Iterator[Item]:
-        kept = self.task.items(self.scored_seed, "test", difficulty=self.difficulty)
-        scored = {item.question for item in islice(kept, self.scored_items)}
-        drawn = self.task.items(self.seed, "test", difficulty=self.difficulty)
-        return (item for item in drawn if item.question not in scored)
+    def _remaining(self) -> Iterator[Item]:
+        scored = self.task.items(self.scored_seed, "test", difficulty=self.difficulty)
+        questions = {item.question for item in islice(scored, self.scored_items)}
+        items = self.task.items(self.seed, "test", difficulty=self.difficulty)
+        return (item for item in items if item.question not in questions)

@@ -1,9 +1,10 @@
-"""How a decoding went, from its trace: where it commits when, how it ends, what it leaves unsure.
+"""Measures from its trace how a decoding went: the order of commits in a block, how a block ends,
+and how many tokens it leaves with low confidence.
 
-These are the pictures by which llada.cpp explains its two techniques (arXiv 2606.13740, Figures 5,
-8 and 13), and the regime in which a model decodes. What saves forwards in one regime may save
-nothing in another: looking ahead needs forwards that end a block with few masks left, and revision
-needs tokens that were committed unsure.
+These are the figures with which llada.cpp motivates its two techniques (arXiv 2606.13740, Figures
+5, 8 and 13), and the regime in which a model decodes. A technique may save forward passes in one
+regime and nothing in another: looking ahead needs passes that end a block with few masks left, and
+revision needs tokens that were committed with low confidence.
 """
 
 from collections.abc import Iterable
@@ -23,15 +24,15 @@ from llada_jax.sampler.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """The blocks of a trace that hold answers. Shapes: B rows, S forwards, C positions of a block.
+    """The answer blocks of a trace. Shapes: B rows, S forward passes, C positions of a block.
 
-    Raises ValueError for a trace of infilling, blocks that do not start behind the prompt, and
-    lengths that do not fit.
+    Raises ValueError for a trace of infilling, blocks that do not start at the end of the prompt,
+    and lengths that do not fit the trace.
     """
 
     trace: Trace
     lengths: Int[np.ndarray, " B"]
-    """Generated tokens that count in each row; what pads an answer is too easy to count."""
+    """Generated tokens of each row that count; padding is excluded, because it is too easy."""
 
     def __post_init__(self) -> None:
         require(not self.trace.settings["infill"], "the trace is of infilling; allowed: generation")
@@ -40,11 +41,11 @@ class Trajectory:
             "the trace is of a block-causal model; allowed: one whose blocks start at the prompt",
         )
         lengths = np.asarray(self.lengths)
-        most = self._sampler["gen_length"]
+        max_length = self._sampler["gen_length"]
         fits = lengths.shape == self.trace.prompt_lengths.shape and lengths.size > 0
         require(
-            fits and bool(((lengths > 0) & (lengths <= most)).all()),
-            f"lengths are {lengths}; allowed: one a row, 1 to {most}",
+            fits and bool(((lengths > 0) & (lengths <= max_length)).all()),
+            f"lengths are {lengths}; allowed: one a row, 1 to {max_length}",
         )
 
     @property
@@ -57,20 +58,20 @@ class Trajectory:
 
     @property
     def sure_from(self) -> float:
-        """Returns the confidence from which a token is taken for sure."""
+        """The confidence from which a token counts as certain."""
         is_staged = self._sampler.get("accept") == "staged"
         return self._sampler["theta_stable"] if is_staged else 0.9
 
     @cached_property
     def forwards(self) -> Bool[np.ndarray, "S B"]:
-        """Marks forwards that were useful to a row while its block held a part of its answer."""
+        """Passes that were useful to a row while its block contained a part of its answer."""
         useful = (self.trace.live_rows + self.trace.refreshed) > 0
         return useful & (self.trace.block * self.block_length < self.lengths)
 
     @cached_property
     def _states(self) -> Int[np.ndarray, "S B C"]:
-        """Returns the current block when each forward begins."""
-        trace, found = self.trace, []
+        """The states of the current block's positions before each forward pass."""
+        trace, states = self.trace, []
         after = event_states(trace)
         state = np.full(trace.tokens.shape, MASKED, np.int8)
         first = np.searchsorted(trace.event_step, np.arange(len(trace.rows) + 1))
@@ -78,106 +79,110 @@ class Trajectory:
             start = trace.prompt_lengths + block * self.block_length
             positions = start[:, None] + np.arange(self.block_length)
             positions = np.minimum(positions, state.shape[1] - 1)
-            found.append(np.take_along_axis(state, positions, axis=1))
+            states.append(np.take_along_axis(state, positions, axis=1))
             for event in range(first[step], first[step + 1]):
                 if after[event] != KEPT:
                     state[trace.event_row[event], trace.event_position[event]] = after[event]
-        return np.stack(found)
+        return np.stack(states)
 
     @property
     def masks_left(self) -> Int[np.ndarray, "S B"]:
-        """Counts masks of the current block when each forward begins, padding included."""
+        """Number of masks in the current block before each forward pass, including padding."""
         return (self._states == MASKED).sum(axis=2)
 
     @property
     def open_decisions(self) -> Int[np.ndarray, "S B"]:
-        """Counts positions of the current block that each forward decides on: masked or visible."""
+        """Number of positions of the current block that each pass decides on: masked or visible."""
         return (self._states != STABLE).sum(axis=2)
 
     def commit_frontier(self) -> Float[np.ndarray, " C"]:
-        """Returns the mean forward of its block, from 1, that first commits each position of a
-        block (Figure 8); 0 for a draft taken over. NaN where no answer has the position."""
-        return mean_by_place(*self.first_commits(), self.block_length)
+        """Returns for each position of a block the mean index (from 1) of the block's pass that
+        first commits it (Figure 8). Accepted drafts count as 0; NaN if no answer has the position.
+        """
+        return mean_by_position(*self.first_commits(), self.block_length)
 
     def first_commits(self) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
-        """Returns of each token of an answer its place in its block, and the forward of the block,
-        from 1, that first committed it; 0 for a draft taken over."""
+        """Returns for each answer token its position in its block, and the index (from 1) of the
+        block's pass that first committed it, 0 for an accepted draft."""
         row, position, step, _ = self._events(Event.COMMIT)
         _, first = np.unique(row * (position.max(initial=0) + 1) + position, return_index=True)
         row, position, step = row[first], position[first], step[first]
-        block, place = np.divmod(position, self.block_length)
+        block, position_in_block = np.divmod(position, self.block_length)
         in_block = (self.trace.block[:, row] == block) & self.forwards[:, row]
         until = np.arange(len(self.trace.rows))[:, None] <= step
-        return place, (in_block & until).sum(axis=0)
+        return position_in_block, (in_block & until).sum(axis=0)
 
     def _events(self, *kinds: Event) -> tuple[np.ndarray, ...]:
-        """Returns row, place in the answer, forward and confidence of the answers' events."""
+        """Returns row, position in the answer, pass and confidence of the answers' events."""
         trace = self.trace
-        place = trace.event_position - trace.prompt_lengths[trace.event_row]
-        chosen = np.isin(trace.event_kind, kinds) & (place < self.lengths[trace.event_row])
-        columns = trace.event_row, place, trace.event_step, trace.event_confidence
+        position = trace.event_position - trace.prompt_lengths[trace.event_row]
+        chosen = np.isin(trace.event_kind, kinds) & (position < self.lengths[trace.event_row])
+        columns = trace.event_row, position, trace.event_step, trace.event_confidence
         return tuple(column[chosen] for column in columns)
 
-    def tail_shares(self, most: int) -> Float[np.ndarray, " most"]:
-        """Returns the share of forwards that begin with 1, 2, ... `most` masks (Figure 5a), or
-        fewer, among those that begin with any."""
+    def tail_shares(self, max_masks: int) -> Float[np.ndarray, " max_masks"]:
+        """Returns the shares of forward passes that begin with at most 1, 2, ... `max_masks` masks,
+        among those that begin with any (Figure 5a)."""
         left = self.masks_left[self.forwards]
         left = left[left > 0]
-        return np.array([(left <= masks).mean() for masks in range(1, most + 1)])
+        return np.array([(left <= masks).mean() for masks in range(1, max_masks + 1)])
 
     def below_at_block_end(self, confidence: float) -> Float[np.ndarray, " N"]:
-        """Returns of each finished block the share of its tokens whose confidence was then still
-        lower (Figures 5b and 13b); blocks of all rows in order.
+        """Returns for each finished block the share of its tokens that had a lower confidence at
+        its end (Figures 5b and 13b); blocks of all rows in order.
 
-        A trace holds the confidence of tokens that were committed, replaced or promoted. So of
-        staged tokens, ask for their own `theta_stable`.
+        A trace has the confidence of tokens only when they are committed, replaced or promoted. So
+        for staged tokens use their `theta_stable`.
         """
-        row, place, step, said = self._events(Event.COMMIT, Event.REPLACE, Event.PROMOTE)
-        block = place // self.block_length
-        last = np.full((len(self.lengths), block.max(initial=0) + 1), -1)
-        committed, at, when, _ = self._events(Event.COMMIT)
-        np.maximum.at(last, (committed, at // self.block_length), when)
-        then = step <= last[row, block]
-        found = np.full((*last.shape, self.block_length), np.nan)
-        found[row[then], block[then], place[then] % self.block_length] = said[then]
-        counted = np.isfinite(found)
-        low = (counted & (found < np.float32(confidence))).sum(axis=2)
+        row, position, step, value = self._events(Event.COMMIT, Event.REPLACE, Event.PROMOTE)
+        block = position // self.block_length
+        last_commit = np.full((len(self.lengths), block.max(initial=0) + 1), -1)
+        commit_row, commit_position, commit_step, _ = self._events(Event.COMMIT)
+        index = commit_row, commit_position // self.block_length
+        np.maximum.at(last_commit, index, commit_step)
+        in_time = step <= last_commit[row, block]
+        final = np.full((*last_commit.shape, self.block_length), np.nan)
+        index = row[in_time], block[in_time], position[in_time] % self.block_length
+        final[index] = value[in_time]
+        counted = np.isfinite(final)
+        low = (counted & (final < np.float32(confidence))).sum(axis=2)
         total = counted.sum(axis=2)
         return low[total > 0] / total[total > 0]
 
     def skippable_shares(self) -> Float[np.ndarray, " B"]:
-        """Returns each row's share of the block's decisions that were taken before (Figure 5c)."""
+        """Returns each row's share of a block's positions already decided before a forward pass
+        (Figure 5c), averaged over its passes."""
         decided = self.block_length - self.open_decisions
         share = np.where(self.forwards, decided, 0).sum(axis=0) / self.forwards.sum(axis=0)
         return share / self.block_length
 
 
-def mean_by_place(
-    place: Int[np.ndarray, " N"], values: Int[np.ndarray, " N"], places: int = 0
+def mean_by_position(
+    position: Int[np.ndarray, " N"], values: Int[np.ndarray, " N"], n_positions: int = 0
 ) -> Float[np.ndarray, " C"]:
-    """Returns the mean of the values at each place, of `places` at the least; NaN for none."""
-    count = np.bincount(place, minlength=places)
-    total = np.bincount(place, weights=values, minlength=places)
+    """Returns the mean value at each position, for at least `n_positions`; NaN without values."""
+    count = np.bincount(position, minlength=n_positions)
+    total = np.bincount(position, weights=values, minlength=n_positions)
     return np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
 
 
 class Regime(NamedTuple):
-    """Means over the forwards of answers, with their units; a name is that of its result row."""
+    """Means over the forward passes of answers, with units; the fields are names of result rows."""
 
     forwards_per_block: Annotated[float, "forwards/block"]
     late_share: Annotated[float, "of forwards"]
-    """Of forwards, those that begin with at most a quarter of a block masked."""
+    """Share of passes that begin with at most a quarter of the block masked."""
     tokens_early: Annotated[float, "tokens/forward"]
-    """Tokens that a forward commits where more than three quarters of its block are masked."""
+    """Tokens committed by a pass that begins with more than three quarters of the block masked."""
     tokens_midway: Annotated[float, "tokens/forward"]
     tokens_late: Annotated[float, "tokens/forward"]
-    """The same where at most a quarter is; `tokens_midway` is what lies between."""
+    """The same for at most a quarter masked; `tokens_midway` is for shares in between."""
     frontier_slope: Annotated[float, "forwards/position"]
-    """Forwards later that a token is committed, a position further right in its block."""
+    """Slope of `commit_frontier`: delay of a token per position further right in its block."""
     rows_per_forward: Annotated[float, "rows"]
     unsure_left: Annotated[float, "tokens of 32"]
-    """Tokens of a block of 32, when it is finished, whose confidence was below `theta_stable`, or
-    of tokens that are not staged below 0.9 (Figures 13b and 5b)."""
+    """Tokens of a finished block, scaled to 32, with a confidence below `theta_stable`, or below
+    0.9 for rules that are not staged (Figures 13b and 5b)."""
 
 
 _HINTS = get_type_hints(Regime, include_extras=True)
@@ -188,44 +193,43 @@ PUBLISHED = {
     "frontier_slope": (0.1, "arXiv 2606.13740, Figure 8"),
     "rows_per_forward": (32.0, "arXiv 2606.13740, a block of 32 tokens"),
 }
-"""Of LLaDA-8B with blocks of 32 tokens, with the source; the paper does not print tokens by masks
-left."""
+"""Values of LLaDA-8B with blocks of 32 tokens, with the source. The paper does not report tokens
+per pass by masks left."""
 
 
 def regime(trajectories: Iterable[Trajectory]) -> Regime:
-    """Measures the regime of several batches, each forward and each position alike.
+    """Measures the regime of several batches; each forward pass and each position weighs the same.
 
-    Raises ValueError where there is no batch.
+    Raises ValueError if there is no batch.
     """
-    batches = [_measured(each) for each in trajectories]
+    batches = [_measurements(trajectory) for trajectory in trajectories]
     if not batches:
         raise ValueError("there are no traces; allowed: answers whose traces were kept")
     columns = map(np.concatenate, zip(*batches, strict=True))
-    left, committed, rows, blocks, unsure, place, taken = columns
+    left, committed, rows, blocks, unsure, position, commit_pass = columns
     return Regime(
         len(left) / int(blocks.sum()),
         float((left <= 0.25)[left > 0].mean()),
         _mean(committed[left > 0.75]),
         _mean(committed[(left > 0.25) & (left <= 0.75)]),
         _mean(committed[(left > 0) & (left <= 0.25)]),
-        _slope(mean_by_place(place, taken)),
+        _slope(mean_by_position(position, commit_pass)),
         float(rows.mean()),
         32 * _mean(unsure),
     )
 
 
-def _measured(found: Trajectory) -> tuple[np.ndarray, ...]:
-    """Returns of each forward the share of masks left, commits and rows; of each row its blocks; of
-    each block the share that is left unsure; and of each token its place in its block with the
-    forward of the block that committed it."""
-    at, trace = found.forwards, found.trace
+def _measurements(trajectory: Trajectory) -> tuple[np.ndarray, ...]:
+    """Returns seven columns: the share of masks left, commits and rows of each pass; the blocks of
+    each row; the share of low confidence of each block; and `first_commits` of each token."""
+    useful, trace = trajectory.forwards, trajectory.trace
     return (
-        found.masks_left[at] / found.block_length,
-        trace.count(Event.COMMIT)[at],
-        trace.live_rows[at],
-        -(-np.asarray(found.lengths) // found.block_length),
-        found.below_at_block_end(found.sure_from),
-        *found.first_commits(),
+        trajectory.masks_left[useful] / trajectory.block_length,
+        trace.count(Event.COMMIT)[useful],
+        trace.live_rows[useful],
+        -(-np.asarray(trajectory.lengths) // trajectory.block_length),
+        trajectory.below_at_block_end(trajectory.sure_from),
+        *trajectory.first_commits(),
     )
 
 
@@ -234,6 +238,6 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _slope(means: np.ndarray) -> float:
-    """Fits a line through the mean forward of each place, as Figure 8 does."""
+    """Returns the slope of a line fitted to the mean pass of each position, as in Figure 8."""
     known = np.flatnonzero(np.isfinite(means))
     return float(np.polyfit(known, means[known], 1)[0]) if len(known) > 1 else float("nan")

@@ -1,4 +1,4 @@
-"""Words that generated texts of several tasks have in common, and the stories around a count."""
+"""Word lists shared by several tasks, and the story templates about a running count."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,48 +13,50 @@ PLACES = ("kitchen", "garden", "office", "school", "park", "library", "garage", 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
-class Happening(NamedTuple):
-    """Something that happens: `told` in the question, `shown` with its equation in the answer."""
+class StoryEvent(NamedTuple):
+    """Templates for one event of a story."""
 
     symbol: str
-    """The operation applied to the count; none in an opening that only states it."""
+    """The operation applied to the count; empty in an opening that only states it."""
     told: str
+    """Sentence of the question."""
     shown: str = ""
-    """Empty, as `asks`: those of the story hold."""
+    """End of the answer's sentence, with the equation; empty to use the story's."""
     asks: Sequence[str] = ()
+    """Final questions; empty to use the story's."""
 
 
 class CountStory(NamedTuple):
-    """Events around one running count, and how to state and to ask for that count."""
+    """Events that change one running count, and how to state and to ask for that count."""
 
-    openings: Sequence[Happening]
-    gains: Sequence[Happening]
-    losses: Sequence[Happening]
-    endings: Sequence[Happening]
+    openings: Sequence[StoryEvent]
+    gains: Sequence[StoryEvent]
+    losses: Sequence[StoryEvent]
+    endings: Sequence[StoryEvent]
     shown: str
     asks: Sequence[str]
     things: Sequence[str]
 
 
-def _story(told: Mapping[str, Any]) -> CountStory:
+def _story(entry: Mapping[str, Any]) -> CountStory:
     events = {
-        kind: [Happening(symbol, text) for symbol, texts in told[kind].items() for text in texts]
+        kind: [StoryEvent(symbol, text) for symbol, texts in entry[kind].items() for text in texts]
         for kind in ("openings", "gains", "losses")
     }
-    endings = [Happening(**ending) for ending in told["endings"]]
-    return CountStory(**{**told, **events, "endings": endings})
+    endings = [StoryEvent(**ending) for ending in entry["endings"]]
+    return CountStory(**{**entry, **events, "endings": endings})
 
 
 _FILE = read_yaml(Path(__file__).with_suffix(".yaml"))
 THINGS: Sequence[str] = _FILE["things"]
-STORIES = [_story(told) for told in _FILE["stories"]]
+STORIES = [_story(entry) for entry in _FILE["stories"]]
 
 
 def sentence(text: str) -> str:
-    """Writes a text as a sentence."""
+    """Capitalises a text and adds a full stop."""
     return f"{text[0].upper()}{text[1:]}."
 
 
 def sentences(texts: Sequence[str]) -> str:
-    """Writes texts as sentences in a line."""
+    """Joins texts into a line of sentences."""
     return " ".join(map(sentence, texts))

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, require, require_choice
-from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
+from llada_jax.constraint.batch import CompiledConstraints, grammar_of, locate_texts
 from llada_jax.constraint.patterns import Constraint
-from llada_jax.constraint.reach import Placed
+from llada_jax.constraint.reach import TextSpans
 from llada_jax.on_mesh import begun_on
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.config import SamplerConfig
@@ -51,7 +51,7 @@ class DecodingRun:
     infill: bool = False
     on_step: OnStep | None = None
     refresher: Refresher | None = None
-    placed: Placed | None = None  # where each prompt's text lies, under a constraint
+    placed: TextSpans | None = None  # where each prompt's text lies, under a constraint
     constraints: tuple[Constraint, ...] = ()  # one of all prompts, or one of each
 
     @property
@@ -110,7 +110,7 @@ class DecodingRun:
             length,
             infill=self.infill,
         )
-        text = self.placed and Placed(*(jnp.asarray(each[chosen]) for each in self.placed))
+        text = self.placed and TextSpans(*(jnp.asarray(each[chosen]) for each in self.placed))
         state = state._replace(rule=new_memory(spec, len(chosen), length), constraint=text)
         if text is not None:
             rest = state._replace(cache=None)  # pyright: ignore
@@ -158,7 +158,7 @@ def checked_run(
     on_step: OnStep | None = None,
     infill: bool = False,
     refresher: Refresher | None = None,
-    texts: Texts | None = None,
+    texts: CompiledConstraints | None = None,
     keeps_scores: KeptScores = False,
 ) -> DecodingRun:
     """Checks everything before anything is computed.
@@ -199,7 +199,7 @@ def checked_run(
         require(spec.measures, "the backend measures no classes, which a constraint needs; "
                 "allowed: another one, as xla")  # fmt: skip
         ends, mask_id = end_ids(config, model), spec.mask_id
-        placed = placed_texts(texts, rows, mask_id, config.gen_length, infill=infill)
+        placed = locate_texts(texts, rows, mask_id, config.gen_length, infill=infill)
         spec = replace(spec, grammar=grammar_of(texts, ends))
     given = texts.constraints if texts else ()
     return DecodingRun(

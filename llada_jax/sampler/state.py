@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from llada_jax.constraint.reach import Placed
+from llada_jax.constraint.reach import TextSpans
 from llada_jax.types import KVCache, Scores
 
 PAD, PROMPT, MASKED, VISIBLE, STABLE = range(5)
@@ -68,7 +68,7 @@ class DecodeState(NamedTuple):
     key: Key[Array, " B"]
     cache: KVCache
     rule: RuleMemory
-    constraint: Placed | None = None  # where the constrained text is; None without a constraint
+    constraint: TextSpans | None = None  # where the constrained text is; None without a constraint
 
     @property
     def masked(self) -> Bool[Array, "B L"]:

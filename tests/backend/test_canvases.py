@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import llada_jax as lj
 from llada_jax.backend import session
-from llada_jax.backend.canvases import EMPTY_ROWS, packs, sizes_within
+from llada_jax.backend.canvases import EMPTY_ROWS, pack_canvases, pack_sizes
 from llada_jax.backend.program import CANVASES, ROW_BUCKETS, bucket_size
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.steps import body_step, resized
@@ -26,12 +26,12 @@ ON_XLA = ExampleBackend()
 
 def sizes_for(rows: int) -> tuple[int, Sequence[int]]:
     bucket = bucket_size(rows, ROW_BUCKETS)
-    return bucket, sizes_within(CANVASES, bucket, ROW_BUCKETS[-1])
+    return bucket, pack_sizes(CANVASES, bucket, ROW_BUCKETS[-1])
 
 
 @given(counts=st.lists(st.integers(0, 150), max_size=12))
 def test_each_canvas_with_rows_runs_once_in_its_own_bucket_of_rows(counts: list[int]) -> None:
-    found = list(packs(counts, sizes_for))
+    found = list(pack_canvases(counts, sizes_for))
     ran = [canvas for pack in found for canvas in pack.canvases]
     assert sorted(ran) == [canvas for canvas, count in enumerate(counts) if count]
     for canvases, places, rows in found:
@@ -52,14 +52,14 @@ def test_each_canvas_with_rows_runs_once_in_its_own_bucket_of_rows(counts: list[
         ([0, 0], []),
     ],
 )
-def test_finished_canvases_leave_and_places_stay_empty_only_where_that_is_cheaper(
+def test_slots_stay_empty_only_if_that_is_cheaper(
     counts: list[int], expected: list[tuple[list[int], int]]
 ) -> None:
-    assert [(pack.canvases, pack.places) for pack in packs(counts, sizes_for)] == expected
+    assert [(pack.canvases, pack.slots) for pack in pack_canvases(counts, sizes_for)] == expected
 
 
 @pytest.mark.parametrize("cache", [0, 32])
-def test_a_canvas_gets_in_every_place_what_it_gets_alone(cache: int) -> None:
+def test_a_canvas_gets_the_same_results_in_every_slot(cache: int) -> None:
     """Beside canvases of other numbers, in one compiled step of all layers."""
     alone, packed = Bucket(4, cache), Bucket(4, cache, 3)
     step = body_step(GQA, range(GQA.n_layers), alone)
@@ -133,7 +133,7 @@ def test_steps_on_xla_give_a_batch_the_tokens_of_singles(
     assert_tokens_of_singles(MODEL, ON_XLA, monkeypatch, cache, batch)
 
 
-def test_a_stream_leaves_nothing_of_a_canvas_to_the_next_one_in_its_place() -> None:
+def test_a_streams_next_canvas_does_not_see_the_previous_one() -> None:
     config, prompts = SHORT.replace(cache="dual"), PROMPTS[:2]
     together = lj.generate(MODEL, prompts, config, backend=ON_XLA).generated
     several = [*prompts, *prompts[::-1]]

@@ -155,13 +155,11 @@ def test_the_example_backend_decodes_as_xla_does(example: ExampleBackend) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
-def test_windows_beyond_the_block_and_rows_beside_them(
-    policy: str, example: ExampleBackend
-) -> None:
+def test_windows_beyond_the_block_with_extra_rows(policy: str, example: ExampleBackend) -> None:
     assert_policy_is_the_same(policy, example)
 
 
-def test_rounded_weights_would_be_seen(example: ExampleBackend) -> None:
+def test_rounded_weights_are_detected(example: ExampleBackend) -> None:
     """The example rounds to float16: other weights give other confidences, but nearly the same."""
     config = ON_THE_GRID.config
     model = lj.Model(config, random_params(config), None)
@@ -202,7 +200,7 @@ class TestLiteRT:
             *(pytest.param(p, marks=pytest.mark.slow) for p in POLICIES if p != "llada_cpp"),
         ],
     )
-    def test_windows_beyond_the_block_and_rows_beside_them(self, policy: str) -> None:
+    def test_windows_beyond_the_block_with_extra_rows(self, policy: str) -> None:
         assert_policy_is_the_same(policy, "litert")
 
     @pytest.mark.slow
@@ -232,7 +230,7 @@ class TestLiteRT:
         assert (one != other).any()
 
     @pytest.mark.slow
-    def test_fast_dllm_with_nothing_compiled(self, prompts: list[list[int]]) -> None:
+    def test_fast_dllm_without_a_compiled_loop(self, prompts: list[list[int]]) -> None:
         """Its confidences are float64, for which the sampler turns JAX's wide types on."""
         model = lj.load("tiny")
         config = lj.SamplerConfig.preset("fast_dllm", gen_length=8, block_length=8, steps=4)
@@ -248,7 +246,7 @@ class TestLiteRT:
         assert_same(found, expected)
 
     @pytest.mark.slow
-    def test_a_batch_gives_each_row_what_it_gives_alone(
+    def test_a_row_does_not_depend_on_its_batch(
         self, tiny: lj.Model, prompts: list[list[int]]
     ) -> None:
         config, seeds = SHORT.replace(**TOGETHER[2]), [11, 22]
@@ -283,7 +281,7 @@ class TestLiteRT:
         np.testing.assert_array_equal(views[-1].tokens[0], result.tokens[0])
 
     @pytest.mark.slow
-    def test_a_second_run_starts_from_nothing(
+    def test_a_second_run_starts_with_empty_caches(
         self, tiny: lj.Model, prompts: list[list[int]]
     ) -> None:
         config = SHORT.replace(cache="dual")
@@ -306,7 +304,7 @@ class TestLiteRT:
         assert_same(found, expected)
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
-    def test_models_of_other_numbers_run_with_those(
+    def test_models_keep_their_integers(
         self, dtype: str, tiny: lj.Model, prompts: list[list[int]]
     ) -> None:
         model = lj.load("tiny", dtype)

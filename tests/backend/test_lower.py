@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import llada_jax
-from llada_jax.backend.lower import CANNOT, check, lower
+from llada_jax.backend.lower import UNSUPPORTED, check, lower
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.backend.steps import body_step, head_steps, logits_step
 from llada_jax.config import ModelConfig, Quant
@@ -52,7 +52,7 @@ def test_a_body_is_products_and_elementwise_operations_in_float32(
     assert {operation.name for operation in lowered.operations} <= PLAIN
     tensors = [t for op in lowered.operations for t in (*op.inputs, *op.outputs)]
     assert {tensor.dtype for tensor in tensors} == {"f32"}
-    for target in CANNOT:
+    for target in UNSUPPORTED:
         check(lowered, target)
 
 
@@ -63,7 +63,7 @@ def test_a_head_adds_only_an_argmax(tied: bool) -> None:
         assert {operation.name for operation in lowered.operations} <= PLAIN | OF_THE_HEAD
         tensors = [t for op in lowered.operations for t in (*op.inputs, *op.outputs)]
         assert {tensor.dtype for tensor in tensors} <= {"f32", "i32", "i1"}
-        for target in CANNOT:
+        for target in UNSUPPORTED:
             check(lowered, target)
 
 
@@ -77,7 +77,7 @@ def test_a_head_adds_only_an_argmax(tied: bool) -> None:
         (lambda x: jax.lax.while_loop(lambda c: (c < 3).all(), lambda c: c + 1, x), "while"),
     ],
 )
-def test_an_operation_that_does_not_belong_would_be_seen(function, name: str) -> None:
+def test_an_extra_operation_is_detected(function, name: str) -> None:
     operations = lower(step_of(function, 4)).operations
     assert name in {operation.name for operation in operations} - PLAIN - OF_THE_HEAD
 
@@ -125,7 +125,7 @@ def test_multiply_adds_of_the_head() -> None:
         ("int4_block32", LoweredWeight((96, 64), 4, 32)),
     ],
 )
-def test_weights_are_of_the_bits_that_are_asked_for(quant: Quant, expected: LoweredWeight) -> None:
+def test_weights_have_the_requested_bits(quant: Quant, expected: LoweredWeight) -> None:
     lowered = lowered_body(GQA, Bucket(4, 0), quant)
     assert lowered.weights["layers.1.ffn.gate"] == expected
     assert lowered.weights["layers.1.ffn_norm"] == LoweredWeight((64,), 32)
@@ -161,7 +161,7 @@ def test_arguments_and_results_have_names_and_types() -> None:
     ]
 
 
-def test_the_module_tells_no_path_of_this_machine() -> None:
+def test_the_module_contains_no_path_of_this_machine() -> None:
     config = VARIANTS["all"]
     # Inner functions that are traced already carry the places they came from.
     tokens = np.arange(8, dtype=np.int32)[None]
@@ -181,14 +181,14 @@ def test_lowering_is_repeatable() -> None:
     assert lower(step, "int8") == lower(step, "int8")
 
 
-def test_scopes_say_which_layer_an_operation_is_of() -> None:
+def test_scopes_name_the_layer_of_an_operation() -> None:
     lowered = lowered_body(GQA, Bucket(4, 32))
     for operation in lowered.operations:
         if operation.weight and operation.weight.startswith("layers."):
             assert operation.scope.startswith(f"layer_{operation.weight.split('.')[1]}")
 
 
-def test_scopes_of_a_later_shard_say_which_layer_too() -> None:
+def test_scopes_of_a_later_shard_name_the_layer() -> None:
     operations = lower(body_step(GQA, range(1, 3), Bucket(4, 32))).operations
     assert {operation.scope for operation in operations if operation.scope} == {
         "layer_1",
@@ -207,13 +207,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("target", ["litert", "qnn"])
 @pytest.mark.parametrize("word", REFUSED)
-def test_a_target_names_what_it_cannot_take_and_where(word: str, target: str) -> None:
+def test_unsupported_operations_are_reported_with_their_scope(word: str, target: str) -> None:
     lowered = lower(step_of(REFUSED[word], 4))
     with pytest.raises(
         ValueError, match=rf"^{target} cannot take .* at part of tried \(.*f32\[4\]"
     ) as raised:
         check(lowered, target)
-    assert f": {word} {CANNOT[target][word]}" in str(raised.value)
+    assert f": {word} {UNSUPPORTED[target][word]}" in str(raised.value)
 
 
 @pytest.mark.parametrize("word", ["dynamic_update_slice", "dynamic_slice"])
@@ -230,7 +230,7 @@ def test_only_npu_graphs_must_not_index_as_they_run(word: str) -> None:
         check(lowered, "qnn")
 
 
-def test_steps_are_float32_where_the_caller_computes_in_float64() -> None:
+def test_steps_are_float32_even_if_jax_uses_float64() -> None:
     """As a sampler with `confidence_dtype="float64"` does, which compiles as it goes."""
     with jax.enable_x64(True):
         for step in (body_step(GQA, range(3), Bucket(8, 0)), *head_steps(GQA, [8])):
@@ -240,7 +240,7 @@ def test_steps_are_float32_where_the_caller_computes_in_float64() -> None:
             assert not any(array.dtype == "f64" for array in arrays)
 
 
-def test_an_operation_in_a_branch_is_refused_too() -> None:
+def test_an_operation_inside_a_branch_is_refused() -> None:
     function = lambda x: jax.lax.cond(x[0] > 0, jnp.sort, lambda same: same, x)  # noqa: E731
     with pytest.raises(ValueError, match="litert cannot take"):
         check(lower(step_of(function, 4)), "litert")
@@ -248,7 +248,7 @@ def test_an_operation_in_a_branch_is_refused_too() -> None:
 
 def test_a_mixture_of_experts_is_refused_with_the_operation_and_its_layer() -> None:
     lowered = lowered_body(MOE, Bucket(4, 32))
-    for target in CANNOT:
+    for target in UNSUPPORTED:
         with pytest.raises(
             ValueError, match=rf"{target} cannot take sort at layer_1 of rows4_cach"
         ):

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llada_jax.backend.program import ROW_BUCKETS, CompiledOnDemand
+from llada_jax.backend.program import ROW_BUCKETS, OnDemandProgram
 from llada_jax.backend.protocol import Bucket, Executable, Step, Weights
 from tests.backend.models import GQA, random_params
 
@@ -23,8 +23,8 @@ class Counting:
 
 
 @given(rows=st.integers(1, 300), cache=st.integers(0, 300))
-def test_a_bucket_holds_what_is_asked_for_and_little_more(rows: int, cache: int) -> None:
-    program = CompiledOnDemand(GQA, random_params(GQA), Counting())
+def test_buckets_are_large_enough_and_little_larger(rows: int, cache: int) -> None:
+    program = OnDemandProgram(GQA, random_params(GQA), Counting())
     bucket, shards = program.body(rows, cache)
     assert rows <= bucket.rows and bucket.rows - rows < 32
     assert bucket.rows in ROW_BUCKETS or bucket.rows % 32 == 0
@@ -35,7 +35,7 @@ def test_a_bucket_holds_what_is_asked_for_and_little_more(rows: int, cache: int)
 
 def test_each_bucket_is_compiled_once() -> None:
     backend = Counting()
-    program = CompiledOnDemand(GQA, random_params(GQA), backend)
+    program = OnDemandProgram(GQA, random_params(GQA), backend)
     for rows, cache in ((3, 0), (4, 0), (4, 10), (3, 32), (5, 32)):
         program.body(rows, cache)
     assert backend.names == ["rows4_cache0", "rows4_cache32", "rows8_cache32"]
@@ -47,7 +47,7 @@ def test_each_bucket_is_compiled_once() -> None:
 
 def test_a_head_may_run_elsewhere() -> None:
     body, head = Counting(), Counting()
-    program = CompiledOnDemand(GQA, random_params(GQA), body, head, (2, 48))
+    program = OnDemandProgram(GQA, random_params(GQA), body, head, (2, 48))
     assert program.body(3, 0)[0] == Bucket(48, 0)
     assert program.body(49, 0)[0] == Bucket(64, 0)
     program.head(3)
@@ -55,8 +55,8 @@ def test_a_head_may_run_elsewhere() -> None:
     assert head.names == ["rows4", "rows4_chunk0"]
 
 
-def test_embeddings_are_the_models() -> None:
+def test_embeddings_match_the_model() -> None:
     params = random_params(GQA)
-    found = CompiledOnDemand(GQA, params, Counting()).embedding[np.array([3, 95, 3])]
+    found = OnDemandProgram(GQA, params, Counting()).embedding[np.array([3, 95, 3])]
     np.testing.assert_array_equal(found, params.embedding[np.array([3, 95, 3])])
     assert found.dtype == np.float32

@@ -45,13 +45,15 @@ def test_memory_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
         require_memory(8_500_000_000, "running it")
 
 
-def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_memory_information(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resources, "_MEMINFO", tmp_path / "absent")
     assert available_memory() is None
     require_memory(1 << 60, "running it")
 
 
-def test_what_linux_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_values_are_read_from_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 32 kB\nMemFree:  1 kB\nMemAvailable:   17 kB\n")
     monkeypatch.setattr(resources, "_MEMINFO", meminfo)

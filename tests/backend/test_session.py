@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.backend.canvases import Turn, packs
-from llada_jax.backend.program import CompiledOnDemand
+from llada_jax.backend.canvases import OutputBuffers, pack_canvases
+from llada_jax.backend.program import OnDemandProgram
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.session import FORBIDDEN_LOGIT, Session, Shard
 from llada_jax.backend.steps import cache_names
@@ -55,7 +55,7 @@ class Recorder:
 
     def __init__(self, canvases: Sequence[int] = (1,)) -> None:
         self.calls: list[Arrays] = []
-        self._canvases, self.turn = canvases, Turn()
+        self._canvases, self.output_buffers = canvases, OutputBuffers()
         self._executables: dict[Bucket, list[Shard]] = {}
 
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
@@ -135,7 +135,7 @@ def rows_of(forward: Sequence[Forward], tokens: np.ndarray, length: int = LENGTH
 
 @settings(max_examples=25)
 @given(data=st.data(), batch=st.integers(1, 3), canvases=st.sampled_from([(1,), (1, 2), (1, 4)]))
-def test_a_key_is_written_when_its_position_is_no_row_any_more(
+def test_keys_are_written_when_their_position_leaves_the_rows(
     data, batch: int, canvases: tuple[int, ...]
 ) -> None:
     """Read from what each forward sees: the caches hold the last key and value of each position
@@ -150,7 +150,7 @@ def test_a_key_is_written_when_its_position_is_no_row_any_more(
         tokens = np.arange(batch * len(run[0].live)).reshape(batch, -1) + 1
         before = len(recorder.calls)
         session.forward_rows(None, rows_of(run, tokens), cache)
-        forwards_run = list(packs([sum(canvas.live) for canvas in run], recorder.sizes_for))
+        forwards_run = list(pack_canvases([sum(canvas.live) for canvas in run], recorder.sizes_for))
         assert len(recorder.calls) - before == len(forwards_run), f"forward {number}"
         places = {
             b: (before + index, place)
@@ -177,7 +177,7 @@ def test_a_key_is_written_when_its_position_is_no_row_any_more(
             pending[b] = {p: (int(t), index + 1) for p, is_live, t in rows if is_live}
 
 
-def test_a_new_run_forgets_the_last_one() -> None:
+def test_a_new_run_discards_the_previous_one() -> None:
     recorder = Recorder()
     session = Session(recorder, ScoreRules(spread=False))
     for _ in range(2):
@@ -189,7 +189,7 @@ def test_a_new_run_forgets_the_last_one() -> None:
     assert keys[1].any() and not keys[2].any()
 
 
-def test_a_row_that_refreshes_a_token_again_leaves_the_last_key_to_the_others() -> None:
+def test_a_repeated_refresh_writes_the_previous_key_first() -> None:
     """Position 2 is refreshed in both forwards; the row at 3 reads it from the cache."""
     recorder = Recorder()
     session = Session(recorder, ScoreRules(spread=False))
@@ -247,7 +247,7 @@ def test_the_cache_of_the_sampler_has_no_layers() -> None:
 
 @settings(max_examples=15)
 @given(data=st.data())
-def test_what_executables_are_given(data) -> None:
+def test_inputs_of_executables(data) -> None:
     """Live rows first, in order, then padding that sees nothing and that nobody sees."""
     count = data.draw(st.integers(1, LENGTH))
     positions = data.draw(st.permutations(range(LENGTH)))[:count]
@@ -292,7 +292,7 @@ def padded(values: np.ndarray, bucket: Bucket) -> np.ndarray:
     return np.pad(values, ((0, bucket.rows - len(values)), (0, 0)))
 
 
-def test_angles_of_late_positions_are_the_models() -> None:
+def test_angles_of_late_positions_match_the_model() -> None:
     recorder = Recorder()
     session = Session(recorder, ScoreRules(spread=False))
     cache = session.empty_cache(None, 1, 64)
@@ -315,7 +315,7 @@ RULES = {
 
 
 @pytest.mark.parametrize(("name", "largest"), [("greedy", 128), *((name, 4) for name in RULES)])
-def test_scores_are_the_models(name: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_match_the_model(name: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In chunks of 50 of 96 ids, and for more rows than the head takes at a time."""
     monkeypatch.setattr("llada_jax.backend.steps.HEAD_CHUNK", 50)
     rules = dataclasses.replace(RULES[name], chunk=50)  # noise is drawn by chunk
@@ -345,16 +345,16 @@ def on_float16_grid(config: ModelConfig):
     )
 
 
-_PROGRAMS: dict[ModelConfig, CompiledOnDemand] = {}
+_PROGRAMS: dict[ModelConfig, OnDemandProgram] = {}
 
 
-def program_of(config: ModelConfig) -> CompiledOnDemand:
+def program_of(config: ModelConfig) -> OnDemandProgram:
     if config not in _PROGRAMS:
-        _PROGRAMS[config] = CompiledOnDemand(config, on_float16_grid(config), ExampleBackend())
+        _PROGRAMS[config] = OnDemandProgram(config, on_float16_grid(config), ExampleBackend())
     return _PROGRAMS[config]
 
 
-def test_forbidden_ids_are_a_penalty_that_leaves_them_no_share() -> None:
+def test_forbidden_ids_get_no_probability() -> None:
     """`exp` of it is exactly 0 beside any logit, and it is a float32 that NPUs can add."""
     assert np.exp(np.float32(FORBIDDEN_LOGIT) + np.float32(1e4)) == 0
     assert np.isfinite(np.float32(FORBIDDEN_LOGIT) * 2)

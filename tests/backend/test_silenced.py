@@ -8,7 +8,7 @@ import pytest
 from llada_jax.backend.silenced import silenced
 
 
-def test_what_a_library_says_is_kept_unless_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
+def test_library_output_is_hidden_unless_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
     with silenced("the library"):
         os.write(2, b"INFO: nothing of interest\n")
     assert capfd.readouterr().err == ""
@@ -29,7 +29,7 @@ def test_other_errors_pass_silently_as_they_are(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().err == "heard again"
 
 
-def test_threads_at_once_leave_the_outputs_as_they_were(capfd: pytest.CaptureFixture[str]) -> None:
+def test_concurrent_threads_restore_the_outputs(capfd: pytest.CaptureFixture[str]) -> None:
     one_began, other_began = Event(), Event()
 
     def one() -> None:

@@ -87,7 +87,7 @@ def inputs_of(config: ModelConfig, rows, cache: KVCache, layers: range) -> Array
         ("all", (0, 1, 2, 3), 32),
     ],
 )
-def test_shards_one_after_the_other_are_the_models_forward(
+def test_consecutive_shards_match_the_models_forward(
     variant: str, cuts: tuple[int, ...], cached: int
 ) -> None:
     config = VARIANTS[variant]
@@ -111,7 +111,7 @@ def test_shards_one_after_the_other_are_the_models_forward(
 @pytest.mark.parametrize(
     ("chunk", "forbidden"), [(8192, ()), (8192, (95,)), (64, (3, 40, 95)), (25, (0, 24, 25))]
 )
-def test_the_greedy_head_scores_as_the_model_does(
+def test_the_greedy_head_matches_the_model(
     chunk: int, forbidden: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "HEAD_CHUNK", chunk)
@@ -150,7 +150,7 @@ def test_the_lowest_id_wins_ties_within_and_between_chunks(
     np.testing.assert_array_equal(found["token"], np.arange(12))
 
 
-def test_a_head_without_a_doubt_is_finite() -> None:
+def test_a_head_with_confidence_1_is_finite() -> None:
     params = random_params(GQA)
     step = head_step(GQA, 4)
     inputs = {"hidden": np.zeros((4, GQA.width), np.float32)}
@@ -161,7 +161,7 @@ def test_a_head_without_a_doubt_is_finite() -> None:
 
 
 @pytest.mark.parametrize(("chunk", "tied"), [(8192, False), (36, False), (32, True)])
-def test_chunks_of_logits_are_the_models_logits(
+def test_chunks_of_logits_match_the_model(
     chunk: int, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "HEAD_CHUNK", chunk)
@@ -223,7 +223,7 @@ def test_a_head_has_a_step_for_every_number_of_rows(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("canvases", [1, 2])
 @pytest.mark.parametrize("cached", [0, 5])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2)])
-def test_it_is_the_models_attention(canvases, cached, heads, kv_heads):
+def test_attention_matches_the_model(canvases, cached, heads, kv_heads):
     rng = np.random.default_rng(0)
 
     def noise(*shape: int) -> jax.Array:

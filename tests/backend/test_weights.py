@@ -15,8 +15,8 @@ from llada_jax.backend.weights import (
     pack_int4,
     pieces_of,
     quant_of,
+    storage_spec,
     store,
-    stored_as,
 )
 from llada_jax.config import Quant
 from llada_jax.lowered import LoweredWeight
@@ -74,14 +74,14 @@ def test_the_first_number_is_in_the_low_bits() -> None:
         ("int4", "layers.0.ffn_norm", (96,), (32, None)),
     ],
 )
-def test_what_a_file_stores(quant: Quant, name: str, shape, expected) -> None:
-    assert stored_as(name, shape, quant) == LoweredWeight(shape, *expected)
+def test_storage_specs_of_weights(quant: Quant, name: str, shape, expected) -> None:
+    assert storage_spec(name, shape, quant) == LoweredWeight(shape, *expected)
 
 
 def test_a_row_must_be_whole_groups() -> None:
     message = r"quant is 'int4_block32', but .*\.gate has 100 inputs; allowed: a multiple of 32"
     with pytest.raises(ValueError, match=message):
-        stored_as(GATE, (6, 100), "int4_block32")
+        storage_spec(GATE, (6, 100), "int4_block32")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -95,7 +95,7 @@ def test_floats_become_float32(dtype) -> None:
 @pytest.mark.parametrize(
     ("bits", "group"), [(8, None), (4, None), (4, 32), (4, 128)], ids=lambda value: str(value)
 )
-def test_floats_are_rounded_as_quantize_does(bits, group: int | None) -> None:
+def test_floats_are_rounded_like_quantize(bits, group: int | None) -> None:
     weight = np.random.default_rng(0).standard_normal((6, 128)).astype(np.float32)
     stored = whole(store(iter([weight]), LoweredWeight((6, 128), bits, group)))
     expected = quantize(weight, bits, group or 128)
@@ -114,7 +114,7 @@ def test_floats_are_rounded_as_quantize_does(bits, group: int | None) -> None:
         ((4, 128), LoweredWeight((6, 128), 4)),
     ],
 )
-def test_integers_that_fit_stay(made, spec: LoweredWeight) -> None:
+def test_integers_of_the_right_format_are_kept(made, spec: LoweredWeight) -> None:
     """Values that `quantize` would not find again: no row reaches its limit."""
     rng = np.random.default_rng(0)
     bits, group = made
@@ -137,7 +137,7 @@ def test_integers_that_fit_stay(made, spec: LoweredWeight) -> None:
         ((8, 128), LoweredWeight((6, 128), 32)),
     ],
 )
-def test_integers_of_another_form_are_rounded_anew(made, spec: LoweredWeight) -> None:
+def test_integers_of_another_format_are_rounded_again(made, spec: LoweredWeight) -> None:
     bits, group = made
     weight = np.random.default_rng(0).standard_normal((6, 128)).astype(np.float32)
     piece = quantize(weight, bits, group)
@@ -169,14 +169,14 @@ def test_pieces_of_any_size_make_the_whole(cuts: list[int], elements: int, bits:
         np.testing.assert_array_equal(found.scale, expected.scale)
 
 
-def test_a_models_own_numbers_decide_how_it_is_stored() -> None:
+def test_storage_follows_the_models_dtype() -> None:
     params = random_params(GQA)
     assert quant_of(params) == "float32"
     assert quant_of(quantized(params, 8)) == "int8"
     assert quant_of(quantized(params, 4)) == "int4_block32"
 
 
-def test_a_name_stands_for_a_parameter_or_some_of_its_rows() -> None:
+def test_a_weight_name_is_a_parameter_or_a_range_of_its_rows() -> None:
     params = random_params(GQA)
     in_memory = InMemory(params)
     (everything,) = pieces_of(in_memory, "head")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import llada_jax as lj
 from llada_jax.constraint import byte_automaton, compiled
 from llada_jax.constraint.automaton import END, NEVER
-from llada_jax.constraint.batch import Texts, grammar_of, texts_of
-from llada_jax.constraint.byte_automaton import of_regex
+from llada_jax.constraint.batch import CompiledConstraints, compile_constraints, grammar_of
+from llada_jax.constraint.byte_automaton import regex_automaton
 from llada_jax.constraint.spelling import spelled_tokens
 from llada_jax.text import Tokenizer
 from tests.constraint.tiny import accepts
@@ -37,7 +37,7 @@ def made(constraint, tokenizer, vocab=960):
     return compiled.compiled(constraint, tokenizer, ENDS, vocab)
 
 
-def test_choices_are_the_texts_in_the_tokenizers_tokens(tokenizer):
+def test_choices_accept_only_the_tokenizers_split(tokenizer):
     found = made(lj.choice(["the cat", "the cap", "a"]), tokenizer)
     for text in ("the cat", "the cap", "a"):
         whole = tokenizer.encode(text)
@@ -46,7 +46,7 @@ def test_choices_are_the_texts_in_the_tokenizers_tokens(tokenizer):
     assert found.shortest == 1
 
 
-def test_tokens_of_equal_transitions_are_one_class(tokenizer):
+def test_tokens_with_equal_transitions_share_a_class(tokenizer):
     found = made(lj.choice(["cat"]), tokenizer)
     columns = found.transitions.T.tolist()
     assert len({tuple(column) for column in columns}) == len(columns)
@@ -57,7 +57,7 @@ def test_tokens_of_equal_transitions_are_one_class(tokenizer):
 def test_automata_of_a_batch_share_their_classes(tokenizer):
     first, second = (made(lj.choice([text]), tokenizer) for text in ("cat", "a hat"))
     cat, hat = lj.choice(["cat"]), lj.choice(["a hat"])
-    both = grammar_of(Texts((cat, hat), {cat.texts: first, hat.texts: second}), ENDS)
+    both = grammar_of(CompiledConstraints((cat, hat), {cat.texts: first, hat.texts: second}), ENDS)
     for pattern, text in enumerate(("cat", "a hat")):
         state = both.start[pattern]
         for token in tokenizer.encode(text):
@@ -75,7 +75,7 @@ def test_an_automaton_is_built_once(tokenizer, monkeypatch):
         made(constraint, tokenizer, 961)
 
 
-def test_a_damaged_file_is_built_anew(tokenizer, tmp_path):
+def test_a_damaged_cache_file_is_rebuilt(tokenizer, tmp_path):
     constraint = lj.choice(["cat"])
     first = made(constraint, tokenizer)
     (file,) = tmp_path.rglob("*.npz")
@@ -83,7 +83,7 @@ def test_a_damaged_file_is_built_anew(tokenizer, tmp_path):
     assert np.array_equal(made(constraint, tokenizer).transitions, first.transitions)
 
 
-def test_regular_expressions_go_through_bytes(tokenizer):
+def test_regular_expressions_match_bytes(tokenizer):
     pytest.importorskip("outlines_core")
     found = made(lj.regex(r"[0-9]{2,3}(, [0-9]{2,3})*"), tokenizer)
     assert accepts(found, tokenizer.encode("12, 345")) and found.shortest <= 2
@@ -95,31 +95,31 @@ def test_regular_expressions_go_through_bytes(tokenizer):
         for text in ("1", "10.5", "10.", "a,b,c", "abc,,a", "x", ",", "x,a"):
             assert accepts(found, tokenizer.encode(text)) is bool(re.fullmatch(pattern, text))
     with pytest.raises(ValueError, match="has no automaton"):
-        of_regex(r"\bword")
+        regex_automaton(r"\bword")
     for pattern in ("a)|(?:b", "^a", "a$", "(?x)a #", "\ud800"):
         with pytest.raises(ValueError, match="has no automaton"):
-            of_regex(pattern)
+            regex_automaton(pattern)
     with pytest.raises(ValueError, match="no text that the tokenizer spells"):
         made(lj.regex("[a&&b]"), tokenizer)
 
 
-def test_an_automaton_has_bounds_of_states_and_time(monkeypatch):
+def test_an_automaton_is_limited_in_states_and_time(monkeypatch):
     pytest.importorskip("outlines_core")
     with pytest.raises(ValueError, match="allowed: up to 16384"):
-        of_regex("(a|b)*a(a|b){13}")
+        regex_automaton("(a|b)*a(a|b){13}")
     monkeypatch.setattr(byte_automaton, "SECONDS", 0.5)
     with pytest.raises(ValueError, match=r"more than can be counted states; .* within 0\.5 sec"):
-        of_regex("(a|b)*a(a|b){30}")
+        regex_automaton("(a|b)*a(a|b){30}")
 
 
 @pytest.mark.parametrize("pattern", ["[^a]*a[^b]{30}", r'"(?:[^"\\]|\\["n]){0,1000}"'])
-def test_a_match_begins_at_the_first_byte_alone(pattern):
+def test_a_match_begins_at_the_first_byte_only(pattern):
     """Searched for anywhere, each of these has more states than memory."""
     pytest.importorskip("outlines_core")
-    assert of_regex(pattern)["states"] < 10_000
+    assert regex_automaton(pattern)["states"] < 10_000
 
 
-def test_what_is_spelled_in_one_way_has_the_tokenizers_own_tokens(tokenizer):
+def test_parts_without_alternatives_have_the_tokenizers_own_tokens(tokenizer):
     pytest.importorskip("outlines_core")
     pattern = r'\{"steps":"[a-z ]*"\}\n#### [A-D]'
     own, free = (made(lj.regex(pattern, spelling=each), tokenizer) for each in ("own", "any"))
@@ -136,16 +136,16 @@ def test_what_is_spelled_in_one_way_has_the_tokenizers_own_tokens(tokenizer):
         assert not accepts(own, [*letters, *tokens])
 
 
-def test_another_version_of_the_engine_compiles_anew(tokenizer, monkeypatch):
+def test_another_engine_version_compiles_again(tokenizer, monkeypatch):
     pytest.importorskip("outlines_core")
     made(lj.regex("a+"), tokenizer)
-    monkeypatch.setattr(compiled, "of_regex", lambda pattern: of_regex("b+"))
+    monkeypatch.setattr(compiled, "regex_automaton", lambda pattern: regex_automaton("b+"))
     assert accepts(made(lj.regex("a+"), tokenizer), [*tokenizer.encode("aa"), 0])
     monkeypatch.setattr(compiled, "engine_version", lambda: "0.0.0")
     assert accepts(made(lj.regex("a+"), tokenizer), [*tokenizer.encode("bb"), 0])
 
 
-def test_what_cannot_be_is_refused(tokenizer, monkeypatch):
+def test_bad_patterns_are_refused(tokenizer, monkeypatch):
     with pytest.raises(ValueError, match="has no tokens"):
         made(lj.choice(["a\x00"]), tokenizer)
     with pytest.raises(ValueError, match="the choices have more than 4096 states"):
@@ -155,16 +155,16 @@ def test_what_cannot_be_is_refused(tokenizer, monkeypatch):
         made(lj.choice(["abcdefg"]), tokenizer)
     monkeypatch.setattr(byte_automaton, "version", lambda name: version(f"no-{name}"))
     with pytest.raises(ImportError, match=r"llada_jax\[constraint\]"):
-        of_regex("a")
+        regex_automaton("a")
     with pytest.raises(ValueError, match="no tokenizer"):
-        texts_of(lj.choice(["a"]), None, ENDS, 9)
+        compile_constraints(lj.choice(["a"]), None, ENDS, 9)
     with pytest.raises(ValueError, match="names an EOS"):
-        texts_of(lj.choice(["a"]), tokenizer, (), 9)
+        compile_constraints(lj.choice(["a"]), tokenizer, (), 9)
     with pytest.raises(ValueError, match=r"allowed: lj\.regex"):
-        texts_of("a", tokenizer, ENDS, 9)  # pyright: ignore
+        compile_constraints("a", tokenizer, ENDS, 9)  # pyright: ignore
     mixed = [lj.choice(["a"]), lj.choice(["a"], confidence="raw")]
     with pytest.raises(ValueError, match=r"\['allowed', 'raw'\]"):
-        texts_of(mixed, tokenizer, ENDS, 9)
+        compile_constraints(mixed, tokenizer, ENDS, 9)
 
 
 def test_spellings_of_bytes_and_of_pieces(tokenizer):

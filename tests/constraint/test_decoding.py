@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.constraint.batch import Texts
+from llada_jax.constraint.batch import CompiledConstraints
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.continuous import Places
@@ -52,10 +52,10 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def texts(*automata, confidence="allowed", begins=0) -> Texts:
+def texts(*automata, confidence="allowed", begins=0) -> CompiledConstraints:
     constraints = [Constraint(f"{i}", confidence, begins=begins) for i, _ in enumerate(automata)]
     patterns = [each.texts for each in constraints]
-    return Texts(tuple(constraints), dict(zip(patterns, automata, strict=True)))
+    return CompiledConstraints(tuple(constraints), dict(zip(patterns, automata, strict=True)))
 
 
 @lj.rule
@@ -106,12 +106,12 @@ def test_every_rule_and_window_gives_texts_of_the_constraint(name, confidence):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("confidence", ["allowed", "raw"])
-def test_a_rule_of_ones_own_cannot_leave_the_texts(confidence):
+def test_a_custom_rule_cannot_violate_the_constraint(confidence):
     checked({"rule": Contrary(), **BY_BLOCK}, confidence)
 
 
 @pytest.mark.slow
-def test_a_row_decodes_as_it_would_alone():
+def test_a_row_does_not_depend_on_its_batch():
     config = SamplerConfig.from_flat(**LENGTHS, **SETTINGS["staged"])
     together = toy_decode(PROMPTS, config, texts=texts(BRACKETS, FEW, BRACKETS))
     alone = toy_decode(PROMPTS[1:2], config, texts=texts(FEW))
@@ -130,7 +130,7 @@ def test_a_worker_refreshes_under_a_constraint():
     np.testing.assert_array_equal(found.tokens, again.tokens)
 
 
-def test_holes_are_filled_to_a_text_that_has_what_stands():
+def test_infilling_keeps_the_fixed_tokens():
     a, h, p, q, s = (ord(letter) - 65 for letter in "AHPQS")
     hole = [MASK] * 3
     canvas = [7, 7, a, *hole, p, *hole, h, *hole, q, MASK, s, MASK]
@@ -148,7 +148,7 @@ WORDS = by_letters(
 
 
 @pytest.mark.parametrize("loop", ["compiled", pytest.param("host", marks=pytest.mark.slow)])
-def test_tokens_without_alternative_need_no_forward(loop):
+def test_tokens_without_alternative_need_no_forward_pass(loop):
     config, options = (
         SamplerConfig.from_flat(gen_length=12, block_length=4, threshold=0.99),
         {"loop": loop},
@@ -164,7 +164,7 @@ def test_tokens_without_alternative_need_no_forward(loop):
 
 
 @pytest.mark.parametrize("loop", ["host", pytest.param("compiled", marks=pytest.mark.slow)])
-def test_blocks_without_masks_are_run_with_the_next_one(loop):
+def test_blocks_without_masks_share_a_pass_with_the_next_one(loop):
     edges = {(i, "C"): i + 1 for i in range(1, 52)} | {(0, "AB"): 1, (52, "DE"): 53}
     long = by_letters(edges, {53}, VOCAB, ENDS)
     config = SamplerConfig.from_flat(
@@ -175,13 +175,13 @@ def test_blocks_without_masks_are_run_with_the_next_one(loop):
 
 
 @pytest.mark.slow
-def test_the_models_own_confidence_waits_for_forwards():
+def test_raw_confidence_needs_forward_passes():
     config = SamplerConfig.from_flat(gen_length=12, block_length=4, threshold=0.99)
     assert toy_decode(PROMPTS[:1], config, texts=texts(WORDS, confidence="raw")).nfe[0] > 3
 
 
 @pytest.mark.slow
-def test_a_stream_gives_each_prompt_what_it_gets_alone():
+def test_a_stream_gives_the_same_results_as_single_prompts():
     config = SamplerConfig.from_flat(**LENGTHS, threshold=LOW, eos_early_stop=True)
     automata = (BRACKETS, FEW, WORDS)
     prompts = [[1 + row, 2, 3] for row in range(len(automata))]
@@ -196,7 +196,7 @@ def test_a_stream_gives_each_prompt_what_it_gets_alone():
 
 
 @pytest.mark.slow
-def test_a_model_of_whole_blocks_ends_within_gen_length():
+def test_a_model_of_whole_blocks_stays_within_gen_length():
     config = SamplerConfig.from_flat(
         gen_length=16, block_length=8, threshold=LOW, cache="blockwise"
     )
@@ -212,7 +212,7 @@ def test_a_model_of_whole_blocks_ends_within_gen_length():
         ({"confidence_eos_eot_inf": True}, {}, "confidence_eos_eot_inf is True"),
     ],
 )
-def test_what_cannot_be_is_refused(settings, options, message):
+def test_impossible_constraints_are_refused(settings, options, message):
     with pytest.raises(ValueError, match=message):
         config = SamplerConfig.from_flat(**{**LENGTHS, **settings})
         toy_decode(PROMPTS, config, CONFIG, texts=texts(BRACKETS), **options)

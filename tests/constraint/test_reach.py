@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
+from llada_jax.constraint.batch import CompiledConstraints, grammar_of, locate_texts
 from llada_jax.constraint.patterns import Constraint
-from llada_jax.constraint.reach import Placed, reach
+from llada_jax.constraint.reach import TextSpans, reach
 from llada_jax.sampler.constrained import hold_to_text
 from llada_jax.sampler.record import ClassScores, StepScores
 from llada_jax.sampler.state import MASKED, STABLE, DecodeState
@@ -34,10 +34,10 @@ class Case:
         self.tokens = np.where(self.free, MASK, chosen).astype(np.int32)
         constraints = tuple(Constraint(f"{i}") for i in range(ROWS))
         patterns = (each.texts for each in constraints)
-        batch = Texts(constraints, dict(zip(patterns, self.automata, strict=True)))
+        batch = CompiledConstraints(constraints, dict(zip(patterns, self.automata, strict=True)))
         whole = list(np.full((ROWS, LENGTH), MASK, np.int32))
         self.grammar = grammar_of(batch, (4, 5))
-        self.placed = placed_texts(batch, whole, MASK, LENGTH, infill=True)
+        self.placed = locate_texts(batch, whole, MASK, LENGTH, infill=True)
         shape = (ROWS, LENGTH, self.grammar.n_classes)
         self.values = rng.normal(size=shape).astype(np.float32)
 
@@ -102,7 +102,7 @@ def check_held(seed: int) -> None:
         assert (kept[row][remasked] == MASK).all()
 
 
-def board(tokens: np.ndarray, placed: Placed) -> DecodeState:
+def board(tokens: np.ndarray, placed: TextSpans) -> DecodeState:
     """Returns of a canvas what is read where decisions are held."""
     read = {
         "tokens": tokens,
@@ -133,13 +133,13 @@ def _held(case: Case, after: np.ndarray) -> np.ndarray:
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=40)
-def test_allowed_classes_and_the_best_text_are_those_of_enumeration(seed):
+def test_allowed_classes_and_the_best_text_match_enumeration(seed):
     check_reach(seed)
 
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=30)
-def test_what_is_decided_is_held_to_a_text(seed):
+def test_decisions_are_projected_onto_a_text(seed):
     check_held(seed)
 
 
@@ -151,6 +151,6 @@ def test_ten_thousand_canvases(seed):
     check_held(seed)
 
 
-def test_enumeration_is_of_texts():
+def test_enumerated_texts_are_accepted():
     automaton = drawn(np.random.default_rng(0))
     assert all(accepts(automaton, each) for each in texts(automaton))

@@ -63,14 +63,14 @@ def test_objects(text, fits):
     assert matches(PERSON, text) is fits
 
 
-def test_members_that_may_be_left_out_keep_their_commas():
+def test_commas_are_right_without_optional_members():
     optional = {"type": "object", "properties": {name: {"const": 1} for name in "abc"}}
     written = ["", '"a":1', '"b":1', '"a":1,"c":1', '"a":1,"b":1,"c":1']
     assert all(matches(optional, f"{{{each}}}") for each in written)
     assert not matches(optional, '{,"b":1}') and not matches(optional, '{"a":1"c":1}')
 
 
-def test_spaces_stand_always_never_or_either_way():
+def test_spaces_are_required_forbidden_or_optional():
     schema = {"type": "array", "items": {"type": "object", "properties": {"a": {"const": 1}}}}
     for text, spaces in (('[{"a":1},{}]', False), ('[{"a": 1}, {}]', True)):
         assert matches(schema, text) and matches(schema, text, spaces=spaces)
@@ -159,13 +159,13 @@ ENDLESS["items"] = ENDLESS
         (nested(200), "is at level 301, after"),
     ],
 )
-def test_what_is_malformed_or_would_not_be_guaranteed_is_refused(schema, message):
+def test_malformed_and_unsupported_schemas_are_refused(schema, message):
     with pytest.raises(ValueError, match=re.escape(message)) as refused:
         json_schema(schema)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 1100
 
 
-def test_a_schema_has_as_many_levels_as_the_stack_holds():
+def test_the_deepest_allowed_schema_fits_the_stack():
     assert matches(nested(149), '{"a":' * 149 + "null" + "}" * 149)
     definitions: dict = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(200)}
     definitions["d200"] = {"type": "null"}
@@ -173,7 +173,7 @@ def test_a_schema_has_as_many_levels_as_the_stack_holds():
         json_schema({"$ref": "#/$defs/d0", "$defs": definitions})
 
 
-def test_small_schemas_of_long_patterns_are_refused():
+def test_small_schemas_with_long_patterns_are_refused():
     """Each of them doubles something; the last has no text, so its pattern does not grow."""
     twice: dict = {"type": "null"}
     for _ in range(40):
@@ -186,7 +186,7 @@ def test_small_schemas_of_long_patterns_are_refused():
             json_schema(schema)
 
 
-def test_other_values_are_refused():
+def test_values_that_are_no_schema_are_refused():
     with pytest.raises(ValueError, match="allowed: 1 to 8"):
         json_schema({"type": "null"}, depth=9)
     with pytest.raises(ValueError, match="none of them empty"):

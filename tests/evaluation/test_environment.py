@@ -26,26 +26,26 @@ def test_the_environment_names_versions_and_the_commit():
     assert json.loads(json.dumps(told)) == told
 
 
-def test_what_is_committed_while_a_process_runs_is_not_what_it_runs(monkeypatch):
+def test_the_commit_is_read_once_per_process(monkeypatch):
     before = environment()
     monkeypatch.setattr(module, "_git", lambda *_: "a later commit")
     assert environment() == before
 
 
-def test_versions_of_extras_are_named_where_they_are_installed(monkeypatch):
+def test_versions_of_installed_extras_are_recorded(monkeypatch):
     monkeypatch.setattr(module, "PACKAGES", ("pytest", "no-such-package"))
     packages = environment()["packages"]
     assert packages["pytest"] == pytest.__version__ and "no-such-package" not in packages
 
 
-def test_the_extras_of_the_backends_are_among_them():
+def test_versions_of_the_backends_extras_are_recorded():
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     stated = extras["project"]["optional-dependencies"]
     backends = [re.split("[<>=]", each)[0] for name in ("npu", "qnn") for each in stated[name]]
     assert {each for each in backends if "[" not in each} <= set(module.PACKAGES)
 
 
-def test_no_git_is_no_problem(monkeypatch, tmp_path):
+def test_the_environment_works_without_git(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "PACKAGE", tmp_path)
     assert (environment()["git_sha"], environment()["git_dirty"]) == (None, None)
     environment.cache_clear()
@@ -57,7 +57,7 @@ def test_no_git_is_no_problem(monkeypatch, tmp_path):
     assert environment()["git_sha"] is None
 
 
-def test_the_checkout_of_somebody_else_is_not_named(monkeypatch, tmp_path):
+def test_a_surrounding_foreign_checkout_is_ignored(monkeypatch, tmp_path):
     for command in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q",
                                      "--allow-empty", "-m", "theirs"]):  # fmt: skip
         subprocess.run(["git", "-C", tmp_path, *command], check=True)

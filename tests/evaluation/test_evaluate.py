@@ -61,7 +61,7 @@ def found(model) -> Evaluation:
     return even(model)
 
 
-def test_a_score_has_its_interval_its_forwards_and_one_line(found):
+def test_a_score_has_an_interval_forwards_and_a_summary(found):
     items = [EVEN.item(0, place, "test") for place in range(6)]
     assert [each.item for each in found.generations] == items
     asked = {item.question: int(item.target) % 2 == 0 for item in items}
@@ -73,7 +73,7 @@ def test_a_score_has_its_interval_its_forwards_and_one_line(found):
     assert "\n" not in repr(found)
 
 
-def test_answers_are_those_of_generate(found, model):
+def test_answers_equal_those_of_generate(found, model):
     answers = found.generations[:3]
     questions = [[{"role": "user", "content": each.item.question}] for each in answers]
     prompts = [model.tokenizer.encode_chat(question) for question in questions]
@@ -81,7 +81,7 @@ def test_answers_are_those_of_generate(found, model):
     assert [each.tokens for each in answers] == [each.tolist() for each in expected]
 
 
-def test_a_folder_goes_on_where_it_was_interrupted(found, model, tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes_in_its_folder(found, model, tmp_path, monkeypatch):
     asked = []
 
     def interrupted(trial, indices):
@@ -116,7 +116,7 @@ def test_a_baseline_is_compared_on_the_same_items(found, model):
         even(model, items=7, baseline=found)
 
 
-def test_a_preset_has_the_length_of_the_tasks_answers(model, monkeypatch):
+def test_a_preset_gets_the_tasks_answer_length(model, monkeypatch):
     asked = []
 
     def noted(trial, indices):
@@ -162,7 +162,7 @@ def test_a_fingerprint_is_the_same_in_tiles():
     assert fingerprint(lj.tiled(model)) == fingerprint(model)
 
 
-def test_a_model_without_numbers_has_no_score(model, tmp_path):
+def test_non_finite_models_are_not_scored(model, tmp_path):
     """Its weights are finite, and its activations are not."""
     large = model.params._replace(final_norm=model.params.final_norm * 3e38)
     broken = model.replace(params=large)
@@ -173,7 +173,7 @@ def test_a_model_without_numbers_has_no_score(model, tmp_path):
         log_likelihoods(broken.params, broken.config, [([5], [6, 7])])
 
 
-def test_a_model_is_its_content(model, tmp_path):
+def test_a_model_is_identified_by_its_content(model, tmp_path):
     config, params = model.config, model.params
     folder = tmp_path / "model"
     save_huggingface(folder, config, params)
@@ -196,7 +196,7 @@ def test_a_model_is_its_content(model, tmp_path):
 
 
 @pytest.mark.slow
-def test_no_experiment_is_needed(tmp_path):
+def test_evaluate_does_not_import_experiments(tmp_path):
     """In a fresh process that finds neither `experiments` nor Hydra."""
     code = f"""
 import sys

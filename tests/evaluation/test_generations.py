@@ -40,7 +40,7 @@ def store(tmp_path) -> GenerationStore:
     return store
 
 
-def test_what_is_stored_is_read_in_the_order_of_items(store):
+def test_stored_batches_are_read_in_the_order_of_items(store):
     found = GenerationStore.load(store.folder)
     assert found.settings == SETTINGS
     assert found.batches() == [batch(0, 10), batch(10, 3)]
@@ -48,19 +48,19 @@ def test_what_is_stored_is_read_in_the_order_of_items(store):
 
 
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
-def test_what_ends_lines_elsewhere_ends_none_here(store, end):
+def test_only_a_line_feed_ends_a_line(store, end):
     generations = [each._replace(text=f"a{end}b{end}") for each in batch(13, 2).generations]
     store.add(GenerationBatch(generations, seconds=1.0, compiled=False))
     assert store.generations()[13:] == generations
 
 
-def test_a_batch_keeps_what_decoded_it_also_where_a_run_goes_on_with_another(store):
+def test_a_batch_keeps_its_environment_if_the_run_resumes_in_another(store):
     environment = {"git_sha": "ab", "packages": {"jax": "1"}}
     store.add(batch(13, 2)._replace(environment=environment))
     assert [each.environment for each in store.batches()] == [None, None, environment]
 
 
-def test_a_batch_of_a_version_that_stored_no_environment_is_read(store):
+def test_a_batch_without_environment_can_be_read(store):
     path = store.folder / "000000.jsonl"
     header, rest = path.read_text().split("\n", 1)
     old = {key: value for key, value in json.loads(header).items() if key != "environment"}
@@ -68,11 +68,11 @@ def test_a_batch_of_a_version_that_stored_no_environment_is_read(store):
     assert store.batches()[0] == batch(0, 10)
 
 
-def test_the_same_settings_go_on(store):
+def test_a_store_resumes_with_the_same_settings(store):
     assert len(GenerationStore.begin(store.folder, SETTINGS).generations()) == 13
 
 
-def test_other_settings_are_refused_by_name(store):
+def test_different_settings_are_refused_by_name(store):
     other = {**SETTINGS, "sampler": {"threshold": 0.8, "cache": "none"}}
     with pytest.raises(ValueError, match=r"sampler\.threshold is 0\.9 there and 0\.8 here"):
         GenerationStore.begin(store.folder, other)
@@ -119,7 +119,7 @@ def test_a_damaged_file_is_named(store, damage):
         store.generations()
 
 
-def test_a_file_that_is_no_text_is_named(store):
+def test_a_file_that_is_not_text_is_named(store):
     path = store.folder / "000000.jsonl"
     path.write_bytes(path.read_bytes().replace("ü".encode(), b"\xfc"))
     with pytest.raises(ValueError, match=r"000000\.jsonl is damaged: .*utf-8"):
@@ -127,7 +127,7 @@ def test_a_file_that_is_no_text_is_named(store):
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"format": 1}', '{"format": 1, "settings": []}'])
-def test_settings_that_lack_something_are_named(store, text):
+def test_incomplete_settings_files_are_named(store, text):
     (store.folder / "settings.json").write_text(text)
     with pytest.raises(ValueError, match=r"settings\.json is damaged"):
         GenerationStore.load(store.folder)
@@ -145,7 +145,7 @@ def test_an_interrupted_write_leaves_no_batch(store, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["000000.jsonl", "000010.jsonl"])
-def test_a_deleted_batch_is_missed_but_where_the_run_goes_on(store, name):
+def test_a_deleted_batch_is_an_error_unless_the_run_resumes(store, name):
     (store.folder / name).unlink()
     loaded = GenerationStore.load(store.folder)
     for reading in (loaded.batches, loaded.generations, lambda: list(loaded.traces())):
@@ -168,14 +168,14 @@ def test_a_deleted_batch_may_be_decoded_in_other_batches(store):
 
 
 @pytest.mark.parametrize("name", ["000000 (copy).jsonl", "000013.jsonl"])
-def test_a_batch_that_is_there_twice_is_refused(store, name):
+def test_a_duplicated_batch_is_refused(store, name):
     (store.folder / name).write_bytes((store.folder / "000000.jsonl").read_bytes())
     for opening in (GenerationStore.load, lambda folder: GenerationStore.begin(folder, SETTINGS)):
         with pytest.raises(ValueError, match=r"000000.*\.jsonl and .* both have item 0; allowed"):
             opening(store.folder).batches()
 
 
-def test_a_store_that_did_not_say_how_far_it_goes(store):
+def test_a_store_without_a_recorded_item_count_can_be_read(store):
     """Those of earlier versions: a gap is missed, an end is not."""
     path = store.folder / "settings.json"
     old = {key: value for key, value in json.loads(path.read_text()).items() if key != "items"}
@@ -189,7 +189,7 @@ def test_a_store_that_did_not_say_how_far_it_goes(store):
         GenerationStore.load(store.folder).batches()
 
 
-def test_settings_that_were_changed_are_named(store):
+def test_edited_settings_are_detected(store):
     path = store.folder / "settings.json"
     path.write_text(path.read_text().replace("0.9", "0.8"))
     with pytest.raises(
@@ -199,7 +199,7 @@ def test_settings_that_were_changed_are_named(store):
 
 
 @given(st.integers(1, 9), st.integers(0, 20))
-def test_each_batch_is_of_one_worker(count, before):
+def test_each_batch_belongs_to_one_worker(count, before):
     workers = [Worker(rank=rank, count=count) for rank in range(count)]
     for batch in range(20):
         assert sum(each.takes(batch) for each in workers) == 1
@@ -209,7 +209,7 @@ def test_each_batch_is_of_one_worker(count, before):
     assert following == [each.takes(before) for each in workers]
 
 
-def test_one_worker_takes_all():
+def test_a_single_worker_takes_all_batches():
     assert ALONE.is_alone and all(ALONE.takes(batch) for batch in range(9))
     assert not Worker(rank=0, count=2).is_alone
 

@@ -104,7 +104,7 @@ def test_the_estimate_is_unbiased(length, mc_num):
 
 
 @pytest.mark.parametrize("answer", [(0, 1, 2, 0), (2, 2, 2, 2)])
-def test_the_bound_is_tight_where_one_distribution_gives_all_conditionals(answer):
+def test_the_bound_is_tight_if_all_conditionals_are_of_one_distribution(answer):
     (found,) = bounds(conditional, [((), answer)])
     assert found == pytest.approx(np.log(JOINT[answer]), rel=1e-12)
 
@@ -126,7 +126,7 @@ def test_a_block_causal_answer_is_scored_block_by_block():
 
 
 @pytest.mark.parametrize("family", ["llada-gqa", "dream"])
-def test_a_model_by_the_definition(family):
+def test_the_bound_of_a_model_matches_the_definition(family):
     model = lj.load(GOLDENS / family)
     mask_id = model.config.mask_id or 319
     model = model.replace(config=model.config.replace(mask_id=mask_id))
@@ -154,18 +154,18 @@ def together(tiny):
     return log_likelihoods(tiny.params, tiny.config, PAIRS, mc_num=20, batch_size=16)
 
 
-def test_the_batch_size_changes_nothing(tiny, together):
+def test_likelihoods_do_not_depend_on_the_batch_size(tiny, together):
     found = log_likelihoods(tiny.params, tiny.config, PAIRS, mc_num=20, batch_size=3)
     np.testing.assert_allclose(found, together, rtol=1e-5)
 
 
-def test_a_pair_gets_what_it_gets_alone(tiny, together):
+def test_likelihoods_do_not_depend_on_other_pairs(tiny, together):
     for pair, value in zip(PAIRS, together, strict=True):
         alone = log_likelihoods(tiny.params, tiny.config, [pair], mc_num=20)[0]
         assert alone == pytest.approx(value, rel=1e-5)
 
 
-def test_padding_changes_nothing(tiny):
+def test_likelihoods_do_not_depend_on_padding(tiny):
     score = partial(score_masked, tiny.params, tiny.config)
     masked = MaskedTokens(np.array([0, 0]), np.array([1, 4]), np.array([30, 60]))
     tokens = np.array([[20, tiny.config.mask_id, 40, 50, tiny.config.mask_id]], np.int32)
@@ -178,7 +178,7 @@ def test_padding_changes_nothing(tiny):
         )
 
 
-def test_an_answer_of_the_training_data_is_likelier_than_a_wrong_one(tiny):
+def test_the_right_answer_is_likelier_than_a_wrong_one(tiny):
     tokenizer = tiny.tokenizer
     question = "Anna had 4 apples. She bought 5 more apples. How many apples did Anna have?"
     prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
@@ -227,7 +227,7 @@ def test_bad_input_is_refused(tiny, pairs, options, message):
         log_likelihoods(tiny.params, tiny.config, pairs, **options)
 
 
-def test_models_that_have_no_likelihood_are_refused(tiny):
+def test_models_without_a_likelihood_are_refused(tiny):
     with pytest.raises(ValueError, match="mask_id is not set by the model's configuration"):
         log_likelihoods(tiny.params, tiny.config.replace(mask_id=None), [([1], [2])])
     with pytest.raises(ValueError, match=r"no parameters \(it is an export\)"):
@@ -278,7 +278,7 @@ def test_drawn_weights_average_to_the_exact_ones():
 
 
 @pytest.mark.parametrize(("length", "mc_num", "is_exact"), [(7, 127, True), (7, 126, False)])
-def test_all_patterns_are_taken_where_there_are_few(length, mc_num, is_exact):
+def test_all_patterns_are_used_if_there_are_few(length, mc_num, is_exact):
     patterns = mask_patterns(length, mc_num, 0)
     assert (len(patterns.masked) == 127) == is_exact
     assert len(patterns.masked) <= mc_num

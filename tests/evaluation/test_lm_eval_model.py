@@ -52,7 +52,7 @@ class Answers:
         return np.array(TOKENIZER.encode(self.text))
 
 
-def test_a_likelihood_is_that_of_the_ids():
+def test_likelihoods_match_those_of_the_ids():
     context, answer = "Anna had 4 apples. How many?", " 4 apples"
     ((value, greedy),) = model_with().loglikelihood([asking(context, answer)])
     ids = TOKENIZER.encode(context), TOKENIZER.encode(answer)
@@ -60,7 +60,7 @@ def test_a_likelihood_is_that_of_the_ids():
     assert greedy is False
 
 
-def test_the_context_and_the_answer_spell_the_text():
+def test_context_and_answer_ids_decode_to_the_text():
     model = model_with()
     for context, answer in [("Anna had ", "4"), ("ap", "ple"), ("x\n\n", "yes"), ("", "a b")]:
         prompt, scored = model._pair(context, answer)
@@ -86,11 +86,11 @@ def test_a_text_without_context_follows_bos():
         ({"do_sample": True, "temperature": 0.0}, "A. B\n\nC"),
     ],
 )
-def test_a_text_ends_where_the_task_says(answers, settings, text):
+def test_a_text_ends_at_the_tasks_stop_string(answers, settings, text):
     assert model_with().generate_until([asking("x", settings)]) == [text]
 
 
-def test_a_special_token_is_a_stop_string_too(answers):
+def test_a_special_token_can_be_a_stop_string(answers):
     answers.text = "one<|start_header_id|>two"
     stop = {"until": ["<|start_header_id|>"]}
     assert model_with().generate_until([asking("x", stop)]) == ["one"]
@@ -105,7 +105,7 @@ def test_prompts_are_decoded_in_one_stream_and_answered_in_order(answers):
     assert [len(prompts) for prompts, _ in answers.asked] == [6, 1]
 
 
-def test_an_answer_ends_before_what_ends_a_turn():
+def test_an_answer_excludes_the_end_of_turn():
     sampler = lj.SamplerConfig.from_flat(gen_length=32, block_length=32, steps=32, threshold=0.5)
     model = LmEvalModel(TINY, sampler, progress=False)
     context = TOKENIZER.apply_chat_template([{"role": "user", "content": "3+4=?"}])
@@ -136,7 +136,7 @@ def test_a_chat_goes_through_the_template_once(answers):
     assert not model.apply_chat_template(chat, False).endswith("assistant<|end_header_id|>\n\n")
 
 
-def test_the_name_of_the_tokenizer_is_that_of_its_template():
+def test_the_tokenizer_name_depends_on_the_chat_template():
     other = type(TOKENIZER)(TOKENIZER.backend, TOKENIZER.special_tokens, "{{ messages }}")
     assert model_with().tokenizer_name == model_with().tokenizer_name
     assert model_with().tokenizer_name != model_with(tokenizer=other).tokenizer_name
@@ -150,7 +150,7 @@ def test_the_name_of_the_tokenizer_is_that_of_its_template():
         ({"do_sample": True}, "samples at temperature 1.0; allowed"),
     ],
 )
-def test_what_the_sampler_does_not_do_is_refused_before_decoding(answers, settings, message):
+def test_unsupported_requests_are_refused_before_decoding(answers, settings, message):
     with pytest.raises(ValueError, match=message):
         model_with().generate_until([asking("x", {}), asking("x", settings)])
     assert not answers.asked
@@ -169,7 +169,7 @@ def test_bad_settings_are_refused(options, message):
         model_with(**options)
 
 
-def test_without_the_extra_one_error_says_what_to_install(monkeypatch):
+def test_the_error_without_the_extra_names_it(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, LmEvalModel.__module__)
@@ -201,7 +201,7 @@ def likelihoods(kept):
     return kept.to("likelihoods", PAIRS, lambda places: [-len(PAIRS[i].args[1]) for i in places], 0)
 
 
-def test_workers_answer_all_together_and_the_last_one_reads_it(tmp_path):
+def test_workers_share_the_requests_and_the_last_one_has_all_answers(tmp_path):
     for rank in range(3):
         one = stored_answers(tmp_path, Worker(rank=rank, count=3))
         found = texts(one)
@@ -214,7 +214,7 @@ def test_workers_answer_all_together_and_the_last_one_reads_it(tmp_path):
     assert judging.answered == 0
 
 
-def test_what_a_killed_worker_left_is_answered_at_the_end(tmp_path):
+def test_requests_of_a_killed_worker_are_answered_later(tmp_path):
     texts(stored_answers(tmp_path, Worker(rank=1, count=3)))
     judging = stored_answers(tmp_path)
     assert texts(judging) == EXPECTED

@@ -12,27 +12,27 @@ from llada_jax.evaluation.metrics import mcnemar, paired, reliability, wilson_in
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 10), (10, 10), (81, 263), (465, 500), (1, 1)])
-def test_wilson_is_scipys(right, n):
+def test_wilson_matches_scipy(right, n):
     ours = wilson_interval(right, n)
     theirs = stats.binomtest(right, n).proportion_ci(method="wilson")
     assert ours == pytest.approx((theirs.low, theirs.high), abs=1e-12)
 
 
 @given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_holds_the_share_and_stays_a_share(sample):
+def test_wilson_contains_the_share_and_stays_within_0_and_1(sample):
     right, n = sample
     low, high = wilson_interval(right, n)
     assert 0 <= low <= right / n <= high <= 1
 
 
 @pytest.mark.parametrize(("gained", "lost"), [(0, 0), (5, 5), (1, 9), (12, 2), (300, 240)])
-def test_mcnemar_is_the_binomial_test(gained, lost):
+def test_mcnemar_matches_the_binomial_test(gained, lost):
     expected = stats.binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
     assert mcnemar(gained, lost) == pytest.approx(expected)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
-def test_a_pair_of_decoders_swapped_is_the_same_comparison_reversed(items):
+def test_swapping_the_decoders_reverses_the_comparison(items):
     first, second = zip(*items, strict=True)
     there, back = paired(first, second), paired(second, first)
     assert there.difference == pytest.approx(sum(second) / len(items) - sum(first) / len(items))
@@ -41,7 +41,7 @@ def test_a_pair_of_decoders_swapped_is_the_same_comparison_reversed(items):
     assert -1 <= there.interval.low <= there.interval.high <= 1
 
 
-def test_agresti_and_mins_interval_covers_the_truth_as_often_as_it_says():
+def test_agresti_and_mins_interval_has_its_nominal_coverage():
     n, gain, loss = 40, 0.15, 0.05
     covered = 0.0
     for gained in range(n + 1):
@@ -82,7 +82,7 @@ def test_a_worked_example():
     assert found.expected_calibration_error == pytest.approx((0.35 + 0.425) / 2)
 
 
-def test_predictions_as_often_right_as_they_say_have_no_error():
+def test_calibrated_predictions_have_no_calibration_error():
     rng = np.random.default_rng(0)
     confidence = rng.uniform(size=200_000)
     honest = reliability(confidence, rng.uniform(size=confidence.size) < confidence)
@@ -93,7 +93,7 @@ def test_predictions_as_often_right_as_they_say_have_no_error():
 
 
 @given(PREDICTIONS, st.integers(1, 20))
-def test_every_prediction_is_in_the_bin_of_its_confidence(predictions, bins):
+def test_predictions_are_binned_by_confidence(predictions, bins):
     confidence, right = map(np.array, zip(*predictions, strict=True))
     found = reliability(confidence, right, bins)
     assert found.counts.sum() == len(predictions)

@@ -5,7 +5,7 @@ import pytest
 
 from llada_jax.evaluation.generations import Generation
 from llada_jax.evaluation.metrics import wilson_interval
-from llada_jax.evaluation.tally import Tally, brought_back, cost_at_equal_quality, joined, tally
+from llada_jax.evaluation.tally import Tally, cost_at_equal_quality, joined, recovered_share, tally
 from llada_jax.evaluation.task import Item
 
 
@@ -13,7 +13,7 @@ def generation(index: int, question: str) -> Generation:
     return Generation(index, Item(question, "", ""), "", [], length=10 + index, nfe=1 + index)
 
 
-def test_the_first_item_that_asks_a_question_counts():
+def test_repeated_questions_count_once():
     asked = [generation(2, "a"), generation(0, "a"), generation(1, "b"), generation(3, "b")]
     rows = {0: 40, 1: 60, 2: 70, 3: 80}
     found = tally(asked, {0: True, 1: False, 2: False, 3: True}, block_length=10, rows=rows)
@@ -62,18 +62,18 @@ CURVE = [tally_of(200, 10), tally_of(300, 20), tally_of(320, 40)]
     ],
 )
 @pytest.mark.parametrize("what", ["rows", "forwards"])
-def test_costs_are_those_of_the_point_with_as_many_right_answers(right, cost, times, what):
+def test_cost_ratio_is_relative_to_the_curve_at_equal_quality(right, cost, times, what):
     found = cost_at_equal_quality(tally_of(right, cost), CURVE, what)
     assert found.value == pytest.approx(times)
     assert found.interval.low <= found.value <= found.interval.high
 
 
-def test_a_threshold_that_costs_more_and_answers_less_is_passed_over():
+def test_dominated_thresholds_are_left_out_of_the_curve():
     curve = [tally_of(200, 10), tally_of(300, 20), tally_of(250, 30), tally_of(320, 40)]
     assert cost_at_equal_quality(tally_of(300, 20), curve, "rows").value == pytest.approx(1)
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say():
+def test_bootstrap_intervals_have_their_nominal_coverage():
     """Of samples of a way that is exactly as good as the curve between its points."""
     rng = np.random.default_rng(1)
     held = 0
@@ -90,11 +90,11 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     assert held >= 17
 
 
-def test_what_is_brought_back_is_a_share_of_what_was_lost():
+def test_recovered_share_is_relative_to_the_lost_answers():
     low, high = tally_of(200, 1), tally_of(300, 1)
-    assert brought_back(tally_of(250, 1), low, high).value == pytest.approx(0.5)
-    assert brought_back(tally_of(310, 1), low, high).value == pytest.approx(1.1)
-    found = brought_back(high, low, high)
+    assert recovered_share(tally_of(250, 1), low, high).value == pytest.approx(0.5)
+    assert recovered_share(tally_of(310, 1), low, high).value == pytest.approx(1.1)
+    found = recovered_share(high, low, high)
     assert found.interval == (1, 1)
 
 
@@ -102,6 +102,6 @@ def test_other_questions_and_missing_rows_are_refused():
     with pytest.raises(ValueError, match="allowed: all of the same"):
         cost_at_equal_quality(tally_of(2, 1)._replace(rows=()), CURVE, "rows")
     with pytest.raises(ValueError, match=r"\[1, 400, 400\] questions"):
-        brought_back(Tally((True,), (1,), (1,)), CURVE[0], CURVE[1])
+        recovered_share(Tally((True,), (1,), (1,)), CURVE[0], CURVE[1])
     with pytest.raises(ValueError, match="loses 0 answers; allowed: 1 or more"):
-        brought_back(tally_of(2, 1), CURVE[0], CURVE[0])
+        recovered_share(tally_of(2, 1), CURVE[0], CURVE[0])

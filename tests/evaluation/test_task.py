@@ -22,17 +22,17 @@ def task(request) -> Task:
     return load_task(request.param)
 
 
-def test_a_file_is_all_that_a_task_needs(task):
+def test_a_module_with_TASK_is_registered(task):
     assert task.name in task_names()
     assert task.default_difficulty in task.difficulties
 
 
-def test_an_unknown_task_is_answered_with_those_that_exist():
+def test_an_unknown_task_error_lists_the_tasks():
     with pytest.raises(ValueError, match=r"task is 'sums'; allowed: .*word_problems"):
         load_task("sums")
 
 
-def test_items_are_pure_functions_of_their_place(task):
+def test_items_are_pure_functions_of_their_index(task):
     first = list(islice(task.items(3, "train"), 20))
     assert first == [task.item(3, index, "train") for index in range(20)]
     assert first != list(islice(task.items(4, "train"), 20))
@@ -49,7 +49,7 @@ def test_no_question_is_in_both_splits(task):
         assert train.isdisjoint(test)
 
 
-def test_worked_answers_pass_and_nothing_else_does_by_accident(task):
+def test_worked_answers_pass_and_other_texts_fail(task):
     items = list(islice(task.items(6, "test"), 50))
     for item in items:
         assert task.verify(item, item.answer)
@@ -102,7 +102,7 @@ def test_the_final_answer_follows_the_last_mark(text, answer):
     assert final_answer(text) == answer
 
 
-def test_a_target_is_met_whatever_its_case_and_full_stop():
+def test_case_and_a_final_full_stop_are_ignored():
     item = Item("", "", "yes")
     assert all(ends_in_target(item, f"#### {text}") for text in ("yes", "Yes.", " yes "))
     assert not any(ends_in_target(item, text) for text in ("#### no", "yes", "#### yes and no"))
@@ -119,7 +119,7 @@ def one_of_fifty(rng, difficulty, owns):
     return Item(question=str(rng.randrange(50)), answer="", target="")
 
 
-def test_validation_items_are_test_items_that_are_not_scored():
+def test_validation_items_exclude_scored_items():
     task = Task(
         name="few", about="", draw=one_of_fifty, difficulties={0: ""}, default_difficulty=0,
         gen_length=64,

@@ -48,7 +48,7 @@ STAGED_STORY = {
 }  # fmt: skip
 
 
-def test_a_story_that_can_be_counted_by_hand():
+def test_a_small_trace_counted_by_hand():
     found = Trajectory(told(), np.array([6]))
     assert found.masks_left[:, 0].tolist() == [3, 1, 3, 2, 1]
     np.testing.assert_allclose(found.commit_frontier(), [1, 2, 2])
@@ -57,7 +57,7 @@ def test_a_story_that_can_be_counted_by_hand():
     np.testing.assert_allclose(found.skippable_shares(), [(0 + 2 + 0 + 1 + 2) / 15])
 
 
-def test_what_pads_an_answer_does_not_count():
+def test_padding_does_not_count():
     found = Trajectory(told(), np.array([2]))
     np.testing.assert_array_equal(found.commit_frontier(), [1, 2, np.nan])
     np.testing.assert_allclose(found.tail_shares(3), [1 / 2, 1 / 2, 1])
@@ -65,14 +65,14 @@ def test_what_pads_an_answer_does_not_count():
     np.testing.assert_allclose(found.skippable_shares(), [2 / 6])
 
 
-def test_visible_tokens_are_still_decided_on():
+def test_visible_tokens_are_open_decisions():
     """5 stays visible until its block is finished, and is frozen then."""
     found = Trajectory(told(**STAGED_STORY), np.array([6]))
     assert found.open_decisions[:, 0].tolist() == [3, 2, 3, 2, 1]
     np.testing.assert_allclose(found.below_at_block_end(0.8), [1 / 3, 0])
 
 
-def test_a_token_that_became_sure_in_time_is_not_below():
+def test_a_token_promoted_in_time_is_not_below():
     def script(forward, position, masked):
         return position, 0.6 if forward == 0 and position > 3 else 0.9 if forward else 0.1
 
@@ -89,7 +89,7 @@ def test_a_token_that_became_sure_in_time_is_not_below():
     np.testing.assert_allclose(Trajectory(trace, np.array([3])).below_at_block_end(0.8), [0])
 
 
-def test_a_draft_that_is_taken_over_had_no_forward_of_its_own():
+def test_an_accepted_draft_has_commit_pass_0():
     trace = told((0, 1, 0, 1, 2, 3), window="multi_block", lookahead_trigger=3)
     found = Trajectory(trace, np.array([6]))
     np.testing.assert_allclose(found.commit_frontier(), [(1 + 0) / 2, (2 + 1) / 2, (1 + 2) / 2])
@@ -106,7 +106,7 @@ def test_a_draft_that_is_taken_over_had_no_forward_of_its_own():
 )
 @settings(max_examples=8)
 @given(salt=st.integers(0, 50), lengths=st.lists(st.integers(1, 24), min_size=3, max_size=3))
-def test_a_trace_agrees_with_its_own_counts(config, salt, lengths):
+def test_measures_agree_with_the_traces_counts(config, salt, lengths):
     trace = toy_decode(PROMPTS, config, salt=salt, trace=True).trace
     assert trace is not None
     whole, part = Trajectory(trace, np.full(3, 24)), Trajectory(trace, np.array(lengths))
@@ -132,7 +132,7 @@ def test_lengths_that_do_not_fit_are_named(lengths):
         Trajectory(told(), np.array(lengths))
 
 
-def test_the_regime_of_a_story_that_can_be_counted_by_hand():
+def test_the_regime_of_a_small_trace_counted_by_hand():
     """Forwards begin with 3, 1, 3, 2 and 1 of 3 masks, and commit 2, 1, 1, 1 and 1 tokens."""
     trace = told()
     found = regime([Trajectory(trace, np.array([6]))])
@@ -148,7 +148,7 @@ def test_the_regime_of_a_story_that_can_be_counted_by_hand():
     assert set(PUBLISHED) < set(UNITS) == set(found._fields)
 
 
-def test_several_batches_are_one_regime():
+def test_batches_are_pooled_into_one_regime():
     one = Trajectory(told(), np.array([6]))
     assert regime([one, one])[:4] == regime([one])[:4]
     with pytest.raises(ValueError, match="there are no traces; allowed: answers whose traces were"):

@@ -6,7 +6,7 @@ import pytest
 
 import llada_jax as lj
 from experiments import constrain as entry
-from llada_jax.constraint.batch import texts_of
+from llada_jax.constraint.batch import compile_constraints
 from llada_jax.evaluation.task import split_of
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.evaluation.tasks.word_problems import EQUATION
@@ -30,7 +30,7 @@ def test_examples_are_texts_of_the_schema_in_its_automaton_s_tokens(tmp_path, sp
     file = tmp_path / "run" / "examples.jsonl"
     examples = read_examples(file, model.tokenizer, model.config, 128)
     schema = lj.json_schema(entry.SCHEMA, spelling=spelling)
-    (automaton,) = texts_of(schema, model.tokenizer, (0, 6), 960).automata.values()
+    (automaton,) = compile_constraints(schema, model.tokenizer, (0, 6), 960).automata.values()
     assert len(examples) == 20
     assert all(accepts(automaton, [*each.answer, 0, 0]) for each in examples)
 

@@ -548,9 +548,9 @@ class Export:
         return Damage(f"{kind}: {label}", states_other=kind == "rehashed")
 
     def load(self, folder: Path) -> Any:
-        from llada_jax.backend.exported.opened import Exported
+        from llada_jax.backend.exported.opened import ExportedProgram
 
-        opened = Exported(folder)
+        opened = ExportedProgram(folder)
         bucket, shards = opened.body(4, 32)
         return opened.config, bucket, len(shards), opened.embedding[np.array([1, 2])]
 
@@ -898,7 +898,7 @@ class Constraints:
         maker, source, text = json.loads((folder / "constraint.json").read_text())
         constraint = getattr(patterns, maker)(source)
         with contextlib.suppress(ImportError):  # outlines-core is an extra
-            automaton = byte_automaton.of_regex(constraint.pattern)
+            automaton = byte_automaton.regex_automaton(constraint.pattern)
             after = {(state, byte): to for state, byte, to in automaton["edges"]}
             state = automaton["start"]
             for byte in (text or "").encode():

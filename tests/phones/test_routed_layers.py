@@ -6,7 +6,7 @@ from functools import cache
 import jax
 import pytest
 
-from llada_jax.backend.weights import stored_as
+from llada_jax.backend.weights import storage_spec
 from llada_jax.config import MoEConfig
 from llada_jax.model.architecture import ARCHITECTURES, architecture
 from llada_jax.model.architecture.parameters import body_matrices, named_specs
@@ -57,7 +57,7 @@ def test_everyone_counts_the_bytes_of_all_parameters(name):
     graph = model_graph(model, weight_bits=bits, step_ns=10**9)
     assert graph.weight_bytes == pytest.approx(body, rel=1e-3)
     stored = (
-        stored_as(m.name, named_specs(model)[m.name].shape, "int8") for m in body_matrices(model)
+        storage_spec(m.name, named_specs(model)[m.name].shape, "int8") for m in body_matrices(model)
     )
     exported = sum(math.prod(weight.shape) for weight in stored)
     assert exported * bits / 8 == pytest.approx(body, rel=1e-3)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from experiments.bench.random_weights import random_params
 from experiments.bench.rivals.answers import LayerClock, answer_lines
 from llada_jax.api.denoisers import denoiser_for, score_rules
-from llada_jax.backend.exported.opened import Exported
+from llada_jax.backend.exported.opened import ExportedProgram
 from llada_jax.backend.session import Session
 from llada_jax.config import ModelConfig
 from llada_jax.model.finite import require_finite_results
@@ -84,7 +84,7 @@ def main(settings: str) -> None:
     rules = score_rules(with_ids(SamplerConfig(), config))
     params = None
     if runtime == "litert":
-        denoiser = Session(Exported(Path(told["folder"])), rules).denoiser()
+        denoiser = Session(ExportedProgram(Path(told["folder"])), rules).denoiser()
     else:
         denoiser = denoiser_for(config, rules)
         quant = "int8" if numbers == "int8" else "float32"

@@ -1,1 +1,1 @@
-"""A model as a folder that phones and this machine run: written, verified, described, opened."""
+"""A model as a folder of files for phones and this machine: written, verified, and run."""

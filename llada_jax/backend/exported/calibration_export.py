@@ -1,10 +1,12 @@
-"""What a calibration export adds: graphs to time on a phone, and all that the timing needs.
+"""The extra files of a calibration export: graphs to time on a phone, and a script that does so.
 
-calibration-rows.csv             what to measure, a line each
-calibration-SM8750-....tflite    layers and single products, compiled for its NPU
+calibration-rows.csv             the measurements to make, one per line
+calibration-SM8750-....tflite    layers and single matrix products, compiled for its NPU
 golden-....tar                   inputs and outputs of each signature of a graph, for all graphs
-calibration.sh                   compares and times all under `adb shell`, and pulls the results
-emulated-SM8750-00-....tflite    a bucket each, for `backend="qnn"` on this machine
+calibration.sh                   compares and times everything under `adb shell`, pulls the results
+emulated-SM8750-00-....tflite    one bucket each, for `backend="qnn"` on this machine
+
+The times are used by `llada_jax.phones.calibration` to fit a phone's profile.
 """
 
 import csv
@@ -28,18 +30,19 @@ from llada_jax.model.params import named_specs
 from llada_jax.model.quantize import linear
 
 ROWS = (1, 32, 33, 64, 65, 96, 128)
-"""Both sides of every edge of a tile, and a single row."""
+"""Numbers of rows on both sides of every edge of a tile, and a single row."""
 CACHES = (256, 1024)
-"""Two, as one alone hides what an attention score costs."""
+"""Cache lengths; two, because one alone cannot separate the cost of attention scores."""
 SHARDS = (1, 4)
+"""Numbers of layers; two, because their difference is the time of layers without overhead."""
 MATRICES = ("ffn.down", "ffn.gate")
-"""One whose unpacking may be faster, and another."""
+"""Matrices for single products: their unpacking may differ in speed."""
 STORED: Mapping[str, Literal["fp16", "int8", "int4"]] = {
     "fp16": "fp16", "int8": "int8", "a16w8": "int8", "a8w8": "int8", "a16w4": "int4",
 }  # fmt: skip
-"""How the weights of a phone's precision are stored."""
+"""Storage of the weights, by a phone's precision."""
 _PRODUCTS: Mapping[str, Precision] = {"fp16": "fp16", "int8": "int8", "int4": "a16w4"}
-"""The precision of single products, by how their weights are stored."""
+"""Precision of single products, by the storage of their weights."""
 Row = dict[str, Any]
 _COLUMNS = ("name", "file", "signature", "graph", "processor", "precision", "rows", "cache",
             "layers", "weight", "thermal", "version")  # fmt: skip
@@ -51,26 +54,30 @@ def calibration_rows(
     body: str = "int4",
     head_rows: Sequence[int] = (1, 8, 64),
 ) -> list[Row]:
-    """Returns what to measure on a phone, the most telling first, as fields of a measurement
-    without times; `file` and `signature` say what runs.
-    There are two caches, ascending, and two numbers of layers. `body`: how the weights of layers
-    are stored; `head_rows`: of `head.tflite`, which is int8.
+    """Returns the measurements to make on a phone, the most informative first, as fields of a
+    measurement without times; `file` and `signature` identify the graph.
+
+    Args:
+      caches: Two lengths, ascending.
+      shards: Two numbers of layers.
+      body: Storage of the layers' weights.
+      head_rows: Numbers of rows for `head.tflite`, which is int8.
     """
     (short, long), (one, more), products = caches, shards, [*_PRODUCTS]
     first = [(1, short, one), (1, short, more), (64, short, one), (64, long, one)]
     first += [(128, short, one), (33, short, one)]
-    rows = [_layers(*each, body) for each in first]
+    rows = [_layers(*shape, body) for shape in first]
     rows += [_product_row(matrix, 32, products[-1]) for matrix in MATRICES]
     rows += [_product_row(MATRICES[0], 1, products[0])]
     rows += [_row("head", "head", f"rows{n}", n, "int8") for n in head_rows]
-    rows += [_layers(*each, body) for each in product(ROWS, (short, long), (one, more))]
-    rows += [_product_row(*each) for each in product(MATRICES, (1, 32, 64, 128), products)]
+    rows += [_layers(*shape, body) for shape in product(ROWS, (short, long), (one, more))]
+    rows += [_product_row(*args) for args in product(MATRICES, (1, 32, 64, 128), products)]
     return [*{row["name"]: row for row in rows}.values()]
 
 
 def _layers(rows: int, cache: int, layers: int, precision: str) -> Row:
-    of = {"cache": cache, "layers": layers}
-    return _row("layers", f"layers{layers}", Bucket(rows, cache).name, rows, precision, **of)
+    sizes = {"cache": cache, "layers": layers}
+    return _row("layers", f"layers{layers}", Bucket(rows, cache).name, rows, precision, **sizes)
 
 
 def _product_row(weight: str, rows: int, precision: str) -> Row:
@@ -90,12 +97,12 @@ def _row(graph: str, file: str, signature: str, rows: int, precision: str, **mor
 
 
 def emulated_name(soc: str, index: int, bucket: Bucket) -> str:
-    """Returns the file of one bucket of a context, which the emulator runs."""
+    """Returns the file name of one bucket of a context, for the emulator."""
     return f"emulated-{soc}-{index:02}-{bucket.name}.tflite"
 
 
 def write_calibration(unfinished: UnfinishedExport, export: Export) -> Iterator[File]:
-    """Yields the files, each written unless it is there already."""
+    """Yields the files of a calibration export; files from an interrupted export are kept."""
     if not export.settings.phones.calibration:
         return
     settings, steps = export.settings, _steps(export.model)
@@ -107,8 +114,8 @@ def write_calibration(unfinished: UnfinishedExport, export: Export) -> Iterator[
     script = Path(__file__).with_name("calibration.sh").read_bytes()
     yield unfinished.file("calibration.sh", lambda path: atomic.write_bytes(path, script))
     for soc in settings.phones.socs:
-        for name, some in steps.items():
-            write = partial(_write_compiled, export, some, soc, _precision(name, export))
+        for name, graph_steps in steps.items():
+            write = partial(_write_compiled, export, graph_steps, soc, _precision(name, export))
             yield unfinished.file(f"calibration-{soc}-{name}.tflite", write)
         for index, layers in enumerate(float32_shards(export.model)):
             for bucket in export.buckets:
@@ -122,9 +129,10 @@ def write_calibration(unfinished: UnfinishedExport, export: Export) -> Iterator[
 
 
 def _golden(export: Export, steps: Mapping[str, Sequence[Step]]) -> Iterator[tuple[Any, ...]]:
-    """Yields each graph's name, its file for the first phone, its precision, and its signatures."""
+    """Yields each graph's name, its file for the first phone, its precision, and golden data by
+    signature."""
     model, settings, soc = export.model, export.settings, export.settings.phones.socs[0]
-    kept = verify.StoredWeights(export.weights, settings.quant)
+    exact = verify.StoredWeights(export.weights, settings.quant)
 
     def bodies(layers: range, stored: verify.StoredWeights) -> dict[str, partial[verify.Golden]]:
         return {
@@ -137,10 +145,10 @@ def _golden(export: Export, steps: Mapping[str, Sequence[Step]]) -> Iterator[tup
 
     for index, layers in enumerate(shard_layers(model, settings)):
         name = f"shard-{index:02}"
-        yield name, f"{name}.tflite", settings.quant, bodies(layers, kept)
+        yield name, f"{name}.tflite", settings.quant, bodies(layers, exact)
     chunks = {f"_chunk{i}": i for i in range(len(head_chunks(model)))}
     heads = {
-        f"rows{n}{end}": partial(verify.golden_head, model, n, chunk, kept)
+        f"rows{n}{end}": partial(verify.golden_head, model, n, chunk, exact)
         for n in settings.rows
         for end, chunk in {"": None, **chunks}.items()
     }
@@ -148,15 +156,15 @@ def _golden(export: Export, steps: Mapping[str, Sequence[Step]]) -> Iterator[tup
     for index, layers in enumerate(float32_shards(model)):
         file, precision = f"context-{soc}-{index:02}.tflite", settings.phones.precision
         yield f"context-{index:02}", file, precision, bodies(layers, rounded(precision))
-    for name, some in steps.items():
+    for name, graph_steps in steps.items():
         precision = _precision(name, export)
         stored = rounded(precision)
-        cases = {step.name: partial(verify.golden_step, model, step, stored) for step in some}
+        cases = {s.name: partial(verify.golden_step, model, s, stored) for s in graph_steps}
         yield name, f"calibration-{soc}-{name}.tflite", precision, cases
 
 
 def _precision(name: str, export: Export) -> Precision:
-    """Returns that of a graph to time: a product's own, or the export's for layers."""
+    """Returns the precision of a calibration graph: from its name, or the export's for layers."""
     if name.startswith("layers"):
         return export.settings.phones.precision
     return _PRODUCTS[name.rpartition("_")[2]]
@@ -169,18 +177,18 @@ def _caches(model: ModelConfig) -> tuple[int, int]:
 
 
 def _steps(model: ModelConfig) -> dict[str, list[Step]]:
-    """Returns what is compiled, by file: whole layers, then products of the first layer's."""
+    """Returns the steps to compile, by file: whole layers, then products of the first layer."""
     rows = calibration_rows(_caches(model))
-    of_layers = [row for row in rows if row["graph"] == "layers"]
-    buckets = dict.fromkeys(Bucket(row["rows"], row["cache"]) for row in of_layers)
-    found = {
+    layer_rows = [row for row in rows if row["graph"] == "layers"]
+    buckets = dict.fromkeys(Bucket(row["rows"], row["cache"]) for row in layer_rows)
+    steps = {
         f"layers{n}": [body_step(model, range(n), bucket) for bucket in buckets]
-        for n in (min(each, model.n_layers) for each in SHARDS)
+        for n in (min(count, model.n_layers) for count in SHARDS)
     }
     counts = dict.fromkeys(row["rows"] for row in rows if row["graph"] == "product")
     for matrix, stored in product(MATRICES, _PRODUCTS):
-        found[_file(matrix, stored)] = [_product(model, matrix, n) for n in counts]
-    return found
+        steps[_file(matrix, stored)] = [_product(model, matrix, n) for n in counts]
+    return steps
 
 
 def _product(model: ModelConfig, matrix: str, rows: int) -> Step:
@@ -205,8 +213,8 @@ def _write_compiled(
     export: Export, steps: Sequence[Step], soc: str, precision: Precision, path: Path
 ) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        is_product = steps[0].inputs.keys() == {"x"}  # timed alike, whatever it multiplies
+        is_product = steps[0].inputs.keys() == {"x"}  # its time does not depend on the numbers
         samples = [verify.noise(steps[-1])] if is_product else export.samples
         quantized = write_quantized(Path(scratch), steps, export.weights, precision, samples)
-        made = compile_context(quantized, soc, weight_sharing=len(steps) > 1)
-    atomic.write_bytes(path, made.compiled)
+        compilation = compile_context(quantized, soc, weight_sharing=len(steps) > 1)
+    atomic.write_bytes(path, compilation.compiled)

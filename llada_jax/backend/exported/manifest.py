@@ -1,6 +1,7 @@
-"""What lies in an exported folder: one JSON file that says all a host must know.
+"""The manifest of an exported folder: one JSON file with all that a host needs to run the model.
 
-While it is made the folder has another name, and a record of what is finished in it.
+While an export is unfinished, its folder has a temporary name and `progress.json`, a record of the
+finished files and of the settings that they were made with, so that it can be resumed.
 """
 
 import json
@@ -22,12 +23,12 @@ from llada_jax.io.inside import inside
 MANIFEST = "manifest.json"
 FORMAT = 1
 CONTRACT = tuple(Path(__file__).with_name("contract.txt").read_text().splitlines())
-"""What the host passes and does in each step."""
+"""Text about the arrays that the host passes in each step, and what it must do with results."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of the folder."""
+    """A file of the folder, with its hash."""
 
     name: str
     bytes: int
@@ -38,7 +39,7 @@ class File:
         return cls(path.name, path.stat().st_size, file_hash(path))
 
     def check(self, folder: Path) -> Path:
-        """Returns the file's path. Raises FileNotFoundError or ValueError where it has changed."""
+        """Returns the file's path. Raises FileNotFoundError or ValueError if it has changed."""
         path = inside(folder, self.name)
         if not path.is_file():
             raise FileNotFoundError(f"{folder} lacks {self.name}, which its {MANIFEST} names")
@@ -56,7 +57,7 @@ class File:
 
 @dataclass(frozen=True)
 class BodyShard:
-    """Consecutive layers, from `start` up to, not including, `stop`."""
+    """A file with layers `start` to `stop` (exclusive)."""
 
     file: File
     start: int
@@ -70,25 +71,25 @@ class Manifest:
     model: ModelConfig
     settings: ExportConfig
     source: str
-    """Where the weights came from."""
+    """Name of the weights."""
     shards: tuple[BodyShard, ...]
     head: File
     head_chunk: int
-    """Entries of the vocabulary in a chunk of the head."""
+    """Vocabulary entries in a chunk of the head."""
     embedding: File
     embedding_dtype: Literal["float32", "bfloat16", "float16"]
     """Dtype of the embedding file, [V, D]."""
     others: tuple[File, ...] = ()
-    """Tokenizer, instructions, and what else lies in the folder."""
+    """Tokenizer, instructions, and all other files of the folder."""
     contexts: tuple[dict, ...] = ()
     """Binaries for phones' NPUs: see `llada_jax.backend.qnn`."""
     checks: tuple[dict, ...] = ()
-    """Error of each signature against JAX (relative, root mean square), as it was run here."""
+    """Error of each signature against JAX (relative root mean square), measured at export."""
     versions: dict = field(default_factory=dict)
-    """Of the packages that made the files, by name."""
+    """Versions of the packages that made the files, by name."""
     contract: tuple[str, ...] = CONTRACT
     fingerprint: str | None = None
-    """Names the content of the weights' files: see `llada_jax.checkpoint.fingerprint`."""
+    """Hash of the weights' files: see `llada_jax.checkpoint.fingerprint`."""
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -96,7 +97,7 @@ class Manifest:
         return (*bodies, self.head, self.embedding, *self.others)
 
     def save(self, folder: Path) -> None:
-        """Writes `manifest.json`, whole or not at all."""
+        """Writes `manifest.json` atomically."""
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=2)
         atomic.write_text(folder / MANIFEST, text + "\n")
 
@@ -104,14 +105,14 @@ class Manifest:
     def load(cls, folder: str | os.PathLike[str]) -> "Manifest":
         """Reads a folder's manifest; files are checked when they are opened.
 
-        Raises FileNotFoundError or ValueError that name the folder and what is wrong.
+        Raises FileNotFoundError or ValueError that name the folder and the problem.
         """
         path = Path(folder) / MANIFEST
         if not path.is_file():
             raise FileNotFoundError(f"no {MANIFEST} in {folder}")
         record = read_object(path, "is no manifest")
-        found = record.pop("format", None)
-        require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
+        version = record.pop("format", None)
+        require(version == FORMAT, f"{path} has format {version}; allowed: {FORMAT}")
         try:
             return checked_dataclass(cls, record)
         except ValueError as error:
@@ -123,16 +124,16 @@ _PACKAGES = ("jax", "litert-converter", "ai-edge-litert", "llada_jax")
 
 
 class UnfinishedExport:
-    """The unfinished folder, which an export that is started again goes on with."""
+    """The unfinished folder of an export, which can be resumed after an interruption."""
 
     def __init__(self, target: Path, export: Export):
-        """Raises ValueError where the folder was begun with other weights, settings or packages."""
+        """Raises ValueError if the folder was begun with other weights, settings or packages."""
         self.folder = target.with_name(f".{target.name}.partial")
         self.target = target
         self._record = self.folder / _RECORD
         self._fingerprint = export.fingerprint
         self.fingerprint = export.fingerprint()
-        """Names the weights that it is made of, as `Export` has it."""
+        """Hash of the weights at the begin, from `Export`."""
         self.versions = {package: version(package) for package in _PACKAGES}
         made_with = {
             "source": export.source,
@@ -144,7 +145,7 @@ class UnfinishedExport:
         self._made_with = json.loads(json.dumps(made_with))  # tuples become lists
         self._files: dict[str, File] = {}
         self.contexts: dict[str, dict[str, Any]] = {}
-        """Entries of the manifest for the binaries that are compiled."""
+        """Entries of the manifest for compiled binaries."""
         self._resume()
 
     def _resume(self) -> None:
@@ -165,24 +166,24 @@ class UnfinishedExport:
 
     @property
     def bytes(self) -> int:
-        """Counts the bytes of the files that are finished."""
+        """The size of all finished files."""
         return sum(file.bytes for file in self._files.values())
 
     def begin(self) -> None:
-        """Goes on with what another process has finished since, and takes away what is not
-        recorded. The target's lock is held."""
+        """Reads the record again, since another process may have finished files, and deletes files
+        that are not in it. The caller holds the target's lock."""
         self._resume()
         self.folder.mkdir(parents=True, exist_ok=True)
-        twins = [entry["compiled"] for entry in self.contexts.values()]
+        compiled = [entry["compiled"] for entry in self.contexts.values()]
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name not in {_RECORD, *self._files, *self.contexts, *twins}:
+            elif path.name not in {_RECORD, *self._files, *self.contexts, *compiled}:
                 path.unlink()
         self._save()
 
     def file(self, name: str, write: Callable[[Path], None]) -> File:
-        """Writes a file, unless it is there from an earlier attempt."""
+        """Writes a file, unless an earlier attempt has finished it."""
         known = self._files.get(name)
         path = self.folder / name
         if known is None or not path.is_file() or path.stat().st_size != known.bytes:
@@ -192,14 +193,16 @@ class UnfinishedExport:
         return self._files[name]
 
     def add_context(self, name: str, entry: dict[str, Any]) -> None:
-        """Records a binary that is compiled."""
+        """Records a compiled binary."""
         self.contexts[name] = entry
         self._save()
 
     def finish(self) -> None:
-        """Raises ValueError where the weights were replaced since the export began."""
+        """Gives the folder its final name. Raises ValueError if the weights were replaced since the
+        export began."""
         self._require_same("fingerprint", self.fingerprint, self._fingerprint())
-        atomic.sync(self.folder)  # which takes long: who is killed behind it writes all again
+        # Takes long. The record is deleted after it, so a process killed before can be resumed.
+        atomic.sync(self.folder)
         self._record.unlink()
         atomic.rename(self.folder, self.target)
 

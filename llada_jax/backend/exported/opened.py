@@ -1,4 +1,4 @@
-"""An exported folder as a compiled program: on this machine's CPU, or on a phone's emulated NPU."""
+"""Runs an exported folder as a program: on this machine's CPU, or on a phone's emulated NPU."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  (bfloat16 by name)
 import numpy as np
 
-from llada_jax.backend.canvases import Turn, sizes_within
+from llada_jax.backend.canvases import OutputBuffers, pack_sizes
 from llada_jax.backend.exported.calibration_export import emulated_name
 from llada_jax.backend.exported.contents import buckets
 from llada_jax.backend.exported.manifest import MANIFEST, File, Manifest
@@ -25,23 +25,23 @@ from llada_jax.config import require, require_counts
 from llada_jax.io.inside import inside
 
 
-class Exported:
+class ExportedProgram:
     """A `Program` from a folder that `export` wrote, run by LiteRT.
 
-    LiteRT keeps the weights in the order of this CPU's kernels in `packed` there; the first run
-    writes as many bytes there as the weights have, in a process of its own, since a damaged file
-    may end it. Another CPU or version of LiteRT has its own files; all of them may be deleted.
+    LiteRT stores the weights in the order of this CPU's kernels in the subfolder `packed`, about as
+    many bytes as the weights. The first run does so in a separate process, which a damaged file may
+    crash. Another CPU or version of LiteRT has its own files; all of them may be deleted.
     """
 
     def __init__(self, folder: Path):
-        """Raises FileNotFoundError or ValueError where a file is not what the manifest says, or the
-        weights do not fit into memory, or, packed, onto the disk."""
+        """Raises FileNotFoundError or ValueError if a file does not match the manifest, or the
+        weights do not fit into memory or, packed, on the disk."""
         manifest = Manifest.load(folder)
         self.config = manifest.model
         _require_consistent(manifest, folder)
         self.largest_head = manifest.settings.rows[-1]
         self.head_chunks = head_chunks(self.config, manifest.head_chunk)
-        self._folder, self.turn = folder, Turn()
+        self._folder, self.output_buffers = folder, OutputBuffers()
         self._settings = manifest.settings
         weights = [shard.file for shard in manifest.shards] + [manifest.head]
         require_memory(sum(file.bytes for file in weights), f"running {folder}")
@@ -52,33 +52,33 @@ class Exported:
             mode="r",
             shape=(self.config.vocab_size, self.config.width),
         )
-        # LiteRT takes a packed file by the names of its weights, whatever their numbers were.
+        # LiteRT identifies packed weights by name only, so the file's name has a hash of them.
         packed = {
             paths[file.name]: inside(folder, f"packed/{file.name}.{_packing(file)}.xnnpack")
             for file in weights
         }
-        new = {path: place for path, place in packed.items() if not place.exists()}
+        new = {path: cache for path, cache in packed.items() if not cache.exists()}
         if new:
             size = sum(path.stat().st_size for path in new)
             require_disk(folder, size, "packing the weights for this CPU")
             (folder / "packed").mkdir(exist_ok=True)
             pack_in_child(new)
         runtime = LiteRT()
-        *shards, self._head = (runtime.open(*each) for each in packed.items())
+        *shards, self._head = (runtime.open(path, cache) for path, cache in packed.items())
         layers = [range(shard.start, shard.stop) for shard in manifest.shards]
         self._shards = list(zip(layers, shards, strict=True))
         names = [bucket.name for bucket in buckets(self._settings)]
-        lacking = [name for name in names for steps in shards if name not in steps]
-        lacking += {f"rows{rows}" for rows in self._settings.rows} - self._head.keys()
-        require(not lacking, f"{folder} has no graph {lacking[:1]}, of which {MANIFEST} speaks")
+        missing = [name for name in names for steps in shards if name not in steps]
+        missing += {f"rows{rows}" for rows in self._settings.rows} - self._head.keys()
+        require(not missing, f"{folder} has no graph {missing[:1]}, which {MANIFEST} requires")
 
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
         bucket = next((size for size in self._settings.rows if size >= rows), rows)
-        return bucket, sizes_within(self._settings.canvases, bucket, self.largest_head)
+        return bucket, pack_sizes(self._settings.canvases, bucket, self.largest_head)
 
     def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
-        alike = (b for b in buckets(self._settings) if b.canvases == canvases)
-        bucket = next((b for b in alike if b.rows >= rows and b.cache >= cache), None)
+        candidates = (b for b in buckets(self._settings) if b.canvases == canvases)
+        bucket = next((b for b in candidates if b.rows >= rows and b.cache >= cache), None)
         if bucket is None:
             raise ValueError(
                 f"a forward of {rows} rows against {cache} cached positions is beyond the buckets "
@@ -93,13 +93,13 @@ class Exported:
 
 
 def _packing(file: File) -> str:
-    """Names what packed weights depend on: the weights, the CPU's kernels and who packed them."""
+    """Hashes the inputs of packing: the weights, the CPU's instruction set, LiteRT's version."""
     parts = file.sha256, this_cpu(), litert_runtime().__version__
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
 def _require_consistent(manifest: Manifest, folder: Path) -> None:
-    """Raises ValueError unless the files hold what the model's shape needs."""
+    """Raises ValueError unless the files have the sizes and layers of the model."""
     config, dtype = manifest.model, manifest.embedding_dtype
     size = config.vocab_size * config.width * np.dtype(dtype).itemsize
     require(
@@ -107,7 +107,8 @@ def _require_consistent(manifest: Manifest, folder: Path) -> None:
         f"{folder / manifest.embedding.name} has {manifest.embedding.bytes} bytes; allowed: "
         f"{size}, for {config.vocab_size} by {config.width} numbers in {dtype}",
     )
-    starts, stops = ([getattr(each, end) for each in manifest.shards] for end in ("start", "stop"))
+    starts = [shard.start for shard in manifest.shards]
+    stops = [shard.stop for shard in manifest.shards]
     require(
         [*starts, config.n_layers] == [0, *stops] and all(map(int.__lt__, starts, stops)),
         f"shards of {folder / MANIFEST} have layers from {starts} to {stops}; allowed: each of the "
@@ -116,12 +117,13 @@ def _require_consistent(manifest: Manifest, folder: Path) -> None:
     require_counts(manifest, "head_chunk")
 
 
-class EmulatedExport(Exported):
-    """A `Program` from a calibration export: embedding and head on the CPU, layers on the NPU of
-    the first phone that it was compiled for."""
+class EmulatedExport(ExportedProgram):
+    """A `Program` from a calibration export: embedding and head on the CPU, layers on the emulated
+    NPU of the first phone of the export."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises the errors of `Exported`, and ValueError for a folder without single buckets."""
+        """Raises the errors of `ExportedProgram`, and ValueError for a folder without buckets for
+        the emulator."""
         manifest = Manifest.load(folder)
         require_qnn()
         require(
@@ -131,13 +133,13 @@ class EmulatedExport(Exported):
         )
         super().__init__(folder)
         soc = manifest.contexts[0]["soc"]
-        mine = [each for each in manifest.contexts if each["soc"] == soc]
-        self._layers = [range(each["start"], each["stop"]) for each in mine]
+        contexts = [context for context in manifest.contexts if context["soc"] == soc]
+        self._layers = [range(context["start"], context["stop"]) for context in contexts]
         self._emulator = cache(
             lambda *bucket: Emulator(read_context(folder / emulated_name(soc, *bucket)))
         )
 
     def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
         bucket, _ = super().body(rows, cache, canvases)
-        shards = [Shard(each, self._emulator(i, bucket)) for i, each in enumerate(self._layers)]
+        shards = [Shard(layers, self._emulator(i, bucket)) for i, layers in enumerate(self._layers)]
         return bucket, shards

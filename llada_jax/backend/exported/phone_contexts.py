@@ -1,10 +1,10 @@
-"""Context binaries for phones, as part of an export.
+"""Compiles the context binaries for phones' NPUs, as part of an export.
 
     context-SM8750-00.bin   a shard of layers, every bucket a graph, one copy of the weights
 
-The compiler starts from float32 files, so a context holds as many layers as 2 GB of float32: two of
-LLaDA-8B's. A binary whose graphs share weights cannot be emulated; its twin of one bucket, made the
-same way by the same compiler, is.
+The compiler reads float32 files of less than 2 GB, so a context holds few layers of a large model:
+two of LLaDA-8B. Graphs that share weights cannot be emulated; so a context of one bucket, made in
+the same way by the same compiler, is emulated and compared with JAX instead.
 """
 
 import tempfile
@@ -26,11 +26,11 @@ from llada_jax.backend.steps import body_step, resized
 from llada_jax.config import STATIC_PRECISIONS, require
 from llada_jax.io import atomic
 
-_A16_BROKEN_ROWS = 16
+_A16_BROKEN_ROWS = 16  # QNN 2.50 computes int16 activations wrongly for this number of rows
 
 
 def check_phones(export: Export) -> None:
-    """Raises the errors of `EmulatedNpu`, and ValueError for what cannot be compiled."""
+    """Raises the errors of `EmulatedNpu`, and ValueError for models that cannot be compiled."""
     precision, shards = export.settings.phones.precision, float32_shards(export.model)
     static = precision in STATIC_PRECISIONS
     EmulatedNpu(precision=precision, samples=export.samples)
@@ -48,7 +48,7 @@ def check_phones(export: Export) -> None:
 
 
 def compile_for_phones(unfinished: UnfinishedExport, export: Export) -> Iterator[dict[str, Any]]:
-    """Yields each binary's entry in the manifest, compiled unless it is there already."""
+    """Yields the manifest's entry of each binary, which is compiled unless it exists already."""
     folder, finished, phones = unfinished.folder, unfinished.contexts, export.settings.phones
     buckets = [bucket for bucket in export.buckets if bucket.canvases == 1]
     for index, layers in enumerate(float32_shards(export.model) if phones.socs else []):
@@ -63,16 +63,16 @@ def compile_for_phones(unfinished: UnfinishedExport, export: Export) -> Iterator
                 words = f"layers {layers.start}-{layers.stop - 1}"
                 for soc, name in tqdm(missing.items(), desc=words, unit="SoC"):
                     error = _emulated_error(soc, export, layers) if export.verify else None
-                    made = compile_context(quantized, soc, weight_sharing=True)
-                    entry = _entry(name, layers, made, export, error)
-                    atomic.write_bytes(folder / name, made.context.binary)
-                    atomic.write_bytes(folder / entry["compiled"], made.compiled)
+                    compilation = compile_context(quantized, soc, weight_sharing=True)
+                    entry = _entry(name, layers, compilation, export, error)
+                    atomic.write_bytes(folder / name, compilation.context.binary)
+                    atomic.write_bytes(folder / entry["compiled"], compilation.compiled)
                     unfinished.add_context(name, entry)
         yield from (finished[name] for name in names.values())
 
 
 def _emulated_error(soc: str, export: Export, layers: range) -> float:
-    """Returns the error of one bucket against JAX in float32."""
+    """Returns the error of one bucket on the emulated NPU against JAX in float32."""
     bucket, precision = export.buckets[0], export.settings.phones.precision
     step = body_step(export.model, layers, bucket)
     if export.samples:
@@ -80,32 +80,32 @@ def _emulated_error(soc: str, export: Export, layers: range) -> float:
     else:
         inputs = verify.example(export.model, layers, bucket)
     stored = verify.StoredWeights(export.weights, "float32")
-    wanted = verify.reference(export.model, layers, bucket, inputs, stored)["hidden"]
+    expected = verify.reference(export.model, layers, bucket, inputs, stored)["hidden"]
     npu = EmulatedNpu(soc, precision, export.samples)
-    found = npu.compile([step], export.weights)[step.name].run(inputs)["hidden"]
-    error = verify.relative_error(found, wanted)
+    actual = npu.compile([step], export.weights)[step.name].run(inputs)["hidden"]
+    error = verify.relative_error(actual, expected)
     verify.require_close(error, precision, f"the context for {soc}, layers {layers},")
     return error
 
 
 def _entry(
-    name: str, layers: range, made: Compilation, export: Export, error: float | None
+    name: str, layers: range, compilation: Compilation, export: Export, error: float | None
 ) -> dict[str, Any]:
     return {
         "file": name,
-        "compiled": f"{Path(name).stem}.tflite",  # of which the context is a slice
-        "soc": made.context.soc,
+        "compiled": f"{Path(name).stem}.tflite",  # contains the context
+        "soc": compilation.context.soc,
         "precision": export.settings.phones.precision,
         "start": layers.start,
         "stop": layers.stop,
         "graphs": [
             graph._asdict()
             | {end: list(map(_tensor_entry, getattr(graph, end))) for end in ("inputs", "outputs")}
-            for graph in made.context.graphs
+            for graph in compilation.context.graphs
         ],
-        "ddr_bytes": {name: t._asdict() for name, t in made.traffic.items()},
-        "compile_seconds": round(made.seconds, 2),
-        "qnn_version": made.qnn_version,
+        "ddr_bytes": {name: t._asdict() for name, t in compilation.traffic.items()},
+        "compile_seconds": round(compilation.seconds, 2),
+        "qnn_version": compilation.qnn_version,
         "emulated_error": error,
     }
 

@@ -1,14 +1,14 @@
-"""Compares what an export wrote with JAX, on the very numbers that the files store.
+"""Compares the files of an export with JAX, which computes with the numbers that the files store.
 
-Here, one reference serves every bucket: the smallest one's rows, against as many cached positions;
-in a larger bucket they run beside padding. It goes layer by layer, and so holds the float32 weights
-of one at a time. A phone compares with golden-<graph>.tar:
+On this machine, one reference serves every bucket: the rows and cached positions of the smallest,
+which larger buckets run with padding. It is computed layer by layer, so that only one layer's
+float32 weights are in memory. A phone compares with golden-<graph>.tar instead:
 
-signatures           a line each: number, name, and the largest error that its precision explains
+signatures           one line each: number, name, and the largest error expected of its precision
 <signature>/x.raw    an input in float32, as LiteRT's run_model and QNN's qnn-net-run read it
-<signature>/outputs  what JAX makes of the inputs: number of the output, of the element, value
+<signature>/outputs  JAX's outputs: number of the output, index of the element, value
 
-Of each output there are the elements that run_model prints: the first, middle and last `SHOWN`.
+Outputs list only the elements that run_model prints: the first, middle and last `SHOWN`.
 """
 
 import io
@@ -27,22 +27,22 @@ from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.protocol import Bucket, Executable, Step, Weights
 from llada_jax.backend.qnn.context import read_tflite, signatures
 from llada_jax.backend.steps import body_step, bucket_of, head_chunks, head_step, padded, resized
-from llada_jax.backend.weights import pieces_of, restore, store, stored_as
+from llada_jax.backend.weights import pieces_of, restore, storage_spec, store
 from llada_jax.config import ModelConfig, Quant
 from llada_jax.io import atomic
 from llada_jax.model.layers import rotation
 
 _TOLERANCE = {"float32": 1e-3, "fp16": 0.03}
-"""Largest root-mean-square error, relative to the reference's own; else `_QUANTIZED`."""
+"""Largest relative root-mean-square error allowed, by format; `_QUANTIZED` for all others."""
 _QUANTIZED = 0.15
-"""Activations of 8 bits add about 1 % a layer."""
+"""Rounding activations to 8 bits adds an error of about 1 % per layer."""
 SHOWN = 64
-"""The script's `--sample_size`."""
+"""The `--sample_size` that the script passes to run_model."""
 
 
 def example(model: ModelConfig, layers: range, bucket: Bucket) -> dict[str, np.ndarray]:
-    """Returns a body step's inputs: noise of the size that a norm leaves, everything live. Caches
-    are among them where they are empty, for larger buckets."""
+    """Returns inputs of a body step: noise with the scale of normalised hidden states, everything
+    visible. Empty caches are included, so that `resized` can extend them."""
     inputs = noise(body_step(model, layers, replace(bucket, cache=max(1, bucket.cache))))
     caches = {
         name: array[:, : bucket.cache]
@@ -68,15 +68,16 @@ def reference(
         one = range(layer, layer + 1)
         step = body_step(model, one, bucket)
         weights = {name: stored.array(name, shape) for name, shape in step.weights.items()}
-        mine = {name: inputs[name] for name in step.inputs} | {"hidden": outputs["hidden"]}
-        outputs |= {n: np.asarray(a) for n, a in jax.jit(step.function)(weights, mine).items()}
+        step_inputs = {name: inputs[name] for name in step.inputs} | {"hidden": outputs["hidden"]}
+        results = jax.jit(step.function)(weights, step_inputs)
+        outputs |= {name: np.asarray(array) for name, array in results.items()}
     return outputs
 
 
 def head_logits(
     model: ModelConfig, hidden: np.ndarray, stored: "StoredWeights", chunk: int | None = None
 ) -> np.ndarray:
-    """Returns logits [R, V], or those of one chunk, with one chunk's weights in memory."""
+    """Returns logits [R, V], or of one chunk, holding one chunk's weights."""
     parts = list(head_step(model, len(hidden)).weights.items())
     some = parts if chunk is None else [parts[chunk]]
     return np.concatenate([hidden @ stored.array(*part).T for part in some], axis=1)
@@ -88,29 +89,29 @@ def confidence_of(logits: np.ndarray) -> np.ndarray:
 
 
 class StoredWeights(NamedTuple):
-    """Weights as floats, after the rounding that a file's numbers have."""
+    """Weights as floats, after the rounding of a storage format."""
 
     weights: Weights
     quant: Quant
 
     def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        spec = stored_as(name, shape, self.quant)
+        spec = storage_spec(name, shape, self.quant)
         pieces = store(pieces_of(self.weights, name), spec)
         return np.concatenate([restore(piece, spec) for piece in pieces]).reshape(shape)
 
 
-def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Returns the root-mean-square error over the reference's root mean square."""
-    return float(np.sqrt(((found - wanted) ** 2).mean() / (wanted**2).mean()))
+def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    """Returns the root-mean-square error divided by the root mean square of `expected`."""
+    return float(np.sqrt(((actual - expected) ** 2).mean() / (expected**2).mean()))
 
 
 def tolerance(quant: str) -> float:
-    """Returns the largest error that a way to store weights, or a precision, explains."""
+    """Returns the largest error that a storage format or a precision explains."""
     return _TOLERANCE.get(quant, _QUANTIZED)
 
 
 def require_close(error: float, quant: str, what: str) -> None:
-    """Raises RuntimeError where a file does not compute what JAX does."""
+    """Raises RuntimeError if the error of a file is larger than its format explains."""
     allowed = tolerance(quant)
     if not error <= allowed:
         raise RuntimeError(
@@ -122,16 +123,16 @@ def require_close(error: float, quant: str, what: str) -> None:
 def check_body(
     path: Path, model: ModelConfig, layers: range, buckets: Sequence[Bucket], stored: StoredWeights
 ) -> Iterator[dict[str, Any]]:
-    """Yields each signature's error. Raises RuntimeError for one that is too large."""
+    """Yields each signature's error. Raises RuntimeError if one is too large."""
     small = Bucket(min(b.rows for b in buckets), min(b.cache for b in buckets))
     inputs = example(model, layers, small)
-    wanted = reference(model, layers, small, inputs, stored)["hidden"]
+    expected = reference(model, layers, small, inputs, stored)["hidden"]
 
     def error(name: str, executable: Executable) -> float:
         bucket = next(b for b in buckets if b.name == name)
         hidden = executable.run(resized(inputs, bucket))["hidden"]
-        found = hidden.reshape(bucket.canvases, bucket.rows, -1)[:, : small.rows]
-        return relative_error(found, wanted)
+        actual = hidden.reshape(bucket.canvases, bucket.rows, -1)[:, : small.rows]
+        return relative_error(actual, expected)
 
     return _checked(path, stored, error)
 
@@ -139,7 +140,7 @@ def check_body(
 def check_head(
     path: Path, model: ModelConfig, rows: Sequence[int], stored: StoredWeights
 ) -> Iterator[dict[str, Any]]:
-    """Yields errors of logits and confidences. Raises RuntimeError as `check_body`."""
+    """Yields the errors of logits and confidences. Raises RuntimeError as `check_body`."""
     count = min(rows)
     hidden = np.random.default_rng(0).standard_normal((count, model.width), np.float32)
     logits = head_logits(model, hidden, stored)
@@ -168,35 +169,35 @@ def _checked(
 
 
 class Golden(NamedTuple):
-    """Arrays by name, float32; ids are not among the outputs."""
+    """Inputs and outputs of a signature by name, float32; ids are not among the outputs."""
 
     inputs: Mapping[str, np.ndarray]
     outputs: Mapping[str, np.ndarray]
 
 
 def golden_body(model: ModelConfig, layers: range, bucket: Bucket, stored: StoredWeights) -> Golden:
-    """Returns noise in every row, and the layers' outputs; all canvases have the same."""
+    """Returns noise in every row, equal for all canvases, and the layers' outputs."""
     alone = replace(bucket, canvases=1)
     inputs = example(model, layers, alone)
     outputs = reference(model, layers, alone, inputs, stored)
     tiled = {
-        name: np.concatenate([each] * bucket.canvases, axis=int(name != "hidden"))
-        for name, each in outputs.items()
+        name: np.concatenate([array] * bucket.canvases, axis=int(name != "hidden"))
+        for name, array in outputs.items()
     }
     return Golden(resized(inputs, bucket), tiled)
 
 
 def golden_head(model: ModelConfig, rows: int, chunk: int | None, stored: StoredWeights) -> Golden:
-    """Returns noise, and the logits of one chunk of the vocabulary, or the confidences of all."""
+    """Returns noise, and the logits of one chunk of the vocabulary or the confidence over all."""
     hidden = np.random.default_rng(0).standard_normal((rows, model.width), np.float32)
     inputs = {"hidden": hidden, "penalty": np.zeros(model.vocab_size, np.float32)}
     logits = head_logits(model, hidden, stored, chunk)
-    chosen = {"confidence": confidence_of(logits)} if chunk is None else {"logits": logits}
-    return Golden(inputs, chosen)
+    outputs = {"confidence": confidence_of(logits)} if chunk is None else {"logits": logits}
+    return Golden(inputs, outputs)
 
 
 def golden_step(model: ModelConfig, step: Step, stored: StoredWeights) -> Golden:
-    """Returns those of layers from the first on, or of a single product."""
+    """Returns golden data of a step of layers from the first on, or of a single product."""
     if "bias" in step.inputs:
         layers = range(sum(name.startswith("keys_") for name in step.inputs))
         return golden_body(model, layers, bucket_of(step), stored)
@@ -206,7 +207,7 @@ def golden_step(model: ModelConfig, step: Step, stored: StoredWeights) -> Golden
 
 
 def noise(step: Step) -> dict[str, np.ndarray]:
-    """Returns inputs of a step."""
+    """Returns random inputs of a step."""
     rng = np.random.default_rng(0)
     return {name: rng.standard_normal(shape, np.float32) for name, shape in step.inputs.items()}
 
@@ -214,7 +215,8 @@ def noise(step: Step) -> dict[str, np.ndarray]:
 def write_golden(
     path: Path, graph: Path, allowed: float, cases: Mapping[str, Callable[[], Golden]]
 ) -> None:
-    """Writes the file of a graph, numbered as in run_model: signatures, outputs of a subgraph."""
+    """Writes the file of a graph. Signatures and outputs have run_model's numbers: the order of
+    signatures, and of outputs in the subgraph."""
     model, _ = read_tflite(graph)
     lines = []
     with atomic.new_file(path) as part, tarfile.open(part, "w") as archive:
@@ -222,9 +224,10 @@ def write_golden(
             name = signature.signatureKey.decode()
             lines.append(f"{number} {name} {allowed}\n")
             golden = cases[name]()
-            for each, array in golden.inputs.items():
-                _add(archive, f"{name}/{each}.raw", np.asarray(array, np.float32).tobytes())
-            names = {each.tensorIndex: each.name.decode() for each in signature.outputs}
+            for input_name, array in golden.inputs.items():
+                raw = np.asarray(array, np.float32).tobytes()
+                _add(archive, f"{name}/{input_name}.raw", raw)
+            names = {output.tensorIndex: output.name.decode() for output in signature.outputs}
             shown = _shown([names[index] for index in subgraph.outputs], golden.outputs)
             _add(archive, f"{name}/outputs", "".join(shown).encode())
         _add(archive, "signatures", "".join(lines).encode())
@@ -232,14 +235,15 @@ def write_golden(
 
 def _shown(order: Sequence[str], outputs: Mapping[str, np.ndarray]) -> Iterator[str]:
     for number, name in enumerate(order):
+        # Ids are left out (see `Golden`).
         if name in outputs:
             flat = np.asarray(outputs[name]).reshape(-1)
-            places = np.arange(flat.size)
+            indices = np.arange(flat.size)
             if flat.size > 2 * SHOWN:
                 middle = flat.size // 2 - SHOWN // 2
-                places = np.r_[:SHOWN, middle : middle + SHOWN, flat.size - SHOWN : flat.size]
-            for place in np.unique(places):
-                yield f"{number} {place} {flat[place]:.9g}\n"
+                indices = np.r_[:SHOWN, middle : middle + SHOWN, flat.size - SHOWN : flat.size]
+            for index in np.unique(indices):
+                yield f"{number} {index} {flat[index]:.9g}\n"
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -1,16 +1,16 @@
-"""A model as a folder of `.tflite` files that phones and this machine run.
+"""Writes a model as a folder of `.tflite` files that phones and this machine can run.
 
-    shard-00.tflite ...   layers, some hundred megabytes to 2 GB each, every bucket a signature
+    shard-00.tflite ...   layers, some hundred megabytes to 2 GB each, a signature for every bucket
     head.tflite           scores, streamed over the vocabulary
     embedding.bin         [V, D], read row by row
-    context-....bin       the layers for one phone's NPU, where phones are asked for
-    context-....tflite    the same with LiteRT's operator around it
-    manifest.json         what the host passes and does, hashes, versions
-    PUSH.md               how it all gets to a phone
+    context-....bin       the layers for one phone's NPU, if phones are requested
+    context-....tflite    the same, wrapped in LiteRT's operator
+    manifest.json         the host's part of a step, hashes, versions
+    PUSH.md               instructions to copy it to a phone
 
-Weights come tensor by tensor, so the peak of memory is that of the largest one. The folder has its
-name only once it is complete. Until then an interrupted export goes on where it stopped: each file
-that is finished is recorded with the settings it was made with.
+Weights are converted tensor by tensor, so the peak memory is that of the largest tensor. The folder
+gets its final name once it is complete. An interrupted export can be resumed: each finished file is
+recorded together with the settings of the export.
 """
 
 import shutil
@@ -51,16 +51,16 @@ from llada_jax.model.quantize import QuantArray, dequantize
 from llada_jax.text import TOKENIZER_FILES
 
 HEXAGON = {"SM8550": 73, "SM8650": 75, "SM8750": 79, "SM8850": 81}
-"""Version of each chip's NPU, after which QNN's libraries are named."""
+"""Version of each chip's NPU, which is part of the names of QNN's libraries."""
 _TARGET = "/data/local/tmp/llada_jax"
 
 
 def write_export(folder: Path, export: Export) -> Manifest:
-    """Writes the folder, shows progress, and goes on where an interrupted export stopped.
+    """Writes the folder and shows progress; resumes an interrupted export.
 
-    Raises ValueError, before anything is written: for a model that the target cannot take, where
-    the folder exists or another process writes it, where the disk is too small, or where an
-    interrupted export had other settings.
+    Raises ValueError, before anything is written, if the target does not support the model, the
+    folder exists or another process writes it, the disk is too small, or an interrupted export had
+    other settings.
     """
     require_npu()
     _require_new(folder)
@@ -75,19 +75,18 @@ def write_export(folder: Path, export: Export) -> Manifest:
     with locked(folder, folder.with_name(f".{folder.name}{LOCK_FILE}")):
         _require_new(folder)
         unfinished.begin()
-        return _written(unfinished, export, shards, size)
+        return _write_files(unfinished, export, shards, size)
 
 
 def _require_new(folder: Path) -> None:
-    """Raises ValueError where the folder exists."""
     require(not folder.exists(), f"{folder} exists already; allowed: a new folder")
 
 
-def _written(
+def _write_files(
     unfinished: UnfinishedExport, export: Export, shards: Iterable[range], size: int
 ) -> Manifest:
-    about = {"unit": "B", "unit_scale": True, "desc": unfinished.target.name}
-    with tqdm(total=size, initial=unfinished.bytes, **about) as bar:
+    progress = {"unit": "B", "unit_scale": True, "desc": unfinished.target.name}
+    with tqdm(total=size, initial=unfinished.bytes, **progress) as bar:
         bodies = []
         for index, layers in enumerate(shards):
             body = [body_step(export.model, layers, bucket) for bucket in export.buckets]
@@ -126,7 +125,7 @@ def _written(
 
 
 def _check_operations(export: Export) -> None:
-    """Checks the operations of one bucket, which stands for all: they differ in sizes only."""
+    """Checks the operations of one bucket; other buckets differ in sizes only."""
     bucket = export.buckets[0]
     body = body_step(export.model, range(export.model.n_layers), bucket)
     for step in (body, *head_steps(export.model, [bucket.rows])[:2]):
@@ -158,7 +157,7 @@ def _write_embedding(export: Export, bar: tqdm, path: Path) -> None:
 
 
 def _embedding_dtype(export: Export) -> Any:
-    """Returns the stored dtype, if it has two bytes; else that of a loaded model of the kind."""
+    """Returns the dtype of the weights if it has two bytes, else the one of a loaded model."""
     piece = next(export.weights.rows("embedding", 0, 1))
     if not isinstance(piece, QuantArray) and piece.dtype.itemsize == 2:
         return piece.dtype.name
@@ -173,7 +172,7 @@ def _copy_tokenizer(folder: Path, tokenizer: Path | None) -> Iterator[File]:
 
 
 def _push_page(manifest: Manifest, folder: str) -> str:
-    """Returns Markdown: the commands of `adb`, and what each file is for."""
+    """Returns Markdown with the commands of `adb`, and the purpose of each file."""
     target = f"{_TARGET}/{folder}"
 
     def pushes(names: Iterable[str]) -> str:
@@ -189,7 +188,7 @@ def _push_page(manifest: Manifest, folder: str) -> str:
         by_soc.setdefault(context["soc"], []).append(context["compiled"])
     special = {
         *bodies,
-        *(each[name] for each in manifest.contexts for name in ("file", "compiled")),
+        *(context[name] for context in manifest.contexts for name in ("file", "compiled")),
     }
     for_this_machine = ("calibration", "emulated-", "golden-")
     names = [file.name for file in manifest.files if file.name not in special]

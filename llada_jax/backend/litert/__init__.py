@@ -1,1 +1,1 @@
-"""Google's LiteRT: `.tflite` files, and the CPU runtime that runs them."""
+"""Google's LiteRT: writes `.tflite` files, and runs them on the CPU."""

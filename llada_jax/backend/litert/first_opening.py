@@ -1,9 +1,9 @@
-"""The first opening of foreign `.tflite` files, in a process of its own.
+"""Opens untrusted `.tflite` files for the first time in a separate process.
 
-LiteRT follows whatever a file says: a damaged one ends the process that opens it, and there is no
-verifier of more than the flatbuffer's frame. So a child opens each file, packs its weights and runs
-its signatures. What it packed gets its name only then: a packed file says that its `.tflite`, on
-which the hash in the name depends, was opened and run.
+LiteRT trusts a file's content, and a damaged file crashes the process that opens it; verifiers only
+check the flatbuffer's frame. So a child process opens each file, packs its weights and runs its
+signatures, and only then gives the packed file its name. The name depends on the `.tflite` file's
+hash: an existing packed file proves that the `.tflite` file was opened and run.
 """
 
 import os
@@ -16,13 +16,13 @@ from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.io import atomic
 
 _SECONDS, _BYTES_PER_SECOND = 120, 1_000_000
-"""A file that takes longer for its size hangs; whole ones pack a hundred times as fast."""
+"""Time limit: intact files are packed a hundred times as fast as this."""
 
 
 def pack_in_child(packed: Mapping[Path, Path]) -> None:
-    """Opens and runs each file, and packs its weights into the path beside it.
+    """Opens and runs each file, and packs its weights into the path it maps to.
 
-    Raises ValueError that names the file which cannot be opened or run.
+    Raises ValueError that names a file that cannot be opened or run.
     """
     pairs = [str(path) for pair in packed.items() for path in pair]
     try:
@@ -38,7 +38,7 @@ def pack_in_child(packed: Mapping[Path, Path]) -> None:
         end, printed = "it goes on without end", (error.stdout or b"").decode()
     else:
         # Some damaged files make LiteRT call `exit(0)`.
-        if child.returncode == 0 and all(place.exists() for place in packed.values()):
+        if child.returncode == 0 and all(path.exists() for path in packed.values()):
             return
         end, printed = f"its process ended with status {child.returncode}", child.stdout
     for folder in {path.parent for path in packed.values()}:

@@ -1,4 +1,4 @@
-"""The optional packages of the extra `npu`, imported when they are used."""
+"""Imports the optional packages of the extra `npu`, with an error that names the extra."""
 
 from importlib import import_module
 from typing import Any
@@ -18,7 +18,7 @@ def _modules(package: str, *names: str) -> list[Any]:
 
 
 def require_npu() -> None:
-    """Raises ImportError unless all that the backend `litert` needs is installed."""
+    """Raises ImportError unless all packages for the backend `litert` are installed."""
     litert_converter()
     litert_schema()
     litert_runtime()
@@ -36,7 +36,7 @@ def litert_schema() -> Any:
 
 
 def litert_runtime() -> Any:
-    """Returns LiteRT's package with the modules that run files."""
+    """Returns LiteRT's package, with the submodules for running files imported."""
     names = ("compiled_model", "cpu_options", "environment", "hardware_accelerator", "options")
     _modules("ai-edge-litert", *names, "tensor_buffer")
     return import_module("ai_edge_litert")

@@ -1,7 +1,7 @@
-"""Google's LiteRT on the CPU: `.tflite` files through `CompiledModel`, weights packed once.
+"""Runs `.tflite` files on the CPU with Google's LiteRT (`CompiledModel`).
 
-Inputs and outputs are written and read in LiteRT's own memory. Its Python interface only copies, so
-the addresses of its buffers come from the C interface of the same library.
+Inputs and outputs are NumPy arrays that share LiteRT's buffers. LiteRT's Python interface can only
+copy, so the addresses of its buffers come from the C interface of the same library.
 """
 
 import ctypes
@@ -28,10 +28,11 @@ _POINTERS = {"float32": ctypes.c_float, "int32": ctypes.c_int32}
 
 
 class LiteRT:
-    """The backend. What it opens shares host buffers: an input of one step serves another one."""
+    """The backend. All files that it opens share host buffers, so the output of a step can be the
+    input of another one without a copy."""
 
     def __init__(self, quant: Quant = "float32"):
-        """Takes as many threads as this process has cores."""
+        """Uses as many threads as this process has cores."""
         self._quant: Quant = quant
         self._runtime = litert_runtime()
         self._buffers = _HostBuffers()
@@ -46,11 +47,11 @@ class LiteRT:
             return {**self.open(path)}
 
     def open(self, path: Path, packed: Path | None = None) -> dict[str, "_Signature"]:
-        """Opens a `.tflite` file: its executables by signature.
+        """Opens a `.tflite` file, and returns its executables by signature.
 
-        `packed` is a file that keeps the weights in the order of the CPU's kernels: the first
-        opening writes it, later ones map it into memory and leave the weights in `path` alone. It
-        must belong to this very file: LiteRT does not check.
+        `packed` is a file for the weights in the order of the CPU's kernels: the first opening
+        writes it, later ones map it into memory and do not read the weights in `path`. It must
+        belong to exactly this file, which LiteRT does not check.
         """
         runtime = self._runtime
         cpu = runtime.cpu_options.CpuOptions(
@@ -68,8 +69,8 @@ class LiteRT:
 
 @cache
 def _environment() -> Any:
-    """Makes one for the process. LiteRT writes to stderr whenever it makes one, and makes another
-    for itself at the first look at a buffer, so that happens here too."""
+    """Returns the process's only environment. LiteRT writes to stderr whenever it makes one, and it
+    makes a second one when a buffer is first inspected, so that is done here as well."""
     runtime = litert_runtime()
     with silenced("LiteRT"):
         memory = np.zeros(16, np.float32)
@@ -78,7 +79,7 @@ def _environment() -> Any:
 
 
 class _HostBuffers:
-    """LiteRT's buffers as NumPy arrays that share their memory."""
+    """Finds the NumPy array of a LiteRT buffer, and the buffer of such an array."""
 
     def __init__(self) -> None:
         folder = Path(litert_runtime().__file__).parent
@@ -90,7 +91,7 @@ class _HostBuffers:
         self._owners: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
     def array(self, buffer: Any, details: Mapping[str, Any]) -> np.ndarray:
-        """Returns the buffer's memory as `details` have it; it lives as long as the array."""
+        """Returns the buffer's memory as an array, which keeps the buffer alive."""
         address = ctypes.c_void_p()
         handle = ctypes.c_void_p(self._pointer(buffer.capsule, _CAPSULE))
         status = self._host_memory(handle, ctypes.byref(address))
@@ -100,26 +101,26 @@ class _HostBuffers:
         memory = kind.from_address(address.value)
         memory.owner = buffer
         array = np.frombuffer(memory, memory._type_).reshape(details["shape"])
-        self._owners[_place(array)] = buffer
+        self._owners[_key(array)] = buffer
         return array
 
     def owner(self, array: np.ndarray) -> Any | None:
-        """Returns the buffer whose memory the array is, if there is one."""
-        return self._owners.get(_place(array))
+        """Returns the buffer with the memory of this array, or None for other arrays."""
+        return self._owners.get(_key(array))
 
 
-def _place(array: np.ndarray) -> tuple[Any, ...]:
-    """Returns what tells a buffer's whole array from its views, which may begin at its address."""
+def _key(array: np.ndarray) -> tuple[Any, ...]:
+    """Identifies a buffer's whole array; a view may begin at the same address."""
     return array.ctypes.data, array.shape, array.strides, array.dtype
 
 
 class _Signature:
-    """One step of a file: an `Executable`."""
+    """One signature of a file, as an `Executable`."""
 
     def __init__(self, model: Any, name: str, io: Mapping[str, Sequence[str]], host: _HostBuffers):
         self._model, self._name, self._buffers = model, name, host
         self.inputs = list(io["inputs"])
-        self._own: dict[str, np.ndarray] = {}
+        self._copies: dict[str, np.ndarray] = {}
         self._outputs = {o: model.create_output_buffer_by_name(name, o) for o in io["outputs"]}
         details = model.get_output_tensor_details(name)
         self._views = {o: host.array(buffer, details[o]) for o, buffer in self._outputs.items()}
@@ -137,10 +138,11 @@ class _Signature:
         return self._views
 
     def _buffer_of(self, name: str, array: np.ndarray) -> Any:
+        """Returns the array's own buffer, or one to which the array is copied."""
         owner = self._buffers.owner(array)
         if owner is not None:
             return owner
-        if name not in self._own:
-            self._own[name] = self.allocate(name)
-        self._own[name][...] = array
-        return self._buffers.owner(self._own[name])
+        if name not in self._copies:
+            self._copies[name] = self.allocate(name)
+        self._copies[name][...] = array
+        return self._buffers.owner(self._copies[name])

@@ -1,9 +1,9 @@
-"""StableHLO to a `.tflite` file: conversion without weights, then the weights streamed in.
+"""Writes StableHLO as a `.tflite` file: conversion without weights, then the weights streamed in.
 
-The converter sees each weight as an input of the graph, so a layer of LLaDA-8B converts in a tenth
-of a second. The graph is then edited: such an input becomes a constant, float32 or integers with
-scales, whose numbers lie behind the flatbuffer in the same file. They are written tensor by tensor;
-no copy of the model ever exists in memory. Steps that are converted together share their weights.
+The converter sees each weight as an input of the graph, so a layer of LLaDA-8B is converted in a
+tenth of a second. Then the graph is edited: these inputs become constants, float32 or integers with
+scales, whose numbers are stored after the flatbuffer in the same file. They are written tensor by
+tensor, so no copy of the model is ever in memory. Steps in the same file share their weights.
 """
 
 import math
@@ -28,9 +28,9 @@ _IDENTIFIER = b"TFL3"
 
 
 def convert(steps: Sequence[Lowered]) -> bytes:
-    """Converts some steps to one flatbuffer with a signature for each; weights are inputs.
+    """Converts steps to one flatbuffer with a signature for each; weights are inputs.
 
-    Raises RuntimeError with the converter's words where it fails.
+    Raises RuntimeError with the converter's message if it fails.
     """
     ir, passes, stablehlo, api = litert_converter()
     context = ir.Context()
@@ -53,7 +53,7 @@ def convert(steps: Sequence[Lowered]) -> bytes:
 
 
 def _rename_functions(ir: Any, module: Any, prefix: str) -> None:
-    """Gives functions names that stay apart when modules are merged."""
+    """Makes the names of functions unique, because modules are merged."""
 
     def rename(op: Any) -> Any:
         for role in ("callee", "decomposition"):
@@ -70,9 +70,9 @@ def _rename_functions(ir: Any, module: Any, prefix: str) -> None:
 
 
 def file_bytes(specs: Mapping[str, LoweredWeight], signatures: int = 1) -> int:
-    """Estimates how long a file with these weights gets, where so many signatures use them.
+    """Estimates the size of a file with these weights, used by this number of signatures.
 
-    Scales and zero points of rows (12 bytes) stand in each graph, scales of blocks (2) once.
+    Scales and zero points of rows (12 bytes) are stored in each graph, scales of blocks (2) once.
     """
     return sum(
         _stored_bytes(spec) + _n_scales(spec) * (12 * signatures if spec.group is None else 2)
@@ -83,9 +83,9 @@ def file_bytes(specs: Mapping[str, LoweredWeight], signatures: int = 1) -> int:
 def write(
     path: Path, steps: Sequence[Lowered], weights: Weights, progress: tqdm | None = None
 ) -> None:
-    """Writes some steps with their weights, each once; the file appears once it is complete.
+    """Writes steps with their weights, each weight once; the file is written atomically.
 
-    Raises ValueError where the file would reach 2 GiB.
+    Raises ValueError if the file would reach 2 GiB.
     """
     specs = {name: spec for step in steps for name, spec in step.weights.items()}
     constants = _Constants(litert_schema().ModelT.InitFromPackedBuf(convert(steps), 0), specs)
@@ -103,9 +103,11 @@ def write(
                 scales.append(scale)
                 if progress is not None:
                     progress.update(numbers.nbytes)
-            given, wanted = file.tell() - offset, _stored_bytes(specs[name])
-            shape = list(specs[name].shape)
-            require(given == wanted, f"{name} gave {given} bytes; expected: {wanted} for {shape}")
+            n_bytes, expected = file.tell() - offset, _stored_bytes(specs[name])
+            require(
+                n_bytes == expected,
+                f"{name} gave {n_bytes} bytes; expected: {expected} for {list(specs[name].shape)}",
+            )
             constants.set_scales(name, scales)
         file.truncate()
         file.seek(0)
@@ -123,7 +125,7 @@ def _n_scales(spec: LoweredWeight) -> int:
 
 
 class _Constants:
-    """The weights of a graph on their way from inputs to constants behind the flatbuffer."""
+    """Turns the weights of a graph from inputs into constants stored after the flatbuffer."""
 
     def __init__(self, model: Any, specs: Mapping[str, LoweredWeight]):
         self._schema = litert_schema()
@@ -143,7 +145,8 @@ class _Constants:
     def _to_constant(self, graph: Any, tensor: Any, name: str) -> None:
         types, spec = self._schema.TensorType, self._specs[name]
         if name not in self._buffers:
-            # Placeholders of the final width; 0 and 1 would mean that the buffer has no offset.
+            # The offset is set in `lay_out`. The placeholder has the final width, so that the
+            # flatbuffer's length is final; 0 and 1 would mean that the buffer has no offset.
             self._buffers[name] = self._new_buffer(offset=MAX_FILE_BYTES, size=_stored_bytes(spec))
         tensor.buffer = self._buffers[name][0]
         if spec.bits == 32:
@@ -181,7 +184,7 @@ class _Constants:
         return len(self._model.buffers) - 1, buffer
 
     def lay_out(self) -> tuple[dict[str, int], int]:
-        """Gives each weight its place in the file; returns the offsets, and where the last ends."""
+        """Assigns each weight an offset in the file; returns the offsets and the file's size."""
         end = _aligned(len(self.packed()))
         offsets = {}
         for name, (_, buffer) in self._buffers.items():
@@ -200,7 +203,7 @@ class _Constants:
                 quantization.scale = scale
 
     def packed(self) -> bytes:
-        """Packs the flatbuffer; its length does not depend on the values of scales and offsets."""
+        """Serialises the flatbuffer; its length does not depend on scales and offsets."""
         import flatbuffers
 
         builder = flatbuffers.Builder(1 << 20)

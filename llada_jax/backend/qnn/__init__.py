@@ -1,1 +1,1 @@
-"""Qualcomm's QNN: steps compiled for the Hexagon NPU of Snapdragon phones, and emulated here."""
+"""Qualcomm's QNN: compiles steps for the Hexagon NPU of Snapdragon phones, and emulates it."""

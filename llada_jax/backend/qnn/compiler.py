@@ -1,7 +1,7 @@
-"""`.tflite` files compiled for the Hexagon NPU (HTP) of Snapdragon phones.
+"""Compiles `.tflite` files for the Hexagon NPU (HTP) of Snapdragon phones.
 
-The compiler is LiteRT's Qualcomm plugin on the QNN libraries of the `onnxruntime-qnn` wheel. It
-runs offline, and does not say how long a phone takes.
+The compiler is LiteRT's Qualcomm plugin with the QNN libraries from the `onnxruntime-qnn` wheel. It
+runs offline, and does not estimate how long a phone takes.
 """
 
 import importlib.util
@@ -15,22 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from llada_jax.backend.qnn.context import Context, NpuGraph, left_outside, read_context, require_qnn
+from llada_jax.backend.qnn.context import (
+    Context,
+    NpuGraph,
+    operators_outside_npu,
+    read_context,
+    require_qnn,
+)
 from llada_jax.config import Soc, require_choice
 
 
 class Traffic(NamedTuple):
-    """Bytes between NPU and DRAM in one run of a graph, by the compiler's own account."""
+    """Bytes between NPU and DRAM in one run of a graph, as reported by the compiler."""
 
-    spill: int  # activations that find no room in the NPU's memory
-    fill: int  # and come back
-    write: int  # all that is written, spills included
-    read: int  # all that is read: fills, weights, inputs
+    spill: int  # activations that do not fit the NPU's memory, written
+    fill: int  # and read again
+    write: int  # all writes, including spills
+    read: int  # all reads: fills, weights, inputs
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """A context, and what the compiler said about it."""
+    """A context, and the compiler's report about it."""
 
     context: Context
     traffic: Mapping[str, Traffic]
@@ -40,24 +46,27 @@ class Compilation:
 
     @property
     def compiled(self) -> memoryview:
-        """The whole `.tflite` file, of which the context is a slice."""
+        """The whole `.tflite` file, which contains the context."""
         return memoryview(self.context.binary.obj)
 
 
 def compile_context(tflite: Path, soc: str, *, weight_sharing: bool = False) -> Compilation:
     """Compiles every signature of a .tflite file into a graph of one QNN context.
-    The file is float32 or from `quantize`. `weight_sharing`: one copy of the weights for all
-    signatures, as is right for a phone.
 
-    Raises ImportError without the extra; ValueError for an unknown SoC, and where ops are left that
-    the NPU does not take; RuntimeError with the end of its log where the compiler fails.
+    Args:
+      tflite: A float32 file, or one from `quantize`.
+      soc: Name of the chip.
+      weight_sharing: Store one copy of the weights for all signatures, as is best for a phone.
+
+    Raises ImportError without the extra; ValueError for an unknown SoC, and for operations that the
+    NPU does not support; RuntimeError with the end of its log if the compiler fails.
     """
     require_qnn()
     require_choice("soc", soc, Soc)
     if not tflite.is_file():
         raise FileNotFoundError(f"no file {tflite}")
     with tempfile.TemporaryDirectory(dir=tflite.parent) as folder:
-        out = Path(folder, "compiled.tflite")  # each signature is a single op of the NPU there
+        out = Path(folder, "compiled.tflite")  # each signature is one NPU operation in it
         start = time.perf_counter()
         log = _run_compiler(tflite, out, soc, weight_sharing)
         seconds = time.perf_counter() - start
@@ -73,8 +82,8 @@ def _run_compiler(
 ) -> subprocess.CompletedProcess[str]:
     litert, qnn = _folder("ai_edge_litert"), _folder("onnxruntime_qnn")
     with tempfile.TemporaryDirectory() as stand_in:
-        # The plugin is linked against a library for low-power audio that the wheel lacks and HTP
-        # never calls. Under its name, one that is loaded anyway contents the loader.
+        # The plugin is linked against a library for low-power audio, which the wheel lacks and HTP
+        # never calls. A link to another library under that name satisfies the loader.
         Path(stand_in, "libQnnLpai.so").symlink_to(qnn / "libQnnSystem.so")
         folders = [str(qnn), stand_in, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         command = [
@@ -101,14 +110,14 @@ def _run_compiler(
 
 
 def _folder(package: str) -> Path:
-    """Returns where a package lies, without importing it."""
+    """Returns a package's folder without importing it."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
 
 
 def _complaints(log: subprocess.CompletedProcess[str]) -> list[str]:
-    """Returns what the log reports as errors, each once, or else its last lines."""
+    """Returns the errors in the log without duplicates, or its last lines if there are none."""
     lines = [line.strip() for line in (log.stdout + log.stderr).splitlines()]
     errors = [
         re.split(r"<E>|\[ ERROR \]", line)[-1].strip()
@@ -119,7 +128,7 @@ def _complaints(log: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def _check_offloaded(compiled: Path, soc: str, log: subprocess.CompletedProcess[str]) -> None:
-    if outside := [*left_outside(compiled)]:
+    if outside := [*operators_outside_npu(compiled)]:
         complaints = [f"  {line}" for line in _complaints(log)[:6]]
         first = f"{soc} does not take the whole of each signature as one partition:"
         raise ValueError("\n".join([first, *outside, "the compiler says:", *complaints]))
@@ -131,15 +140,15 @@ _COUNTED = {*Traffic._fields}
 
 
 def _traffic(log: str, graphs: Sequence[NpuGraph]) -> dict[str, Traffic]:
-    """Returns traffic by signature: the log names a graph and sums it up before the next one."""
-    found: dict[str, dict[str, int]] = {}
+    """Returns the traffic by signature; in the log, a graph's summary follows its name."""
+    totals: dict[str, dict[str, int]] = {}
     name = ""
     for line in log.splitlines():
-        if begun := _GRAPH.search(line):
-            name = begun[1]
+        if graph := _GRAPH.search(line):
+            name = graph[1]
         elif count := _BYTES.search(line):
-            found.setdefault(name, {})[count[1].removesuffix("_total")] = int(count[2])
-    unknown = [graph.name for graph in graphs if set(found.get(graph.name, ())) != _COUNTED]
+            totals.setdefault(name, {})[count[1].removesuffix("_total")] = int(count[2])
+    unknown = [graph.name for graph in graphs if set(totals.get(graph.name, ())) != _COUNTED]
     if unknown:
         raise RuntimeError(f"the compiler's log has no DDR summary of {', '.join(unknown)}")
-    return {graph.signature: Traffic(**found[graph.name]) for graph in graphs}
+    return {graph.signature: Traffic(**totals[graph.name]) for graph in graphs}

@@ -1,4 +1,4 @@
-"""QNN context binaries, as they lie in a compiled `.tflite` file: graphs, tensors, chips."""
+"""Reads QNN context binaries from compiled `.tflite` files: graphs, tensors, chips."""
 
 import importlib.util
 import mmap
@@ -13,7 +13,7 @@ import numpy as np
 from llada_jax.config import Soc, require, require_choice
 
 SOCS: Mapping[str, int] = {"SM8550": 43, "SM8650": 57, "SM8750": 69, "SM8850": 87}
-"""Snapdragon 8 Gen 2, 8 Gen 3, 8 Elite and 8 Elite Gen 5, by QNN's numbers of their models."""
+"""QNN's model numbers of Snapdragon 8 Gen 2, 8 Gen 3, 8 Elite and 8 Elite Gen 5."""
 
 
 class Tensor(NamedTuple):
@@ -28,7 +28,7 @@ class Tensor(NamedTuple):
 
 
 class NpuGraph(NamedTuple):
-    """A signature as the NPU runs it; arguments on which nothing depends are left out."""
+    """A signature as the NPU runs it; inputs without effect on the outputs are left out."""
 
     signature: str
     name: str  # within its context
@@ -41,18 +41,19 @@ class Context(NamedTuple):
 
     soc: str
     graphs: tuple[NpuGraph, ...]
-    binary: memoryview  # of the file, which may be larger than the memory
+    binary: memoryview  # of the mapped file, which may be larger than memory
 
 
 DISPATCH = "DISPATCH_OP"
-"""The op by which LiteRT hands a compiled graph to the NPU."""
+"""The operator with which LiteRT passes a compiled graph to the NPU."""
 
 _PACKAGES = ("ai_edge_litert", "ai_edge_quantizer", "onnx", "onnxruntime", "onnxruntime_qnn")
 _GLIBC = (2, 35)
 
 
 def require_qnn() -> None:
-    """Raises RuntimeError where QNN has no libraries, ImportError without the extra 'qnn'."""
+    """Raises RuntimeError if QNN has no libraries for this system, ImportError without the extra
+    'qnn'."""
     libc, version = platform.libc_ver()
     recent = libc == "glibc" and tuple(map(int, version.split("."))) >= _GLIBC
     if not recent or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
@@ -67,34 +68,34 @@ def require_qnn() -> None:
 
 
 def read_context(compiled: Path) -> Context:
-    """Returns the context binary in a .tflite of the compiler: one for all signatures.
+    """Returns the only context binary of a compiled .tflite file.
 
-    Raises ImportError without the extra, ValueError for a file that is something else.
+    Raises ImportError without the extra, ValueError for a file of another kind.
     """
     require_qnn()
     from flatbuffers import flexbuffers
 
     model, raw = read_tflite(compiled)
-    graphs, places = [], set()
+    graphs, locations = [], set()
     for signature, subgraph in signatures(model):
         ops = [op_name(model, operator) for operator in subgraph.operators]
         require(ops == [DISPATCH], f"{compiled} has ops that are not compiled for an NPU")
         (operator,) = subgraph.operators
         options = flexbuffers.GetRoot(bytes(operator.customOptions)).AsMap.Value
-        places.add((options["bytecode_offset"], options["bytecode_size"]))
+        locations.add((options["bytecode_offset"], options["bytecode_size"]))
         name = signature.signatureKey.decode()
         inputs = _tensors(subgraph, signature.inputs, operator.inputs)
         outputs = _tensors(subgraph, signature.outputs, operator.outputs)
         graphs.append(NpuGraph(name, options["name"], inputs, outputs))
-    require(len(places) == 1, f"{compiled} has {len(places)} contexts; allowed: one")
-    ((offset, size),) = places
+    require(len(locations) == 1, f"{compiled} has {len(locations)} contexts; allowed: one")
+    ((offset, size),) = locations
     soc = _stamped_soc(model)
     require_choice("soc", soc, Soc)
     return Context(soc, tuple(graphs), memoryview(raw)[offset : offset + size])
 
 
-def left_outside(compiled: Path) -> Iterator[str]:
-    """Yields signatures that are not one partition of the NPU, with what is left beside it."""
+def operators_outside_npu(compiled: Path) -> Iterator[str]:
+    """Yields signatures that are not one partition of the NPU, with the other operators."""
     model, _ = read_tflite(compiled)
     for signature, subgraph in signatures(model):
         ops = Counter(op_name(model, operator) for operator in subgraph.operators)
@@ -106,7 +107,7 @@ def left_outside(compiled: Path) -> Iterator[str]:
 
 
 def read_tflite(path: Path) -> tuple[Any, mmap.mmap]:
-    """Returns a .tflite as the schema's objects, and its bytes, which stay on disk until used.
+    """Returns a .tflite file as the schema's objects, and its bytes, mapped from disk.
 
     Raises ValueError for a file of another kind.
     """
@@ -126,13 +127,13 @@ def signatures(model: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def op_name(model: Any, operator: Any) -> str:
-    """Returns an operator's name, such as FULLY_CONNECTED, or that of a custom op."""
+    """Returns an operator's name, such as FULLY_CONNECTED, or the name of a custom one."""
     from ai_edge_litert.schema_py_generated import BuiltinOperator
 
     code = model.operatorCodes[operator.opcodeIndex]
     if code.customCode:
         return code.customCode.decode()
-    # Old files have the code in a field of eight bits.
+    # Old files have the code in an 8-bit field.
     return _name_in(BuiltinOperator, max(code.builtinCode, code.deprecatedBuiltinCode))
 
 
@@ -143,7 +144,7 @@ def _name_in(enumeration: type, value: int) -> str:
 def _tensors(subgraph: Any, arguments: Any, used: Any) -> tuple[Tensor, ...]:
     from ai_edge_litert.schema_py_generated import TensorType
 
-    found = []
+    tensors = []
     for argument in arguments:
         if argument.tensorIndex in used:
             tensor = subgraph.tensors[argument.tensorIndex]
@@ -153,12 +154,12 @@ def _tensors(subgraph: Any, arguments: Any, used: Any) -> tuple[Tensor, ...]:
                 scale = float(tensor.quantization.scale[0])
                 zero_point = int(tensor.quantization.zeroPoint[0])
             names, shape = (argument.name.decode(), tensor.name.decode()), map(int, tensor.shape)
-            found.append(Tensor(*names, tuple(shape), dtype, scale, zero_point))
-    return tuple(found)
+            tensors.append(Tensor(*names, tuple(shape), dtype, scale, zero_point))
+    return tuple(tensors)
 
 
 def _stamped_soc(model: Any) -> str:
-    """Returns the SoC in LiteRT's stamp, which is two fields of one length: maker and model."""
+    """Returns the SoC in LiteRT's stamp, two fields of equal length: manufacturer and model."""
     stamps = [entry for entry in model.metadata or () if entry.name == b"LiteRtStamp"]
     require(len(stamps) == 1, "the .tflite file lacks LiteRT's stamp")
     stamp = bytes(model.buffers[stamps[0].buffer].data)

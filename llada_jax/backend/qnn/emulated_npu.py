@@ -1,7 +1,7 @@
-"""A Snapdragon's NPU on this machine: compiled for the phone, run by the vendor's emulator.
+"""Emulates a Snapdragon's NPU: steps are compiled for the phone and run by the vendor's emulator.
 
-Slow, and without a word about a phone's speed; but the numbers are the NPU's own: the emulator runs
-the context binaries of phones.
+It is slow, and does not estimate a phone's speed. But the emulator runs the context binaries of
+phones, so the results are numerically equal to the NPU's.
 """
 
 import tempfile
@@ -20,19 +20,20 @@ from llada_jax.backend.silenced import silenced
 from llada_jax.config import STATIC_PRECISIONS, PhoneConfig, require
 
 ROW_BUCKETS = (32, 64, 96, 128)
-"""Few, because each compiles for seconds; 16 rows are wrong with int16 activations (see `qnn`)."""
+"""Few, because each takes seconds to compile; without 16, which is wrong with int16 activations
+(see `qnn`)."""
 
 
 class EmulatedNpu:
-    """The backend. Each step becomes a context binary of its own."""
+    """The backend. Each step becomes a separate context binary."""
 
     def __init__(
         self, soc: str = "SM8750", precision: str = "fp16", samples: Sequence[Inputs] = ()
     ):
-        """Takes a recorder's inputs as `samples`, for a16w8, a8w8 and a16w4.
+        """`samples` are a recorder's inputs, for a16w8, a8w8 and a16w4.
 
-        Raises ValueError for an unknown SoC or precision, or where samples are needed; ImportError
-        or RuntimeError where the extra `qnn` is missing or cannot run.
+        Raises ValueError for an unknown SoC or precision, or if samples are missing; ImportError or
+        RuntimeError if the extra `qnn` is missing or cannot run.
         """
         self._soc, self._phone = soc, PhoneConfig(socs=(soc,), precision=precision)  # pyright: ignore
         require(
@@ -43,7 +44,7 @@ class EmulatedNpu:
         require_qnn()
         self._samples = samples
         self.compiled: dict[str, Compilation] = {}
-        """By step: sizes, seconds, and the compiler's account of DRAM traffic."""
+        """By step: sizes, seconds, and the compiler's report of DRAM traffic."""
 
     def compile(self, steps: Sequence[Step], weights: Weights) -> dict[str, Executable]:
         return {step.name: self._compiled(step, weights) for step in steps}
@@ -52,46 +53,46 @@ class EmulatedNpu:
         with tempfile.TemporaryDirectory() as folder:
             precision = self._phone.precision
             quantized = write_quantized(Path(folder), [step], weights, precision, self._samples)
-            made = self.compiled[step.name] = compile_context(quantized, self._soc)
-            return Emulator(made.context)
+            compilation = self.compiled[step.name] = compile_context(quantized, self._soc)
+            return Emulator(compilation.context)
 
 
 class Emulator:
-    """A context of one graph on QNN's emulator of the NPU: an `Executable`."""
+    """A context with one graph on QNN's emulator of the NPU, as an `Executable`."""
 
     def __init__(self, context: Context) -> None:
-        """Loads the graph. Raises ValueError for several, with which QNN 2.50 ends the process."""
+        """Loads the graph. Raises ValueError for several, which crash the process in QNN 2.50."""
         count = len(context.graphs)
         require(count == 1, f"the context has {count} graphs; allowed: one")
         (self.graph,) = context.graphs
         with tempfile.TemporaryDirectory() as folder, silenced("QNN's emulator"):
             Path(folder, "context.bin").write_bytes(context.binary)
             model = Path(folder, "graph.onnx")
-            model.write_bytes(_wrapped(self.graph, "context.bin"))
+            model.write_bytes(_onnx_model(self.graph, "context.bin"))
             self._session = _session(model, context.soc)
 
     def allocate(self, name: str) -> np.ndarray:
-        tensor = next(each for each in self.graph.inputs if each.argument == name)
+        tensor = next(tensor for tensor in self.graph.inputs if tensor.argument == name)
         return np.zeros(tensor.shape, np.float32)
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns outputs by name for inputs by name, all float32.
 
-        Where the graph itself takes or gives integers, these are converted by its scales. Inputs
-        on which nothing depends may be left out. Raises ValueError for what does not fit.
+        Integer inputs and outputs of the graph are converted with its scales. Inputs without effect
+        on the outputs may be left out. Raises ValueError for missing inputs and wrong shapes.
         """
         graph = self.graph
         missing = [tensor.argument for tensor in graph.inputs if tensor.argument not in arrays]
         require(not missing, f"signature {graph.signature!r} lacks inputs: {', '.join(missing)}")
-        feed = {tensor.name: _stored(tensor, arrays[tensor.argument]) for tensor in graph.inputs}
+        feed = {tensor.name: _quantize(tensor, arrays[tensor.argument]) for tensor in graph.inputs}
         results = self._session.run([tensor.name for tensor in graph.outputs], feed)
         return {
-            tensor.argument: _value(tensor, result)
+            tensor.argument: _dequantize(tensor, result)
             for tensor, result in zip(graph.outputs, results, strict=True)
         }
 
 
-def _stored(tensor: Tensor, value: np.ndarray) -> np.ndarray:
+def _quantize(tensor: Tensor, value: np.ndarray) -> np.ndarray:
     value = np.asarray(value)
     require(
         value.shape == tensor.shape,
@@ -104,17 +105,17 @@ def _stored(tensor: Tensor, value: np.ndarray) -> np.ndarray:
     return np.clip(steps, limits.min, limits.max).astype(tensor.dtype)
 
 
-def _value(tensor: Tensor, stored: np.ndarray) -> np.ndarray:
+def _dequantize(tensor: Tensor, stored: np.ndarray) -> np.ndarray:
     if tensor.scale is None:
         return stored
     return (stored.astype(np.float32) - tensor.zero_point) * np.float32(tensor.scale)
 
 
-def _wrapped(graph: NpuGraph, binary: str) -> bytes:
-    """Returns an ONNX model that is one graph of the context binary in a file of its folder."""
+def _onnx_model(graph: NpuGraph, binary: str) -> bytes:
+    """Returns an ONNX model with one graph of a context binary, a file in the same folder."""
     from onnx import helper
 
-    def described(tensor: Tensor) -> Any:
+    def value_info(tensor: Tensor) -> Any:
         dtype = helper.np_dtype_to_tensor_dtype(tensor.dtype)
         return helper.make_tensor_value_info(tensor.name, dtype, tensor.shape)
 
@@ -130,15 +131,15 @@ def _wrapped(graph: NpuGraph, binary: str) -> bytes:
         partition_name=graph.name,
         source="QNN",
     )
-    inputs, outputs = (list(map(described, each)) for each in (graph.inputs, graph.outputs))
-    wrapped = helper.make_graph([node], "step", inputs, outputs)
+    inputs, outputs = (list(map(value_info, tensors)) for tensors in (graph.inputs, graph.outputs))
+    onnx_graph = helper.make_graph([node], "step", inputs, outputs)
     versions = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(wrapped, opset_imports=versions, ir_version=10)
+    model = helper.make_model(onnx_graph, opset_imports=versions, ir_version=10)
     return model.SerializeToString()
 
 
 def _session(model: Path, soc: str) -> Any:
-    """Opens a session on the emulator. Raises RuntimeError for what the emulator does not take."""
+    """Opens a session on the emulator. Raises RuntimeError if it does not accept the context."""
     import onnxruntime
     import onnxruntime_qnn
 
@@ -149,13 +150,13 @@ def _session(model: Path, soc: str) -> Any:
     options.add_provider_for_devices(_devices(), provider)
     try:
         return onnxruntime.InferenceSession(str(model), options)
-    except Exception as error:  # its own classes have no other base
+    except Exception as error:  # onnxruntime's classes have no other common base
         raise RuntimeError(f"the emulator does not load this context: {error}") from error
 
 
 @cache
 def _devices() -> list[Any]:
-    """Returns the devices of QNN's provider, which a process can register only once."""
+    """Returns the devices of QNN's provider, which can be registered only once per process."""
     import onnxruntime
     import onnxruntime_qnn
 

@@ -1,9 +1,10 @@
-"""Static and dynamic quantization of `.tflite` files, in the forms that the NPU takes.
+"""Static and dynamic quantization of `.tflite` files, in the forms that the NPU supports.
 
-`Precision` says how products with constant weights are computed; the NPU does everything else in
-float16. `int8` is int8 weights with float16 activations. `a16w8` is int16 activations, in ranges
-that recorded inputs fix, with int8 weights; so are the others of that form. The NPU of QNN 2.50
-gets a16 wrong for exactly 16 rows where a product of activations comes before: take another number.
+`Precision` names how products with constant weights are computed; the NPU computes everything else
+in float16. `int8` is int8 weights with float16 activations. `a16w8` is int16 activations, with
+ranges taken from recorded inputs, and int8 weights; the other names have the same form. The NPU of
+QNN 2.50 computes a16 wrongly for exactly 16 rows after a product of activations: use another
+number.
 """
 
 import os
@@ -30,11 +31,11 @@ Samples = Mapping[str, Sequence[Mapping[str, np.ndarray]]]
 
 
 def quantize(tflite: Path, out: Path, precision: Precision, samples: Samples | None = None) -> None:
-    """Quantizes the FULLY_CONNECTED ops with constant weights of a float32 .tflite file: a scale
-    for each output. For fp16 it is copied: the compiler converts float32 itself.
+    """Quantizes the FULLY_CONNECTED ops with constant weights of a float32 .tflite file, with one
+    scale per output. For fp16 the file is copied, because the compiler converts float32 itself.
 
-    `samples` are real inputs of every signature, for a16w8, a8w8 and a16w4. An activation's range
-    is all that it takes in them. Raises ImportError without the extra.
+    `samples` are real inputs of every signature, for a16w8, a8w8 and a16w4; an activation's range
+    is the range of its values in all of them. Raises ImportError without the extra.
     """
     require_qnn()
     with atomic.new_file(out) as part:
@@ -55,7 +56,7 @@ def write_quantized(
     """Writes steps as signatures of one quantized file, and returns its path.
 
     `samples` are recorded inputs of any shape, for the precisions that need them. Raises ValueError
-    for samples of other inputs, and for an operation that the NPU does not take.
+    for samples with other inputs, and for an operation that the NPU does not support.
     """
     lowered = [lower(step) for step in steps]
     for step in lowered:
@@ -67,14 +68,14 @@ def write_quantized(
         needed = sorted(steps[0].inputs)
         for sample in samples:
             require(sorted(sample) == needed, f"a sample has {sorted(sample)}; needed: {needed}")
-        by_step = {step.name: [_fitted(each, step) for each in samples] for step in steps}
+        by_step = {step.name: [_fit(sample, step) for sample in samples] for step in steps}
     quantize(wide, narrow, precision, by_step)
     wide.unlink()
     return narrow
 
 
-def _fitted(sample: Inputs, step: Step) -> Inputs:
-    """Cuts or pads a sample to the rows of a step, and to the cached positions of a body's."""
+def _fit(sample: Inputs, step: Step) -> Inputs:
+    """Cuts or pads a sample to the rows of a step and, for a body, to its cached positions."""
     if "bias" in step.inputs:
         return resized(sample, bucket_of(step))
     rows = {name: shape[0] for name, shape in step.inputs.items()}
@@ -105,8 +106,8 @@ def _quantized(tflite: Path, precision: Precision, samples: Samples) -> bytearra
 def _ranges(tflite: Path, recipe: Any, samples: Any) -> dict[str, Any]:
     """Returns each tensor's lowest and highest value in all samples.
 
-    The quantizer's own way is an average in which the first sample has nearly all the weight, so
-    that values of the others are clipped.
+    The quantizer's default is a moving average in which the first sample has nearly all the weight,
+    so that values of other samples are clipped.
     """
     from ai_edge_quantizer.calibrator import Calibrator
     from ai_edge_quantizer.utils.qsv_utils import min_max_update
@@ -119,13 +120,13 @@ def _ranges(tflite: Path, recipe: Any, samples: Any) -> dict[str, Any]:
 def _repair_signatures(quantized: bytearray, tflite: Path) -> None:
     """Makes signatures name the float32 outputs.
 
-    Where an op that is quantized makes an output that other ops use too, the quantizer appends a
-    dequantized one, but leaves the integers in the signature.
+    If a quantized op has an output that other ops also use, the quantizer appends a dequantized
+    output, but leaves the integer one in the signature.
     """
     from ai_edge_litert.schema_py_generated import Model
 
     before, _ = read_tflite(tflite)
-    places = {
+    positions = {
         (signature.signatureKey, output.name): list(subgraph.outputs).index(output.tensorIndex)
         for signature, subgraph in signatures(before)
         for output in signature.outputs
@@ -134,15 +135,15 @@ def _repair_signatures(quantized: bytearray, tflite: Path) -> None:
     for signature in map(model.SignatureDefs, range(model.SignatureDefsLength())):
         outputs = model.Subgraphs(signature.SubgraphIndex()).OutputsAsNumpy()
         for output in map(signature.Outputs, range(signature.OutputsLength())):
-            right = outputs[places[signature.SignatureKey(), output.Name()]]
-            if output.TensorIndex() != right:
-                # The index is the second field of its table, whose offset stands at 6.
+            correct = outputs[positions[signature.SignatureKey(), output.Name()]]
+            if output.TensorIndex() != correct:
+                # The index is the second field of its table; its offset is at 6 in the vtable.
                 field = output._tab.Pos + output._tab.Offset(6)
-                struct.pack_into("<I", quantized, field, right)
+                struct.pack_into("<I", quantized, field, correct)
 
 
 def _products_of_activations(tflite: Path) -> Iterator[str]:
-    """Yields outputs of FULLY_CONNECTED ops without a constant, as unbatched products become."""
+    """Yields outputs of FULLY_CONNECTED ops without a constant, which unbatched products become."""
     model, _ = read_tflite(tflite)
     for subgraph in model.subgraphs:
         for operator in subgraph.operators or ():

@@ -1,7 +1,7 @@
 """Tasks that need no download: seeded generators with exact verifiers.
 
-A module of this package is a task: it holds a `TASK`, and its file is all there is to add. Another
-distribution adds one by an entry point of the group `llada_jax.tasks`: its name, and the `Task`.
+Each module of this package defines one task as `TASK`; a new file needs no registration. Another
+package adds a `Task` by an entry point in the group `llada_jax.tasks`, under the task's name.
 """
 
 import importlib
@@ -17,8 +17,8 @@ GROUP = "llada_jax.tasks"
 
 def task_names() -> tuple[str, ...]:
     """Returns names of all tasks, sorted."""
-    own = {module.name for module in pkgutil.iter_modules(__path__)}
-    return tuple(sorted(own | entry_points(group=GROUP).names))
+    built_in = {module.name for module in pkgutil.iter_modules(__path__)}
+    return tuple(sorted(built_in | entry_points(group=GROUP).names))
 
 
 @cache
@@ -26,9 +26,11 @@ def load_task(name: str) -> Task:
     """Returns a task by name; ValueError lists the names that exist."""
     names = task_names()
     require(name in names, f"task is {name!r}; allowed: {', '.join(names)}")
-    for added in entry_points(group=GROUP, name=name):
-        found, where = added.load(), added.value
-        kind = type(found).__name__
-        require(isinstance(found, Task), f"{where} is a {kind}; allowed in {GROUP}: a Task")
-        return found
+    for entry_point in entry_points(group=GROUP, name=name):
+        task = entry_point.load()
+        require(
+            isinstance(task, Task),
+            f"{entry_point.value} is a {type(task).__name__}; allowed in {GROUP}: a Task",
+        )
+        return task
     return importlib.import_module(f"{__name__}.{name}").TASK

@@ -1,11 +1,11 @@
-"""Questions with four choices, of which a rule singles out one: our ARC.
+"""Multiple-choice questions with four choices, one of which follows from a rule; similar to ARC.
 
-The rule is told or is common knowledge (days, compass), the facts around it are not to be guessed,
-and the four choices answer the same question: by the choices alone each is as likely as the others.
-The worked answer applies the rule, repeats the choice as it is listed, and ends in its letter.
+The rule is stated or is common knowledge (days, compass), and the facts cannot be guessed. All four
+choices are plausible answers, so that the choices alone do not give the right one away. The worked
+answer applies the rule, repeats the right choice as listed, and ends in its letter.
 
-The key of an item is all that is told, asked and offered, in whatever order of sentences and of
-choices: no such question of the test split occurs in training.
+The key of an item is its facts, question and choices in any order, so no question of the test split
+occurs in training with its sentences or choices rearranged.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from llada_jax.evaluation.wording import DAYS, PEOPLE, sentence, sentences
 
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}  # by difficulty
 SMALLEST_OF_SEQUENCES, LARGEST_OF_SEQUENCES = 6, {0: 24, 1: 50, 2: 99}
-NEAR = 5  # a wrong number is at most so far from the right one
+NEAR = 5  # largest distance of a wrong number from the right one
 DAYS_AWAY = {0: 4, 1: 5, 2: 6}
 DISTRACTIONS = {0: 0, 1: 1, 2: 2}  # sentences that have nothing to do with the question
 
@@ -31,7 +31,7 @@ WORDS = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
 class Puzzle(NamedTuple):
-    """What is told and asked, the choices with the right one first, and the rule applied."""
+    """Facts, question, the choices with the right one first, and the reasoning."""
 
     facts: list[str]
     ask: str
@@ -40,7 +40,7 @@ class Puzzle(NamedTuple):
 
 
 def material(rng: Random, difficulty: int) -> Puzzle:
-    """Asks what a device lifts, which is things of one material only."""
+    """Asks what a device lifts; it lifts only things of one material."""
     device = rng.choice(WORDS["devices"])
     things, materials = rng.sample(WORDS["objects"], 4), rng.sample(WORDS["materials"], 4)
     made = [f"the {thing} is of {stuff}" for thing, stuff in zip(things, materials, strict=True)]
@@ -50,10 +50,10 @@ def material(rng: Random, difficulty: int) -> Puzzle:
 
 
 def within(rng: Random, difficulty: int) -> Puzzle:
-    """Asks which of four numbers lies within a range: any of them, by their order."""
+    """Asks which of four numbers is within a range; any of them, by rank, can be the answer."""
     rule, ask, unit = rng.choice(WORDS["ranges"])
     numbers: list[int] = []
-    ranges: list[list[tuple[int, int]]] = [[]]  # for each number those that hold it and no other
+    ranges: list[list[tuple[int, int]]] = [[]]  # for each number, ranges with no other of the four
     while not all(ranges):
         numbers = sorted(rng.sample(range(2, LARGEST_VALUE[difficulty] + 1), 4))
         edges = [0, *numbers, LARGEST_VALUE[difficulty] + 1]
@@ -61,19 +61,19 @@ def within(rng: Random, difficulty: int) -> Puzzle:
             [(low, high) for low, high in product(range(a + 1, b + 1), range(b, c)) if low < high]
             for a, b, c in zip(edges, numbers, edges[2:], strict=False)
         ]
-    place = rng.randrange(4)
-    low, high = rng.choice(ranges[place])
-    right, *wrong = numbers[place], *numbers[:place], *numbers[place + 1 :]
+    index = rng.randrange(4)
+    low, high = rng.choice(ranges[index])
+    right, *wrong = numbers[index], *numbers[:index], *numbers[index + 1 :]
     choices = [f"{number} {unit}" for number in (right, *wrong)]
     reason = f"{right} is from {low} to {high}"
     return Puzzle([rule.format(low=low, high=high)], ask, choices, reason)
 
 
 def sequence(rng: Random, difficulty: int) -> Puzzle:
-    """Asks for the next number of a sequence with equal steps; any of four, by their order."""
+    """Asks for the next number of an arithmetic sequence; any choice, by rank, can be right."""
     step = rng.randint(2, 5 + 2 * difficulty)
     first = rng.randint(SMALLEST_OF_SEQUENCES, LARGEST_OF_SEQUENCES[difficulty] - 3 * step)
-    numbers = [first + place * step for place in range(4)]
+    numbers = [first + index * step for index in range(4)]
     if rng.random() < 0.5:
         numbers.reverse()
     *shown, right = numbers
@@ -91,16 +91,16 @@ def sequence(rng: Random, difficulty: int) -> Puzzle:
 
 
 def turning(rng: Random, difficulty: int) -> Puzzle:
-    """Asks where someone faces after one turn or two."""
-    who, place = rng.choice(PEOPLE), rng.randrange(4)
-    facts, reasons = [f"{who} faces {COMPASS[place]}"], []
+    """Asks which way someone faces after one or two turns."""
+    who, facing = rng.choice(PEOPLE), rng.randrange(4)
+    facts, reasons = [f"{who} faces {COMPASS[facing]}"], []
     for _ in range(rng.randint(1, 2) if difficulty else 1):
         turn = rng.choice(tuple(TURNS))
-        start, place = place, (place + TURNS[turn]) % 4
+        start, facing = facing, (facing + TURNS[turn]) % 4
         facts.append(f"{who} turns {turn}")
-        reasons.append(f"from {COMPASS[start]} {turn} is {COMPASS[place]}")
-    wrong = [direction for direction in COMPASS if direction != COMPASS[place]]
-    choices = [COMPASS[place], *wrong]
+        reasons.append(f"from {COMPASS[start]} {turn} is {COMPASS[facing]}")
+    wrong = [direction for direction in COMPASS if direction != COMPASS[facing]]
+    choices = [COMPASS[facing], *wrong]
     return Puzzle(facts, f"Where does {who} face now?", choices, " and ".join(reasons))
 
 
@@ -111,13 +111,13 @@ def day(rng: Random, difficulty: int) -> Puzzle:
     path = [DAYS[(today + direction * step) % 7] for step in range(1, count + 1)]
     verb = "will it be" if direction > 0 else "was it"
     wrong = rng.sample([name for name in DAYS if name != path[-1]], 3)
-    told = rng.choice(("today is {}", "it is {} today")).format(DAYS[today])
+    fact = rng.choice(("today is {}", "it is {} today")).format(DAYS[today])
     reason = f"the days are {', '.join(path)}"
-    return Puzzle([told], f"Which day {verb} {when}?", [path[-1], *wrong], reason)
+    return Puzzle([fact], f"Which day {verb} {when}?", [path[-1], *wrong], reason)
 
 
 def signal(rng: Random, difficulty: int) -> Puzzle:
-    """Tells a code of four signals."""
+    """Asks for the meaning of one of four signals."""
     who = rng.choice(PEOPLE)
     colors, actions = rng.sample(WORDS["signals"], 4), rng.sample(WORDS["actions"], 4)
     code = [f"{color} means {action}" for color, action in zip(colors, actions, strict=True)]
@@ -126,7 +126,7 @@ def signal(rng: Random, difficulty: int) -> Puzzle:
 
 
 def definition(rng: Random, difficulty: int) -> Puzzle:
-    """Asks what an invented word for two properties names; choices have both, one or none."""
+    """Asks what an invented word for two properties names; choices have both, one or neither."""
     word = rng.choice(WORDS["invented"])
     size, other_size = rng.sample(WORDS["sizes"], 2)
     shade, other_shade = rng.sample(WORDS["shades"], 2)
@@ -137,23 +137,23 @@ def definition(rng: Random, difficulty: int) -> Puzzle:
 
 
 def price(rng: Random, difficulty: int) -> Puzzle:
-    """Asks for the cheapest or the dearest of four goods."""
+    """Asks for the cheapest or the most expensive of four goods."""
     who, goods = rng.choice(PEOPLE), rng.sample(WORDS["goods"], 4)
     prices = sorted(rng.sample(range(2, LARGEST_VALUE[difficulty] + 1), 4))
     relation = rng.choice(("cheapest", "dearest"))
     if relation == "dearest":
         prices.reverse()
-    told = [f"the {good} costs {cost} dollars" for good, cost in zip(goods, prices, strict=True)]
-    facts = [*rng.sample(told, 4), f"{who} buys the {relation} thing"]
+    costs = [f"the {good} costs {cost} dollars" for good, cost in zip(goods, prices, strict=True)]
+    facts = [*rng.sample(costs, 4), f"{who} buys the {relation} thing"]
     choices = [f"the {good}" for good in goods]
-    return Puzzle(facts, f"What does {who} buy?", choices, f"{told[0]} and is {relation}")
+    return Puzzle(facts, f"What does {who} buy?", choices, f"{costs[0]} and is {relation}")
 
 
 KINDS = material, within, sequence, turning, day, signal, definition, price
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Draws a puzzle and lists its choices in random order; None where the split is another's."""
+    """Draws a puzzle with its choices in random order; None if it belongs to the other split."""
     puzzle = rng.choice(KINDS)(rng, difficulty)
     if not owns(" ".join(sorted([*puzzle.facts, puzzle.ask, *puzzle.choices]))):
         return None
@@ -172,8 +172,8 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Asks for the letters of the other choices too, in random order: many small decisions in
-    place of one."""
+    """Asks for the letters of the other choices as well, in random order, so that a question trains
+    four decisions instead of one."""
     item = draw(rng, difficulty, owns)
     if item is None:
         return None

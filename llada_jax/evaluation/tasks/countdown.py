@@ -1,9 +1,9 @@
-"""Countdown: reach a number from given ones, each used exactly once.
+"""Countdown: reach a number from several numbers, each used exactly once.
 
-Any expression that does so is right. The worked answer computes step by step what its expression,
-after `####`, says at once.
+Every expression that does so is right. The worked answer computes its expression step by step, and
+gives the whole expression after `####`.
 
-The key of an item is the set of its numbers with the number to reach.
+The key of an item is the set of its numbers and the number to reach.
 """
 
 import ast
@@ -19,8 +19,8 @@ from llada_jax.evaluation.task import Item, OwnsKey, Task, final_answer
 
 class CountdownLevel(NamedTuple):
     count: int  # numbers
-    largest: int  # of the numbers
-    largest_value: int  # of every result
+    largest: int  # of the drawn numbers
+    largest_value: int  # of every intermediate result
     symbols: str
 
 
@@ -32,17 +32,17 @@ LEVELS = {
 OPERATORS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
 }  # fmt: skip
-LONGEST_EXPRESSION = 100  # characters; deeper ones are no answer
+LONGEST_EXPRESSION = 100  # characters; `ast.parse` must not get deeply nested text
 
 
 class Term(NamedTuple):
     value: int
     text: str
-    symbol: str = ""  # the last operation of the text, none for a number
+    symbol: str = ""  # the operation applied last; empty for a number
 
 
 def verify(item: Item, text: str) -> bool:
-    """Tells whether the expression after `####` uses each number once and has the value wanted."""
+    """Tells whether the expression after `####` uses each number once and has the target value."""
     expression = final_answer(text).removesuffix(".").partition("=")[0].strip()
     if len(expression) > LONGEST_EXPRESSION:
         return False
@@ -50,12 +50,12 @@ def verify(item: Item, text: str) -> bool:
         value, numbers = _evaluate(ast.parse(expression, mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError):
         return False
-    *given, wanted = map(int, re.findall("[0-9]+", item.question))
-    return Counter(numbers) == Counter(given) and value == wanted
+    *numbers_to_use, target = map(int, re.findall("[0-9]+", item.question))
+    return Counter(numbers) == Counter(numbers_to_use) and value == target
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Draws numbers combined two by two until one is left; None where a result is out of range."""
+    """Draws numbers and combines two at a time until one is left; None if a result is too large."""
     level = LEVELS[difficulty]
     numbers = [rng.randint(1, level.largest) for _ in range(level.count)]
     terms, working = [Term(number, str(number)) for number in numbers], []
@@ -78,7 +78,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
 
 
 def _joined(left: Term, symbol: str, right: Term) -> Term | None:
-    """Returns the operation, with brackets where needed; None unless a positive integer."""
+    """Returns the combined term, with brackets if needed; None unless a positive integer."""
     if symbol == "/" and left.value % right.value:
         return None
     a, b = left.value, right.value

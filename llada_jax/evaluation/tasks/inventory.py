@@ -1,9 +1,10 @@
 """Shelves whose counts follow from each other: long answers that use their own results later on.
 
-A question tells of several shelves. The count of a shelf follows from two numbers, or from that of
-an earlier shelf, which may be far behind it. The worked answer has a sentence for each shelf and
-one for two of them together, over four to eight blocks of 32 tokens. How a sentence opens is free,
-and moves all behind it: a model that is not sure of that has a choice, and makes no error.
+The count of a shelf follows from two numbers, or from the count of an earlier shelf, which may be
+many sentences before it. The worked answer has a sentence for each shelf and one for the sum of two
+shelves, four to eight blocks of 32 tokens in all. Sentences open in different ways of different
+length, which shifts all text after them: a model that is unsure about an opening has a free choice
+there, not an error to make.
 
 The key of an item is its chain of equations.
 """
@@ -20,12 +21,12 @@ SHELVES = {0: 5, 1: 6, 2: 6}  # by difficulty
 LARGEST_VALUE = {0: 10, 1: 20, 2: 99}
 LARGEST_CHANGE = 9
 SMALLEST_VALUE = 2
-OF_ANOTHER = 0.6  # share of shelves, after the first two, that follow from an earlier one
+OF_ANOTHER = 0.6  # share of shelves, after the first two, whose count follows from an earlier one
 FORMS = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
 class Shelf(NamedTuple):
-    """A shelf, the one that it is compared with if any, and what it has before and after."""
+    """A shelf: its place, the shelf it is compared with (or ""), and its count as a sum."""
 
     place: str
     other: str
@@ -42,35 +43,35 @@ class Shelf(NamedTuple):
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Draws shelves and words; None where the split is another's."""
+    """Draws shelves and words; None if the item belongs to the other split."""
     shelves, things = _shelves(rng, difficulty, SHELVES[difficulty]), rng.choice(THINGS)
     one, two = rng.sample(shelves, 2)
     total = one.count + two.count
     equation = f"{one.count}+{two.count}={total}"
     if not owns(" ".join([*(shelf.equation for shelf in shelves), equation])):
         return None
-    facts = [_told(rng, FORMS["facts"], shelf, things) for shelf in shelves]
-    shown = [_told(rng, FORMS["shown"], shelf, things) for shelf in shelves]
-    told = {"place": one.place, "other": two.place, "a": one.count, "b": two.count}
-    shown.append(_said(rng, FORMS["shown"]["together"], sum=equation, things=things, **told))
+    facts = [_shelf_sentence(rng, FORMS["facts"], shelf, things) for shelf in shelves]
+    shown = [_shelf_sentence(rng, FORMS["shown"], shelf, things) for shelf in shelves]
+    words = {"place": one.place, "other": two.place, "a": one.count, "b": two.count}
+    shown.append(_sentence(rng, FORMS["shown"]["together"], sum=equation, things=things, **words))
     ask = f"How many {things} have the {one.place} and the {two.place} shelf together?"
     answer = f"{sentences(shown)}\n{ANSWER_MARK} {total}"
     return Item(f"{sentences(facts)} {ask}", answer, str(total))
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
-    """Asks for what follows from what, of all shelves and without a story."""
+    """Asks for the counts of all shelves in a compact notation, without a story."""
     del owns  # its chains are longer than any item's
     shelves = _shelves(rng, difficulty, len(FORMS["places"]))
-    asked = [f"{shelf.place}={shelf.other or shelf.a}{shelf.change:+d}" for shelf in shelves]
+    relations = [f"{shelf.place}={shelf.other or shelf.a}{shelf.change:+d}" for shelf in shelves]
     known = [f"{shelf.other}={shelf.a}, " if shelf.other else "" for shelf in shelves]
-    told = [f"{shelf.equation}, {shelf.place}={shelf.count}" for shelf in shelves]
-    answer = ". ".join(map("".join, zip(known, told, strict=True)))
-    return Item(f"What follows? {' '.join(asked)}", answer, answer)
+    results = [f"{shelf.equation}, {shelf.place}={shelf.count}" for shelf in shelves]
+    answer = ". ".join(map("".join, zip(known, results, strict=True)))
+    return Item(f"What follows? {' '.join(relations)}", answer, answer)
 
 
 def _shelves(rng: Random, difficulty: int, count: int) -> list[Shelf]:
-    """Draws shelves whose counts stay from `SMALLEST_VALUE` to the difficulty's largest."""
+    """Draws shelves with counts from `SMALLEST_VALUE` to the difficulty's largest."""
     largest = LARGEST_VALUE[difficulty]
     drawn: list[Shelf] = []
     for place in rng.sample(FORMS["places"], count):
@@ -82,14 +83,14 @@ def _shelves(rng: Random, difficulty: int, count: int) -> list[Shelf]:
     return drawn
 
 
-def _told(rng: Random, forms: dict[str, str], shelf: Shelf, things: str) -> str:
+def _shelf_sentence(rng: Random, forms: dict[str, str], shelf: Shelf, things: str) -> str:
     ways = ("more", "less") if shelf.other else ("given", "lost")
     words = {**shelf._asdict(), "b": abs(shelf.change), "c": shelf.count, "sum": shelf.equation}
-    return _said(rng, forms[ways[shelf.change < 0]], things=things, **words)
+    return _sentence(rng, forms[ways[shelf.change < 0]], things=things, **words)
 
 
-def _said(rng: Random, form: str, **words: object) -> str:
-    """Fills in a sentence, and draws how it opens."""
+def _sentence(rng: Random, form: str, **words: object) -> str:
+    """Fills in a sentence with a random opening."""
     openings, weights = zip(*FORMS["openings"].items(), strict=True)
     return form.format(opening=rng.choices(openings, weights)[0], **words)
 

@@ -1,9 +1,9 @@
-"""Sudoku of 4x4 and 9x9 with a single solution: tokens that constrain each other in every order.
+"""Sudoku of 4x4 and 9x9 cells with one solution: tokens that constrain each other in any order.
 
-The answer is the full grid after `####`, one row a line.
+The answer is the full grid after `####`, one row per line.
 
-The key of an item does not depend on which digit is which: of a 4x4 puzzle it is the given cells
-(there are only twelve grids, apart from the names of digits), of a 9x9 puzzle the solved grid.
+The key of an item is the same if digits are renamed. For a 4x4 puzzle it is the filled cells,
+because there are only twelve grids up to renaming; for a 9x9 puzzle it is the solved grid.
 """
 
 from random import Random
@@ -16,7 +16,7 @@ EMPTY = "0"
 
 class SudokuLevel(NamedTuple):
     box: int  # width of a box
-    empty: int  # cells to empty, or fewer where no more can be
+    empty: int  # cells to empty, at most
 
 
 LEVELS = {0: SudokuLevel(2, 6), 1: SudokuLevel(2, 9), 2: SudokuLevel(3, 30), 3: SudokuLevel(3, 48)}
@@ -26,7 +26,7 @@ Grid = list[int]  # row by row; 0 is empty
 
 
 def verify(item: Item, text: str) -> bool:
-    """Tells whether the grid after `####` keeps all given cells and all units are full."""
+    """Tells whether the grid after `####` keeps all filled cells and solves the puzzle."""
     rows = item.question.removeprefix(INTRODUCTION).split("\n")
     size = len(rows)
     _, mark, tail = text.rpartition(ANSWER_MARK)
@@ -34,14 +34,14 @@ def verify(item: Item, text: str) -> bool:
     digits = "".join(map(str, range(1, size + 1)))
     if not mark or [len(line) for line in lines] != [size] * size:
         return False
-    cells, given = "".join(lines), "".join(rows)
-    keeps = all(old in (EMPTY, new) for old, new in zip(given, cells, strict=True))
-    units = ("".join(cells[place] for place in unit) for unit in UNITS[size])
+    cells, puzzle = "".join(lines), "".join(rows)
+    keeps = all(old in (EMPTY, new) for old, new in zip(puzzle, cells, strict=True))
+    units = ("".join(cells[cell] for cell in unit) for unit in UNITS[size])
     return keeps and all(sorted(unit) == list(digits) for unit in units)
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Draws a random grid with cells emptied one by one while its solution stays the only one."""
+    """Draws a random grid and empties cells one by one as long as the solution stays unique."""
     box, empty = LEVELS[difficulty]
     size = box * box
     solution = _random_grid(rng, box)
@@ -55,20 +55,20 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
 
 
 def emptied(solution: Grid, size: int, empty: int, rng: Random) -> Grid:
-    """Empties so many cells of a grid in random order, or fewer where its solution would not stay
-    the only one."""
+    """Empties cells of a grid in random order, up to `empty` of them, skipping those without which
+    the solution would not be unique."""
     puzzle = solution.copy()
-    for place in rng.sample(range(size * size), size * size):
+    for cell in rng.sample(range(size * size), size * size):
         if puzzle.count(0) == empty:
             break
-        puzzle[place] = 0
+        puzzle[cell] = 0
         if count_solutions(puzzle.copy(), size, 2) > 1:
-            puzzle[place] = solution[place]
+            puzzle[cell] = solution[cell]
     return puzzle
 
 
 def _units(box: int) -> list[list[int]]:
-    """Returns places of each row, column and box."""
+    """Returns the cells of each row, column and box."""
     size = box * box
     rows = [[row * size + column for column in range(size)] for row in range(size)]
     columns = [list(column) for column in zip(*rows, strict=True)]
@@ -82,36 +82,36 @@ def _units(box: int) -> list[list[int]]:
 
 UNITS = {4: _units(2), 9: _units(3)}
 PEERS = {
-    size: [set().union(*(u for u in units if place in u)) for place in range(size * size)]
+    size: [set().union(*(u for u in units if cell in u)) for cell in range(size * size)]
     for size, units in UNITS.items()
 }
-"""For each place those that share a unit with it, itself among them."""
+"""For each cell, the cells of all its units, including itself."""
 
 
 def _random_grid(rng: Random, box: int) -> Grid:
-    """Mixes the plainest grid: digits, bands, stacks and the lines of each in random order."""
+    """Shuffles a canonical grid: its digits, bands, stacks, and the lines of each."""
     size = box * box
 
-    def mixed() -> list[int]:
+    def shuffled_lines() -> list[int]:
         bands = rng.sample(range(box), box)
         return [band * box + line for band in bands for line in rng.sample(range(box), box)]
 
     digits = rng.sample(range(1, size + 1), size)
-    rows, columns = mixed(), mixed()
+    rows, columns = shuffled_lines(), shuffled_lines()
     starts = [box * (row % box) + row // box for row in rows]
     return [digits[(start + column) % size] for start in starts for column in columns]
 
 
 def count_solutions(grid: Grid, size: int, limit: int) -> int:
-    """Counts the ways to fill the empty cells, counted up to a limit; fills the tightest first."""
+    """Counts the solutions up to `limit`, branching on the cell with the fewest candidates."""
     tightest, options = -1, list(range(size + 1))
-    for place, digit in enumerate(grid):
+    for cell, digit in enumerate(grid):
         if digit:
             continue
-        taken = {grid[peer] for peer in PEERS[size][place]}
+        taken = {grid[peer] for peer in PEERS[size][cell]}
         free = [digit for digit in range(1, size + 1) if digit not in taken]
         if len(free) < len(options):
-            tightest, options = place, free
+            tightest, options = cell, free
             if len(free) < 2:
                 break
     if tightest < 0:

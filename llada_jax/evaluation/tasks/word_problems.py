@@ -1,11 +1,11 @@
-"""Templated arithmetic word problems: an endless GSM8K for models of a few million parameters.
+"""Arithmetic word problems from templates: an endless GSM8K for models of a few million parameters.
 
 A problem is a story of two to four steps about small whole numbers. The worked solution retells
 the story one sentence per step, each with its equation (`12+5=17`), and ends in `#### n`.
 
 The key of a problem is its chain of equations (`"12+5=17 17-3=14"`): no problem in training has the
-whole chain of one of the test split, under any story, name, phrasing, seed or difficulty. Parts of
-chains occur in both: single equations, and short chains within longer ones.
+whole chain of a test problem, in any story, names, wording, seed or difficulty. Single equations,
+and short chains inside longer ones, occur in both splits.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from llada_jax.evaluation.wording import (
     STORIES,
     THINGS,
     CountStory,
-    Happening,
+    StoryEvent,
     sentences,
 )
 
@@ -49,7 +49,7 @@ class Sentence(NamedTuple):
 
 @dataclass
 class Draft:
-    """A problem whose numbers are drawn and whose names are not."""
+    """A problem with its numbers but without names."""
 
     things: Sequence[str]
     facts: list[Sentence] = field(default_factory=list)
@@ -72,13 +72,13 @@ class Draft:
 
 
 def verify(item: Item, text: str) -> bool:
-    """Tells whether a solution ends in the problem's number; words after it do not matter."""
+    """Tells whether a solution ends in the problem's number; text after it is ignored."""
     number = re.match(r"\$?(-?[0-9]+)(?![.,]?[0-9]|\s*[-+*/=]\s*[0-9])", final_answer(text))
     return number is not None and int(number[1]) == int(item.target)
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Draws a problem of two to four steps; None where its story leads out of range."""
+    """Draws a problem of two to four steps; None if a number of its story is out of range."""
     draft = rng.choice(PLANS)(rng, rng.randint(2, 4), LARGEST_VALUE[difficulty])
     if draft is None or not owns(" ".join(draft.equations)):
         return None
@@ -86,20 +86,20 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
-    """Asks for the equations of some problems, or one equation each of many that are not told.
+    """Asks for the equations of several problems, or for any equations.
 
-    Of the former the question has all numbers but the results, in order. In the latter a result
-    follows from the numbers beside it alone, and from no other equation.
+    In the first form the question lists the left sides of all equations in order. In the second,
+    each equation is from another problem, so that a result depends on its own equation alone.
     """
-    told = rng.random() < 0.5
+    with_left_sides = rng.random() < 0.5
     problems: list[list[str]] = []
-    while len(problems) < (DRILLED_PROBLEMS if told else DRILLED_SUMS):
+    while len(problems) < (DRILLED_PROBLEMS if with_left_sides else DRILLED_SUMS):
         problem = draw(rng, difficulty, owns)
         if problem is not None:
             problems.append(EQUATION.findall(problem.answer))
-    if told:
-        equations = [each for problem in problems for each in problem]
-        question = " ".join(each.partition("=")[0] for each in equations)
+    if with_left_sides:
+        equations = list(itertools.chain(*problems))
+        question = " ".join(equation.partition("=")[0] for equation in equations)
     else:
         equations = [rng.choice(problem) for problem in problems]
         question = "Any sums."
@@ -108,7 +108,7 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
 
 
 def _write(rng: Random, draft: Draft) -> Item:
-    """Draws the names, which do not matter for the split."""
+    """Draws the names, which are not part of the key."""
     girls, boys = rng.sample(GIRLS, 2), rng.sample(BOYS, 2)
     is_he = rng.random() < 0.5
     # Name and friend differ in pronoun, so that "he" and "she" can only mean the first.
@@ -131,7 +131,7 @@ def _retell(told: Sequence[Sentence], words: Mapping[str, str]) -> str:
 
 
 def _operand(rng: Random, symbol: str, count: int, limit: int) -> int | None:
-    """Returns what may follow `count` and the symbol with a result in range, or None."""
+    """Returns a number to apply to `count` with a result in range, or None."""
     if symbol == "/":
         fits = [n for n in range(2, 10) if count % n == 0 and 2 <= count // n <= LARGEST_FACTOR]
         return rng.choice(fits) if fits else None
@@ -152,9 +152,10 @@ def _opening_numbers(rng: Random, symbol: str, limit: int) -> tuple[int, int]:
 
 
 def _next_event(
-    rng: Random, story: CountStory, count: int, limit: int, *, is_last: bool, previous: Happening
-) -> tuple[Happening, int] | None:
-    """Returns an event that the count allows and its number; the previous one if no other."""
+    rng: Random, story: CountStory, count: int, limit: int, *, is_last: bool, previous: StoryEvent
+) -> tuple[StoryEvent, int] | None:
+    """Returns an event possible at this count, with its number; not the previous one if another
+    fits."""
     choices = [story.gains, story.losses] if rng.random() < 0.5 else [story.losses, story.gains]
     if is_last and rng.random() < 0.5:
         choices.insert(0, story.endings)
@@ -167,7 +168,7 @@ def _next_event(
 
 
 def _running_count(story: CountStory, rng: Random, steps: int, limit: int) -> Draft | None:
-    """Tells a story as a chain: each event changes the count that the one before it left."""
+    """Plans a story as a chain: each event changes the count left by the previous one."""
     event = rng.choice(story.openings)
     a, b = _opening_numbers(rng, event.symbol, limit)
     draft, count = Draft(story.things), a
@@ -198,7 +199,7 @@ COMPARISONS = {
 
 
 def _comparison(rng: Random, steps: int, limit: int) -> Draft | None:
-    """Tells each person's number by the last one's; asks for the last, or for a sum."""
+    """Plans numbers of people, each compared with the previous; asks for the last or for a sum."""
     sums = 2 if steps == 4 else rng.randint(0, 1)
     people = WHO[: steps - sums + 1]
     draft, numbers = Draft(THINGS), [rng.randint(2, limit // 2)]
@@ -220,7 +221,7 @@ def _comparison(rng: Random, steps: int, limit: int) -> Draft | None:
 
 
 def _add_up(draft: Draft, people: Sequence[str], numbers: Sequence[int]) -> None:
-    """Asks instead for what two or three people have together."""
+    """Asks instead for the total of two or three people."""
     first, second, *others = people
     shown = f"{first} and {second} have {{equation}} {{things}} together"
     draft.work(numbers[0], "+", numbers[1], shown)

@@ -1,11 +1,11 @@
-"""Yes/no questions about short passages, where one or a few of several facts decide: our BoolQ.
+"""Yes/no questions about short passages in which one or a few facts decide; similar to BoolQ.
 
-The worked answer repeats the facts that decide, and ends in a comparison of what they say with what
-is asked. Half of the answers are yes, in every kind of passage, and the question by itself does not
-tell which: what it names, hours aside, occurs in the passage either way.
+The worked answer repeats the deciding facts, and ends in a comparison of the facts with the
+question. Half of the answers are yes in every kind of passage, and the question alone does not give
+the answer away: everything it names, except hours, occurs in the passage for both answers.
 
-The key of an item is its question with the facts that decide: no such pair of the test split
-occurs in training, whatever facts stand around it.
+The key of an item is its question with the deciding facts: no such pair of the test split occurs in
+training, whatever other facts surround it.
 """
 
 from itertools import pairwise
@@ -25,10 +25,10 @@ WORDS = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
 class Passage(NamedTuple):
-    """Facts in the order told, a question, and why its answer is what it is.
+    """Facts in order, a question, the deciding facts, and the conclusion.
 
-    A kind of passage draws the facts by one generator and the question by another, so that several
-    questions can be asked about the same facts.
+    A kind of passage draws the facts with one generator and the question with another, so that
+    several questions can be asked about the same facts.
     """
 
     facts: list[str]
@@ -37,14 +37,14 @@ class Passage(NamedTuple):
     conclusion: str
 
 
-def whereabouts(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """Tells how people move about; the last move of a person decides."""
-    people = told.sample(PEOPLE, 2 if difficulty == 0 else 3)
+def whereabouts(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
+    """People move about; the last move of a person decides."""
+    people = facts_rng.sample(PEOPLE, 2 if difficulty == 0 else 3)
     places, facts, last = dict.fromkeys(people, ""), [], {}
     for _ in range(FACTS[difficulty]):
-        who = told.choice(people)
-        places[who] = told.choice([place for place in PLACES if place != places[who]])
-        facts.append(told.choice(WORDS["moves"]).format(who=who, place=places[who]))
+        who = facts_rng.choice(people)
+        places[who] = facts_rng.choice([place for place in PLACES if place != places[who]])
+        facts.append(facts_rng.choice(WORDS["moves"]).format(who=who, place=places[who]))
         last[who] = facts[-1]
     who = rng.choice(list(last))
     others = {fact.rpartition(" ")[2] for fact in facts} - {places[who]}
@@ -53,16 +53,16 @@ def whereabouts(told: Random, rng: Random, difficulty: int, truth: bool) -> Pass
     return Passage(facts, question, [last[who]], _compared(places[who], place))
 
 
-def owners(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """Objects change hands; the last owner of an object decides."""
-    people = told.sample(PEOPLE, 4)
-    objects = told.sample(WORDS["objects"], 2)
+def owners(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
+    """Objects change hands; the last handover of an object decides."""
+    people = facts_rng.sample(PEOPLE, 4)
+    objects = facts_rng.sample(WORDS["objects"], 2)
     owner = dict(zip(objects, people, strict=False))
     facts = [f"{who} had the {thing}" for thing, who in owner.items()]
     last = dict(zip(objects, facts, strict=True))
     for _ in range(FACTS[difficulty] - 2):
-        thing = told.choice(objects)
-        taker = told.choice([who for who in people if who != owner[thing]])
+        thing = facts_rng.choice(objects)
+        taker = facts_rng.choice([who for who in people if who != owner[thing]])
         facts.append(f"{owner[thing]} gave the {thing} to {taker}")
         owner[thing], last[thing] = taker, facts[-1]
     thing = rng.choice(objects)
@@ -72,12 +72,12 @@ def owners(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     return Passage(facts, question, [last[thing]], _compared(owner[thing], who))
 
 
-def order(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """Tells a chain of comparisons in any order; the links between two people decide."""
-    relation = told.choice(WORDS["comparisons"])
-    people = told.sample(PEOPLE, FACTS[difficulty] + 1)
+def order(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
+    """A chain of comparisons in random order; the links between two people decide."""
+    relation = facts_rng.choice(WORDS["comparisons"])
+    people = facts_rng.sample(PEOPLE, FACTS[difficulty] + 1)
     links = [f"{more} is {relation} than {less}" for more, less in pairwise(people)]
-    shuffled = told.sample(links, len(links))
+    shuffled = facts_rng.sample(links, len(links))
     steps = rng.randint(1, min(2 + difficulty // 2, len(links)))
     first = rng.randint(0, len(links) - steps)
     asked = (people[first], people[first + steps])
@@ -86,15 +86,18 @@ def order(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     return Passage(shuffled, question, reasons, _compared(people[first], who))
 
 
-def colors_of_kinds(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """Tells what holds for all animals of a kind, and asks about one of them."""
+def colors_of_kinds(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
+    """Rules for all animals of a kind, and a question about one animal."""
     count = (FACTS[difficulty] + 1) // 2
-    animals, colors = told.sample(WORDS["animals"], count), told.sample(WORDS["colors"], count)
+    animals, colors = (
+        facts_rng.sample(WORDS["animals"], count),
+        facts_rng.sample(WORDS["colors"], count),
+    )
     kinds = [animal if animal == "sheep" else f"{animal}s" for animal in animals]
     rules = [f"all {kind} are {color}" for kind, color in zip(kinds, colors, strict=True)]
-    people = told.sample(PEOPLE, count)
+    people = facts_rng.sample(PEOPLE, count)
     pets = [f"{who} is a {animal}" for who, animal in zip(people, animals, strict=True)]
-    facts = told.sample(rules + pets, 2 * count)
+    facts = facts_rng.sample(rules + pets, 2 * count)
     asked = rng.randrange(count)
     who = pets[asked].partition(" ")[0]
     color = colors[asked] if truth else rng.choice(colors[:asked] + colors[asked + 1 :])
@@ -102,12 +105,12 @@ def colors_of_kinds(told: Random, rng: Random, difficulty: int, truth: bool) -> 
     return Passage(facts, f"Is {who} {color}?", reasons, _compared(colors[asked], color))
 
 
-def amounts(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """Asks which of two numbers is larger."""
+def amounts(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
+    """Counts of things, and a question which of two is larger."""
     count = FACTS[difficulty]
-    things = told.sample(WORDS["fruits"], count)
-    numbers = told.sample(range(2, LARGEST_VALUE[difficulty] + 1), count)
-    word = told.choice(("box", "bag", "basket"))
+    things = facts_rng.sample(WORDS["fruits"], count)
+    numbers = facts_rng.sample(range(2, LARGEST_VALUE[difficulty] + 1), count)
+    word = facts_rng.choice(("box", "bag", "basket"))
     facts = [f"the {word} has {n} {thing}" for n, thing in zip(numbers, things, strict=True)]
     first, second = sorted(rng.sample(range(count), 2), key=numbers.__getitem__, reverse=truth)
     compared = f"{numbers[first]}{'>' if truth else '<'}{numbers[second]}"
@@ -115,21 +118,22 @@ def amounts(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     return Passage(facts, question, [facts[first], facts[second]], compared)
 
 
-def opening_hours(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """Asks whether a time lies between two others.
+def opening_hours(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
+    """Opening hours of shops, and a question whether one is open at some hour.
 
-    Each shop has the hour at which it would be asked for, before it is known whether it is open.
+    Each shop's hour is drawn before it is decided whether it is open then, so that the hour alone
+    does not give the answer away.
     """
     count, latest = FACTS[difficulty], LATEST_HOUR[difficulty]
-    shops, facts, asked = told.sample(WORDS["shops"], count), [], []
-    is_open = told.sample([True, False, *told.choices((True, False), k=count - 2)], count)
+    shops, facts, asked = facts_rng.sample(WORDS["shops"], count), [], []
+    is_open = facts_rng.sample([True, False, *facts_rng.choices((True, False), k=count - 2)], count)
     for shop, now in zip(shops, is_open, strict=True):
-        hour = told.randint(2, latest - 2)
+        hour = facts_rng.randint(2, latest - 2)
         early, late = range(hour), range(hour + 1, latest + 1)
         if now:
-            opens, closes = told.choice(early), told.choice(late)
+            opens, closes = facts_rng.choice(early), facts_rng.choice(late)
         else:
-            opens, closes = sorted(told.sample(told.choice((early, late)), 2))
+            opens, closes = sorted(facts_rng.sample(facts_rng.choice((early, late)), 2))
         facts.append(f"the {shop} is open from {opens} to {closes}")
         signs = [f"{hour}{'<' if hour < edge else '>'}{edge}" for edge in (opens, closes)]
         asked.append((f"Is the {shop} open at {hour}?", " and ".join(signs)))
@@ -138,11 +142,11 @@ def opening_hours(told: Random, rng: Random, difficulty: int, truth: bool) -> Pa
     return Passage(facts, question, [facts[place], signs], f"it is {'open' if truth else 'closed'}")
 
 
-def timetable(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """Asks for the game of a day; each has its own."""
+def timetable(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
+    """One game for each day, and a question about the game of a day."""
     count = min(FACTS[difficulty], len(DAYS))
-    who = told.choice(PEOPLE)
-    days, games = told.sample(DAYS, count), told.sample(WORDS["hobbies"], count)
+    who = facts_rng.choice(PEOPLE)
+    days, games = facts_rng.sample(DAYS, count), facts_rng.sample(WORDS["hobbies"], count)
     facts = [f"on {day} {who} plays {game}" for day, game in zip(days, games, strict=True)]
     asked = rng.randrange(count)
     game = games[asked] if truth else rng.choice(games[:asked] + games[asked + 1 :])
@@ -154,7 +158,7 @@ KINDS = whereabouts, owners, order, colors_of_kinds, amounts, opening_hours, tim
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Draws a passage of 3, 5 or 8 facts with its question; None where the split is another's."""
+    """Draws a passage of about 3, 5 or 8 facts with its question; None if in the other split."""
     truth = rng.random() < 0.5
     passage = rng.choice(KINDS)(rng, rng, difficulty, truth)
     if not owns(_key(passage)):
@@ -165,12 +169,12 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Asks several questions about one passage, each answered as it would be alone."""
-    kind, told = rng.choice(KINDS), rng.random()
+    """Asks several questions about one passage, each answered as if it were the only one."""
+    kind, facts_seed = rng.choice(KINDS), rng.random()
     asked: dict[str, tuple[str, str]] = {}
     for _ in range(DRILLED_QUESTIONS):
         truth = rng.random() < 0.5
-        passage = kind(Random(told), rng, difficulty, truth)
+        passage = kind(Random(facts_seed), rng, difficulty, truth)
         if not owns(_key(passage)):
             return None
         asked[passage.question] = _worked(passage, truth)
@@ -188,8 +192,8 @@ def _worked(passage: Passage, truth: bool) -> tuple[str, str]:
     return "yes" if truth else "no", f"{sentences(passage.reasons)} So {passage.conclusion}."
 
 
-def _compared(found: str, asked: str) -> str:
-    return f"{found} {'=' if found == asked else '!='} {asked}"
+def _compared(actual: str, asked: str) -> str:
+    return f"{actual} {'=' if actual == asked else '!='} {asked}"
 
 
 TASK = Task(

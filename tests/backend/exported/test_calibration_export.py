@@ -58,7 +58,7 @@ def test_the_script_s_results_are_measurements(tmp_path):
         assert len(list(csv.DictReader(file))) == 5
 
 
-def test_a_hot_phone_is_told(tmp_path):
+def test_a_hot_phone_is_reported(tmp_path):
     assert run_script(tmp_path, status=2).returncode == 0
     with pytest.raises(ValueError, match="thermal of layers1-rows1_cache256 is 2; allowed: 0"):
         read_measurements(tmp_path / "measured")
@@ -80,7 +80,7 @@ def test_every_row_has_its_graph():
             assert row["signature"] in {step.name for step in steps[row["file"]]}
 
 
-def test_an_export_without_single_buckets_is_no_phone(tmp_path, monkeypatch):
+def test_an_export_without_emulator_files_is_refused(tmp_path, monkeypatch):
     settings = lj.ExportConfig(rows=(4,), caches=(32,))
     lj.export("tiny", tmp_path / "plain", settings, verify=False)
     with pytest.raises(ValueError, match="has no graphs that the emulator runs; allowed: an exp"):

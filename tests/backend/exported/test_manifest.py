@@ -83,7 +83,7 @@ def test_a_damaged_manifest_is_one_clear_error(content: str, tmp_path: Path) -> 
         Manifest.load(tmp_path)
 
 
-def test_what_no_manifest_says_is_refused(tmp_path: Path) -> None:
+def test_invalid_manifests_are_refused(tmp_path: Path) -> None:
     MANIFEST.save(tmp_path)
     record = json.loads((tmp_path / "manifest.json").read_text())
     for change, message in (
@@ -115,7 +115,7 @@ def test_another_format_is_named(tmp_path: Path) -> None:
         Manifest.load(tmp_path)
 
 
-def test_a_file_is_what_it_was(tmp_path: Path) -> None:
+def test_a_file_matches_the_stored_hash(tmp_path: Path) -> None:
     path = tmp_path / "weights.bin"
     path.write_bytes(bytes(range(256)) * 5000)
     file = File.of(path)

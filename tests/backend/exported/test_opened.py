@@ -13,7 +13,7 @@ import pytest
 import llada_jax as lj
 from llada_jax.backend import resources
 from llada_jax.backend.exported.manifest import File, Manifest
-from llada_jax.backend.exported.opened import Exported
+from llada_jax.backend.exported.opened import ExportedProgram
 from llada_jax.backend.litert.install import litert_runtime
 from llada_jax.backend.protocol import Bucket
 from llada_jax.checkpoint import save_huggingface
@@ -79,7 +79,7 @@ def files(folder: Path) -> list[str]:
 def test_the_smallest_bucket_that_holds_a_forward(
     rows: int, cache: int, expected: Bucket, whole: Path
 ) -> None:
-    bucket, shards = Exported(whole).body(rows, cache)
+    bucket, shards = ExportedProgram(whole).body(rows, cache)
     assert bucket == expected
     assert [shard.layers for shard in shards] == [range(MODEL.n_layers)]
 
@@ -91,7 +91,7 @@ def test_forwards_beyond_the_buckets(rows: int, cache: int, whole: Path) -> None
         r".*model; allowed: up to 16 rows \(of \[4, 16\]\) and 32 positions \(of \[16, 32\]\)"
     )
     with pytest.raises(ValueError, match=message):
-        Exported(whole).body(rows, cache)
+        ExportedProgram(whole).body(rows, cache)
 
 
 def test_canvases_beyond_the_buckets(whole: Path) -> None:
@@ -111,11 +111,11 @@ def test_more_rows_than_the_head_takes_at_a_time(whole: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_for_two_canvases_packs_them_and_gives_the_tokens_of_one_for_single_ones(
+def test_a_folder_for_two_canvases_decodes_pairs_and_single_canvases(
     whole: Path, tmp_path: Path
 ) -> None:
     folder = exported(tmp_path, 0, (4, 16), (32,), canvases=(1, 2))
-    program = Exported(folder)
+    program = ExportedProgram(folder)
     assert program.sizes_for(3) == (4, [1, 2])
     assert program.sizes_for(5) == (16, [1]), "two of them have more rows than any bucket"
     bucket, (shard,) = program.body(4, 20, 2)
@@ -125,7 +125,7 @@ def test_a_folder_for_two_canvases_packs_them_and_gives_the_tokens_of_one_for_si
     prompts = [PROMPT, PROMPT[:2], PROMPT[1:]]
     config = SHORT.replace(cache="blockwise")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llada_jax.api.denoisers.Exported", lambda folder: program)
+        patch.setattr("llada_jax.api.denoisers.ExportedProgram", lambda folder: program)
         packed = lj.generate(lj.load(folder), prompts, config, backend="litert")
     assert ran, "two canvases share a forward"
     for row, prompt in enumerate(prompts):
@@ -133,9 +133,9 @@ def test_a_folder_for_two_canvases_packs_them_and_gives_the_tokens_of_one_for_si
         np.testing.assert_array_equal(packed.generated[row], alone.generated[0])
 
 
-def test_a_folder_of_before_runs_canvas_by_canvas(folder: Path) -> None:
+def test_a_folder_without_canvases_runs_them_one_by_one(folder: Path) -> None:
     change_manifest(folder, lambda record: record["settings"].pop("canvases"))
-    assert Exported(folder).sizes_for(1) == (4, [1])
+    assert ExportedProgram(folder).sizes_for(1) == (4, [1])
 
 
 def test_caches_beyond_the_memory(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_a_changed_byte_is_found(name: str, folder: Path) -> None:
     before = files(folder)
     message = rf"{name} is not the file that manifest\.json describes: its SHA-256 differs"
     with pytest.raises(ValueError, match=message):
-        Exported(folder)
+        ExportedProgram(folder)
     assert files(folder) == before
 
 
@@ -179,13 +179,13 @@ def test_a_file_that_is_cut_short_or_missing(name: str, folder: Path) -> None:
     (folder / name).write_bytes(content[:-7])
     sizes = rf"it has {len(content) - 7} bytes, manifest\.json says {len(content)}"
     with pytest.raises(ValueError, match=rf"{name} is cut short or changed: {sizes}"):
-        Exported(folder)
+        ExportedProgram(folder)
     (folder / name).unlink()
     with pytest.raises(FileNotFoundError, match=rf"model lacks {name}, which its manifest"):
-        Exported(folder)
+        ExportedProgram(folder)
 
 
-def test_decoding_says_the_same(folder: Path) -> None:
+def test_decoding_raises_the_same_error(folder: Path) -> None:
     (folder / "head.tflite").write_bytes(b"")
     with pytest.raises(ValueError, match=r"head\.tflite is cut short or changed: it has 0 byt"):
         lj.generate(lj.load(folder), [PROMPT], SHORT, backend="litert")
@@ -206,7 +206,7 @@ def test_too_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     before = files(folder)
     message = r"running .*model takes [\d.]+[kM]B of memory, but 100kB are left"
     with pytest.raises(ValueError, match=message):
-        Exported(folder)
+        ExportedProgram(folder)
     assert files(folder) == before
 
 
@@ -215,39 +215,39 @@ def test_too_small_a_disk_for_packed_weights(folder: Path, monkeypatch: pytest.M
     with pytest.raises(
         ValueError, match=r"packing the weights for this CPU takes [\d.]+[kM]B, but"
     ):
-        Exported(folder)
+        ExportedProgram(folder)
     assert not (folder / "packed").exists()
 
 
 def test_packed_weights_are_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Exported(folder)
+    first = ExportedProgram(folder)
     packed = files(folder / "packed")
     assert [name.split(".")[0] for name in packed] == ["head", "shard-00"]
     assert all(name.endswith(".xnnpack") for name in packed)
     assert first.embedding[np.array([3])].shape == (1, MODEL.width)
     full = SimpleNamespace(free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-    Exported(folder)
+    ExportedProgram(folder)
 
 
-def test_packed_weights_of_another_cpu_or_version_are_not_taken(
+def test_packed_weights_of_another_cpu_or_version_are_ignored(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Exported(folder)
+    ExportedProgram(folder)
     monkeypatch.setattr("llada_jax.backend.exported.opened.this_cpu", lambda: "another")
-    Exported(folder)
+    ExportedProgram(folder)
     assert len(files(folder / "packed")) == 4
     monkeypatch.setattr(litert_runtime(), "__version__", "0.0.0")
-    Exported(folder)
+    ExportedProgram(folder)
     assert len(files(folder / "packed")) == 6
 
 
-def test_packed_weights_of_another_export_are_not_taken(folder: Path, tmp_path: Path) -> None:
+def test_packed_weights_of_another_export_are_ignored(folder: Path, tmp_path: Path) -> None:
     inputs = {"hidden": np.ones((16, MODEL.width), np.float32),
               "penalty": np.zeros(MODEL.vocab_size, np.float32)}  # fmt: skip
 
     def confidence(model: Path) -> np.ndarray:
-        return Exported(model).head(16)[1]["rows16"].run(inputs)["confidence"].copy()
+        return ExportedProgram(model).head(16)[1]["rows16"].run(inputs)["confidence"].copy()
 
     second = exported(new_folder(tmp_path / "other"), 1, (4, 16), (16, 32))
     mine, theirs = confidence(folder), confidence(second)
@@ -256,7 +256,7 @@ def test_packed_weights_of_another_export_are_not_taken(folder: Path, tmp_path: 
     assert not np.array_equal(mine, theirs)
 
 
-def test_a_folder_that_was_exported_anew(tmp_path: Path) -> None:
+def test_a_folder_can_be_exported_again(tmp_path: Path) -> None:
     results = []
     for seed in (0, 1):
         model = lj.load(exported(tmp_path, seed))
@@ -267,7 +267,7 @@ def test_a_folder_that_was_exported_anew(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "model")
 
 
-def test_chunks_of_the_head_are_those_of_the_folder(
+def test_chunks_of_the_head_match_the_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later version may cut the vocabulary otherwise."""
@@ -293,7 +293,7 @@ def test_chunks_of_the_head_are_those_of_the_folder(
          r"backend is .*ExampleBackend.*; allowed: 'litert', 'qnn'"),
     ],
 )  # fmt: skip
-def test_what_an_export_cannot_do(call: Any, message: str, whole: Path) -> None:
+def test_unsupported_uses_of_an_export_are_refused(call: Any, message: str, whole: Path) -> None:
     with pytest.raises(ValueError, match=message):
         call(whole)
     assert lj.load(whole, "float32").config == Manifest.load(whole).model
@@ -310,15 +310,15 @@ def test_a_manifest_that_names_files_elsewhere(name: str, folder: Path) -> None:
     (folder.parent / "head.tflite").write_bytes((folder / "head.tflite").read_bytes())
     change_manifest(folder, lambda record: record["head"].update(name=name))
     with pytest.raises(ValueError, match=rf"'{name}' is named by a file of .*model"):
-        Exported(folder)
+        ExportedProgram(folder)
     assert not (folder / "packed").exists()
 
 
-def test_packed_weights_are_not_written_elsewhere(folder: Path, tmp_path: Path) -> None:
+def test_packed_weights_stay_inside_the_folder(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (folder / "packed").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=r"'packed/shard-00\.tflite\.\w+\.xnnpack' is named by"):
-        Exported(folder)
+        ExportedProgram(folder)
     assert not any((tmp_path / "elsewhere").iterdir())
 
 
@@ -327,14 +327,14 @@ def test_a_damaged_file_of_the_right_hash_does_not_end_the_process(folder: Path)
     path.write_bytes(path.read_bytes()[:8] + b"\xff" * 300 + path.read_bytes()[308:])
     change_manifest(folder, lambda record: record.update(head=dataclasses.asdict(File.of(path))))
     with pytest.raises(ValueError, match=r"^LiteRT cannot run .*head\.tflite.*; allowed"):
-        Exported(folder)
+        ExportedProgram(folder)
     assert not list((folder / "packed").glob("head*"))
 
 
 def test_an_embedding_of_objects_is_refused(folder: Path) -> None:
     change_manifest(folder, lambda record: record.update(embedding_dtype="object"))
     with pytest.raises(ValueError, match=r"embedding_dtype is 'object'; allowed: 'float32', "):
-        Exported(folder)
+        ExportedProgram(folder)
 
 
 @pytest.mark.parametrize("size", [0, 100, -1])
@@ -346,7 +346,7 @@ def test_an_embedding_of_another_size_with_its_hash(size: int, folder: Path) -> 
     change_manifest(folder, lambda record: record.update(embedding=entry))
     message = rf"embedding\.bin has {entry['bytes']} bytes; allowed: {len(content)}, for 96 by 64 "
     with pytest.raises(ValueError, match=message):
-        Exported(folder)
+        ExportedProgram(folder)
 
 
 @pytest.mark.parametrize(
@@ -365,5 +365,5 @@ def test_an_embedding_of_another_size_with_its_hash(size: int, folder: Path) -> 
 def test_a_manifest_that_contradicts_itself(change: Any, message: str, folder: Path) -> None:
     change_manifest(folder, change)
     with pytest.raises(ValueError, match=message):
-        Exported(folder)
+        ExportedProgram(folder)
     assert not (folder / "packed").exists()

@@ -49,7 +49,7 @@ def write(path: Path, steps: Any, quant: Quant, config: ModelConfig) -> Path:
     return path
 
 
-def test_the_reference_is_the_step_on_the_whole() -> None:
+def test_the_layerwise_reference_matches_the_whole_step() -> None:
     config, bucket = VARIANTS["all"], BUCKETS[0]
     step = body_step(config, range(3), bucket)
     inputs = verify.example(config, range(3), bucket)
@@ -61,7 +61,7 @@ def test_the_reference_is_the_step_on_the_whole() -> None:
 
 
 @pytest.mark.parametrize("quant", ["float32", "int8", "int4", "int4_block32"])
-def test_stored_weights_are_what_the_file_stands_for(quant: Quant) -> None:
+def test_stored_weights_match_the_file(quant: Quant) -> None:
     step = body_step(GQA, range(3), BUCKETS[0])
     specs = lower(step, quant).weights
     ours = stored(GQA, quant)
@@ -70,7 +70,7 @@ def test_stored_weights_are_what_the_file_stands_for(quant: Quant) -> None:
 
 
 @pytest.mark.parametrize("quant", ["float32", "int8"])
-def test_files_that_are_right_pass(quant: Quant, tmp_path: Path) -> None:
+def test_correct_files_pass_the_check(quant: Quant, tmp_path: Path) -> None:
     steps = [body_step(GQA, range(3), bucket) for bucket in BUCKETS]
     path = write(tmp_path / "x.tflite", steps, quant, GQA)
     weights = stored(GQA, quant)
@@ -93,7 +93,7 @@ def test_a_file_may_have_forwards_with_and_without_a_cache(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("quant", ["float32", "int8"])
-def test_files_of_other_weights_do_not(quant: Quant, tmp_path: Path) -> None:
+def test_files_of_other_weights_fail_the_check(quant: Quant, tmp_path: Path) -> None:
     path = write(tmp_path / "x.tflite", [body_step(GQA, range(3), BUCKETS[0])], quant, GQA)
     other = stored(GQA, quant, seed=1)
     message = r"x\.tflite, signature rows4_cache32, differs from JAX by [0-9.]+ \(relative, root m"
@@ -104,7 +104,7 @@ def test_files_of_other_weights_do_not(quant: Quant, tmp_path: Path) -> None:
         list(verify.check_head(path, GQA, [4], other))
 
 
-def test_not_a_number_does_not_pass() -> None:
+def test_nan_fails_the_check() -> None:
     with pytest.raises(RuntimeError, match=r"the file differs from JAX by nan"):
         verify.require_close(float("nan"), "int8", "the file")
     verify.require_close(0.1, "int8", "the file")
@@ -163,7 +163,7 @@ def compared(folder: Path, how: str) -> tuple[list[dict[str, str]], str]:
         return list(csv.DictReader(file)), done.stderr
 
 
-def test_every_signature_of_layers_and_head_computes_what_is_golden(exported: Path) -> None:
+def test_every_signature_matches_its_golden_outputs(exported: Path) -> None:
     found, complaints = compared(exported, RUNS)
     names = {(row["graph"], row["signature"]) for row in found}
     assert names == {
@@ -178,20 +178,20 @@ def test_every_signature_of_layers_and_head_computes_what_is_golden(exported: Pa
 @pytest.mark.parametrize(
     "how", ["exit 1", "for i in 0 1; do echo \"x] Output buffer $i:\"; echo 'x]   0: nan'; done"]
 )
-def test_a_graph_that_gives_nothing_is_told(exported: Path, how: str) -> None:
+def test_a_graph_without_results_is_reported(exported: Path, how: str) -> None:
     found, complaints = compared(exported, how)
     assert {(row["error"], row["close"]) for row in found} == {("nothing", "no")}
     assert "head, rows4: error nothing against JAX; allowed: 0.15" in complaints
 
 
-def test_outputs_that_differ_are_told(exported: Path) -> None:
+def test_different_outputs_are_reported(exported: Path) -> None:
     doubled = f"{RUNS} 2>&1 | awk '{{ if ($NF !~ /:$/) $NF *= 2 }} 1'"
     found, complaints = compared(exported, doubled)
     assert all(0.9 < float(row["error"]) < 1.1 and row["close"] == "no" for row in found)
     assert len(complaints.splitlines()) == len(found)
 
 
-def test_what_the_wheel_s_tool_writes_is_read(exported: Path, tmp_path: Path) -> None:
+def test_the_tools_profile_is_read(exported: Path, tmp_path: Path) -> None:
     tool = "ai_edge_litert.tools.benchmark_litert_model"
     asked = [f"--model={exported / 'head.tflite'}", "--signature=rows4", "--num_runs=7"]
     command = [sys.executable, "-m", tool, *asked, f"--result_json={tmp_path / 'head.json'}"]
@@ -201,7 +201,7 @@ def test_what_the_wheel_s_tool_writes_is_read(exported: Path, tmp_path: Path) ->
     assert 0 <= found.p5_ms <= found.median_ms <= found.p95_ms  # it rounds to 10 us
 
 
-def test_inputs_are_whole_and_outputs_are_samples(exported: Path) -> None:
+def test_golden_files_have_whole_inputs_and_sampled_outputs(exported: Path) -> None:
     with tarfile.open(exported / "golden-shard-00.tar") as archive:
         sizes = {each.name: each.size for each in archive}
         outputs = archive.extractfile("rows8_cache32/outputs").read().decode()

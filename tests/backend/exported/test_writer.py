@@ -127,13 +127,13 @@ def test_the_bundled_model_in_int8(exported_tiny: Path) -> None:
     np.testing.assert_allclose(*confidences, rtol=1e-3)
 
 
-def test_the_weights_that_run_are_as_small_as_they_should_be(exported_tiny: Path) -> None:
+def test_stored_weights_have_the_expected_size(exported_tiny: Path) -> None:
     layers = sum(leaf.size for leaf in jax.tree.leaves(lj.load("tiny").params.layers))
     written = sum(shard.file.bytes for shard in Manifest.load(exported_tiny).shards)
     assert layers < written < 1.4 * layers, "beside the numbers there are scales and two graphs"
 
 
-def test_what_lies_in_a_folder(exported: Path, source: Path) -> None:
+def test_files_of_an_export(exported: Path, source: Path) -> None:
     manifest = Manifest.load(exported)
     listed = {file.name for file in manifest.files} | {"manifest.json"}
     assert {name for name in names(exported) if name != "packed"} == listed
@@ -236,7 +236,9 @@ def test_layers_are_cut_evenly_into_the_fewest_files(
     assert len(shards) == -(-n_layers // min(n_layers, int(room * size) // size))
 
 
-def test_the_cut_changes_nothing(exported: Path, source: Path, tmp_path: Path) -> None:
+def test_the_division_into_shards_changes_nothing(
+    exported: Path, source: Path, tmp_path: Path
+) -> None:
     export(source, tmp_path / "one", ExportConfig(quant="float32", rows=(4, 16), caches=(32,)))
     assert len(Manifest.load(tmp_path / "one").shards) == 1
     runs = [
@@ -409,7 +411,7 @@ def test_an_export_goes_on_with_the_same_weights_only(
     assert not target.exists()
 
 
-def test_weights_that_are_replaced_meanwhile_have_no_export(
+def test_weights_replaced_during_an_export_are_detected(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights, target = replaced(source, tmp_path), tmp_path / "model"
@@ -463,7 +465,7 @@ def test_an_existing_folder_is_never_touched(source: Path, tmp_path: Path) -> No
     assert names(tmp_path) == ["model"] and names(tmp_path / "model") == ["precious"]
 
 
-def test_a_folder_that_another_process_writes_is_left_to_it(
+def test_a_folder_locked_by_another_process_is_left_alone(
     source: Path, tmp_path: Path, interrupted_export: Path
 ) -> None:
     before = contents(interrupted_export.with_name(".model.partial"))
@@ -475,7 +477,7 @@ def test_a_folder_that_another_process_writes_is_left_to_it(
     assert names(tmp_path) == [".model.partial"]
 
 
-def test_what_another_process_finishes_before_the_lock_is_kept(
+def test_files_finished_by_another_process_are_kept(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def meanwhile(*_: Any) -> None:
@@ -531,7 +533,7 @@ def test_a_disk_that_has_room_for_what_is_missing(
     assert interrupted_export.is_dir()
 
 
-def test_settings_that_cannot_be(source: Path, tmp_path: Path) -> None:
+def test_bad_settings_are_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"quant is 'int3'; allowed: 'float32', 'int8', 'int4', "):
         ExportConfig(quant="int3")  # pyright: ignore
     with pytest.raises(ValueError, match=r"rows is \[8, 4\]; allowed: ascending, from 1 on"):
@@ -551,7 +553,7 @@ def test_settings_that_cannot_be(source: Path, tmp_path: Path) -> None:
     assert_refused(tmp_path, source, ExportConfig(quant="int4_block128"), ValueError, message)
 
 
-def test_models_that_cannot_be(
+def test_unsupported_models_are_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tflite, "convert", lambda steps: pytest.fail("the converter was started"))
@@ -573,7 +575,7 @@ def test_a_checkpoint_that_is_cut_short(source: Path, tmp_path: Path) -> None:
     assert_refused(tmp_path, tmp_path / "source", SMALL, FileNotFoundError, message)
 
 
-def test_a_file_that_computes_something_else_is_not_shipped(
+def test_a_file_with_wrong_results_is_not_exported(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = tflite.store
@@ -601,7 +603,7 @@ def test_the_page_for_phones_names_every_file(exported_tiny: Path) -> None:
     assert pushed == set(names(exported_tiny)) - {"packed", "PUSH.md"}
 
 
-def test_the_head_of_an_export_scores_as_the_model(exported: Path, xla: lj.Model) -> None:
+def test_the_head_of_an_export_matches_the_model(exported: Path, xla: lj.Model) -> None:
     hidden = 3 * np.random.default_rng(0).standard_normal((1, 16, 64)).astype(np.float32)
     scores = score_rows(xla.params, jnp.asarray(hidden), None)
     out = (

@@ -72,7 +72,7 @@ def test_a_damaged_file_does_not_end_this_process(
         ("import time; print('a.tflite', flush=True); time.sleep(60)", "it goes on without end"),
     ],
 )
-def test_however_the_child_ends(
+def test_every_failure_of_the_child_is_one_error(
     code: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.tflite").write_bytes(b"")

@@ -114,7 +114,7 @@ def one_product(quant: Quant) -> tuple[Step, InMemory]:
 
 
 @pytest.mark.parametrize("quant", ["float32", "int8", "int4", "int4_block32", "int4_block128"])
-def test_stored_numbers_mean_what_they_should(quant: Quant) -> None:
+def test_stored_numbers_restore_the_weights(quant: Quant) -> None:
     """Rows of the unit matrix are exact in 8 bits, so the product is the weights themselves.
 
     The CPU's kernels keep the scales of blocks in bfloat16.
@@ -129,7 +129,7 @@ def test_stored_numbers_mean_what_they_should(quant: Quant) -> None:
 
 
 @pytest.mark.parametrize("quant", ["int8", "int4", "int4_block32", "int4_block128"])
-def test_integers_are_the_step_on_the_stored_weights_but_for_activations(quant: Quant) -> None:
+def test_integer_files_match_the_step_with_rounded_weights(quant: Quant) -> None:
     params = random_params(WIDE)
     steps = [body_step(WIDE, range(2), bucket) for bucket in BUCKETS[1:]]
     executables = LiteRT(quant).compile(steps, InMemory(params))
@@ -170,7 +170,7 @@ def test_allocated_inputs_are_read_in_place() -> None:
     assert (executable.run(inputs)["hidden"] != expected["hidden"]).any()
 
 
-def test_a_view_of_an_allocated_input_is_not_taken_for_it() -> None:
+def test_a_view_of_an_allocated_input_is_copied() -> None:
     step, weights = one_product("float32")
     executable = LiteRT().compile([step], weights)[step.name]
     x = executable.allocate("x")
@@ -240,7 +240,7 @@ def test_the_number_of_threads_changes_nothing(
         np.testing.assert_array_equal(array, expected[name])
 
 
-def test_what_cannot_run_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_input_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tflite, "convert", lambda steps: pytest.fail("the converter was started"))
     steps = [body_step(config, range(3), Bucket(4, 32)) for config in (GQA, MOE)]
     with pytest.raises(ValueError, match=r"litert cannot take sort at layer_1 of rows4_cache32 "):

@@ -174,9 +174,7 @@ def test_block_scales_of_float16_arrive_unchanged(tmp_path: Path) -> None:
     ("quant", "bits", "group"),
     [("int8", 8, 128), ("int4", 4, 128), ("int4_block32", 4, 32), ("int4_block128", 4, 128)],
 )
-def test_floats_are_stored_as_quantize_rounds_them(
-    quant: Quant, bits, group: int, tmp_path: Path
-) -> None:
+def test_floats_are_stored_like_quantize(quant: Quant, bits, group: int, tmp_path: Path) -> None:
     params = random_params(WIDE)
     steps = [lower(body_step(WIDE, range(2), BUCKETS[0]), quant)]
     (by_name,) = constants(write(tmp_path / "x.tflite", steps, params)).values()
@@ -266,7 +264,7 @@ def test_each_matrix_feeds_a_fully_connected_kernel_as_it_is(
         assert {op_name(model, operator) for operator in graph.operators} <= KERNELS
 
 
-def test_the_file_tells_no_path_of_this_machine(tmp_path: Path) -> None:
+def test_the_file_contains_no_path_of_this_machine(tmp_path: Path) -> None:
     path = write(tmp_path / "x.tflite", body_steps(GQA, "int8"), random_params(GQA))
     content = path.read_bytes()
     for folder in (Path(llada_jax.__file__).parent, Path(jax.__file__).parent, tmp_path):
@@ -274,7 +272,7 @@ def test_the_file_tells_no_path_of_this_machine(tmp_path: Path) -> None:
     assert b".py" not in content
 
 
-def test_the_same_steps_and_weights_are_the_same_file(tmp_path: Path) -> None:
+def test_equal_steps_and_weights_give_equal_files(tmp_path: Path) -> None:
     first, second = (
         write(tmp_path / name, body_steps(GQA, "int8"), random_params(GQA)).read_bytes()
         for name in ("first.tflite", "second.tflite")
@@ -328,7 +326,7 @@ def interrupted(pieces: Iterator[Any]) -> Iterator[Any]:
         (interrupted, KeyboardInterrupt, None),
     ],
 )
-def test_a_file_that_is_not_finished_is_not_there(
+def test_an_unfinished_file_does_not_exist(
     instead, error, message: str | None, existing: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.tflite"
@@ -362,7 +360,7 @@ def test_the_length_that_is_checked_is_the_length_of_the_file(tmp_path: Path) ->
     assert (tmp_path / "x.tflite").stat().st_size <= 1.01 * counted
 
 
-def test_the_words_of_the_converter_are_in_the_error() -> None:
+def test_the_error_contains_the_converters_message() -> None:
     def odd(x):
         return jax.lax.population_count(x.astype(jnp.int32)).astype(jnp.float32)
 

@@ -167,7 +167,7 @@ def worst_error(emulator: Emulator) -> float:
 
 @needs_qnn
 @pytest.mark.parametrize("soc", SOCS)
-def test_every_soc_computes_what_jax_does(soc, folder):
+def test_every_soc_matches_jax(soc, folder):
     context = compile_context(folder / "one.tflite", soc).context
     assert context.soc == soc
     emulator = Emulator(context)
@@ -176,7 +176,7 @@ def test_every_soc_computes_what_jax_does(soc, folder):
 
 
 @needs_qnn
-def test_what_the_compiler_says_is_kept(compiled):
+def test_the_compilers_report_is_kept(compiled):
     weights = 2 * sum(weight.size for weight in WEIGHTS.values())  # bytes, in float16
     assert size(compiled) > 2 * weights  # a copy for each signature
     assert compiled.seconds > 0
@@ -304,7 +304,7 @@ def test_integers_of_a_graph_are_converted(folder, tmp_path):
 
 
 @needs_qnn
-def test_ops_that_the_npu_does_not_take_are_named(folder):
+def test_ops_unsupported_by_the_npu_are_named(folder):
     with pytest.raises(ValueError, match=r"'step': 2 partitions, outside: 1 DYNAMIC_UPDATE_SLICE"):
         compile_context(folder / "update.tflite", SOC)
 
@@ -347,7 +347,7 @@ def test_only_compiled_files_have_contexts(folder):
         (inputs_of(24), r"input 'x' has shape \(24, 128\); needed: \(8, 128\)"),
     ],
 )
-def test_inputs_have_to_fit(inputs, message, one_compiled):
+def test_inputs_must_match_the_graph(inputs, message, one_compiled):
     with pytest.raises(ValueError, match=message):
         Emulator(one_compiled.context).run(inputs)
 
@@ -360,7 +360,7 @@ ENTRIES = {
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_without_the_extra_the_error_says_how_to_get_it(entry, monkeypatch):
+def test_the_error_without_the_extra_names_it(entry, monkeypatch):
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
@@ -378,9 +378,7 @@ def test_without_the_extra_the_error_says_how_to_get_it(entry, monkeypatch):
         ("Darwin", "x86_64", ("", "")),
     ],
 )
-def test_where_the_libraries_do_not_run_the_error_says_where_they_do(
-    system, machine, libc, monkeypatch
-):
+def test_the_error_on_other_systems_names_the_supported_one(system, machine, libc, monkeypatch):
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(platform, "libc_ver", lambda: libc)

@@ -57,10 +57,10 @@ def prompt(model, index=3):
 def recorded(model, limit=6):
     """Inputs of float32 forwards of one word problem."""
     from llada_jax.backend.litert.runtime import LiteRT
-    from llada_jax.backend.program import CompiledOnDemand
+    from llada_jax.backend.program import OnDemandProgram
     from llada_jax.backend.session import Session
 
-    program = CompiledOnDemand(model.config, model.params, LiteRT())
+    program = OnDemandProgram(model.config, model.params, LiteRT())
     recorder = Recorder(program, Bucket(128, 128), limit)
     sampler = with_ids(SAMPLER, model.config)
     denoiser = Session(recorder, score_rules(sampler)).denoiser()
@@ -149,7 +149,7 @@ def test_static_quantization_from_recorded_forwards_stays_close(tiny):
 
 
 @needs_qnn
-def test_samples_have_to_fit(tiny):
+def test_samples_must_match_the_inputs(tiny):
     step = body_step(tiny.config, range(tiny.config.n_layers), Bucket(32, 64))
     sample = example(tiny.config, range(1), Bucket(32, 64))
     with pytest.raises(
@@ -160,7 +160,7 @@ def test_samples_have_to_fit(tiny):
 
 @needs_qnn
 @pytest.mark.slow
-def test_what_the_provider_writes_of_runs_is_read(tiny, tmp_path, monkeypatch):
+def test_the_providers_profile_is_read(tiny, tmp_path, monkeypatch):
     import onnxruntime
 
     written = {"profiling_level": "basic", "profiling_file_path": str(tmp_path / "runs.csv")}
@@ -202,7 +202,7 @@ def test_an_export_carries_context_binaries_that_were_emulated(tmp_path):
 
 @needs_qnn
 @pytest.mark.slow
-def test_a_calibration_export_decodes_on_the_emulated_npu_and_names_what_to_time(tmp_path, tiny):
+def test_a_calibration_export_runs_on_the_emulated_npu_and_lists_its_graphs(tmp_path, tiny):
     phones = replace(PHONES, calibration=True)
     settings = lj.ExportConfig(quant="float32", rows=(32, 96), caches=(128,), phones=phones)
     folder = tmp_path / "phone"
@@ -272,9 +272,7 @@ def test_an_interrupted_export_does_not_compile_again(tmp_path, monkeypatch):
     ],
 )
 @needs_qnn
-def test_what_cannot_be_compiled_is_said_before_anything_is_written(
-    phones, rows, message, tmp_path
-):
+def test_uncompilable_models_are_refused_before_writing(phones, rows, message, tmp_path):
     settings = lj.ExportConfig(rows=rows, caches=(32,), phones=phones)
     with pytest.raises(ValueError, match=message):
         lj.export("tiny", tmp_path / "phone", settings)

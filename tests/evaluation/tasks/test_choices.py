@@ -100,7 +100,7 @@ def first_pattern(text: str) -> str:
     return next(pattern for pattern in READINGS if re.search(pattern, text))
 
 
-def test_there_is_a_reading_for_every_kind():
+def test_every_kind_has_an_independent_reader():
     assert len(READINGS) == len(KINDS)
 
 
@@ -131,7 +131,7 @@ def told(item: Item) -> str:
     return " ".join([*sorted(re.split(r"(?<=\.) ", facts)), *sorted(line[3:] for line in choices)])
 
 
-def test_what_is_told_and_offered_is_in_one_split_only():
+def test_a_key_is_in_one_split_only():
     seen = {
         split: {
             told(item)
@@ -144,7 +144,7 @@ def test_what_is_told_and_offered_is_in_one_split_only():
 
 
 @pytest.mark.parametrize("difficulty", TASK.difficulties)
-def test_kinds_are_drawn_alike_and_questions_differ(difficulty):
+def test_kinds_are_equally_frequent_and_questions_differ(difficulty):
     items = [TASK.item(6, index, "test", difficulty=difficulty) for index in range(800)]
     kinds = Counter(first_pattern(item.question.partition("\n")[0]) for item in items)
     assert len(kinds) == len(KINDS)
@@ -153,7 +153,7 @@ def test_kinds_are_drawn_alike_and_questions_differ(difficulty):
 
 
 @pytest.mark.parametrize("pattern", [r"How (many|heavy)", "comes next"])
-def test_no_rank_among_the_choices_gives_the_right_number_away(pattern):
+def test_the_rank_of_a_choice_does_not_reveal_the_answer(pattern):
     items = [item for item in ITEMS if re.search(pattern, item.question)]
     ranks = Counter(
         sorted(numbers(choice)[0] for choice in item.choices).index(

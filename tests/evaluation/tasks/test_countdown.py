@@ -17,7 +17,7 @@ ITEM = Item("Use 3, 4 and 5 once each to make 35.", "", "(3+4)*5")
     "expression",
     ["(3+4)*5", "5*(4+3)", " 5 * ( 3 + 4 ) ", "(3+4)*5.", "(3+4)*5=35"],
 )
-def test_right_expressions_pass(expression):
+def test_right_expressions_are_accepted(expression):
     assert verify(ITEM, f"3+4=7 7*5=35\n#### {expression}")
 
 
@@ -41,7 +41,7 @@ def test_right_expressions_pass(expression):
         "-" * 90 + "35",
     ],
 )
-def test_wrong_expressions_do_not(expression):
+def test_wrong_expressions_are_rejected(expression):
     assert not verify(ITEM, f"#### {expression}")
 
 
@@ -53,7 +53,7 @@ def test_division_is_exact():
 
 
 @pytest.mark.parametrize("difficulty", TASK.difficulties)
-def test_working_leads_step_by_step_to_the_number_asked_for(difficulty):
+def test_worked_steps_lead_to_the_target(difficulty):
     level = LEVELS[difficulty]
     for item in islice(TASK.items(5, "train", difficulty=difficulty), 200):
         given, wanted = (list(map(int, re.findall(r"\d+", part)))
@@ -73,11 +73,11 @@ def test_working_leads_step_by_step_to_the_number_asked_for(difficulty):
 
 
 @given(st.text(max_size=40))
-def test_no_text_is_an_error(text):
+def test_verifying_any_text_raises_nothing(text):
     assert verify(ITEM, f"#### {text}") in (True, False)
 
 
-def test_the_numbers_with_their_goal_are_in_one_split_only():
+def test_numbers_with_their_target_are_in_one_split_only():
     keys = {
         split: {
             (*sorted(re.findall(r"\d+", item.question.partition(" to make ")[0])),

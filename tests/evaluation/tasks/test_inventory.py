@@ -18,7 +18,7 @@ def items(difficulty: int, count: int = 150):
 
 
 @pytest.mark.parametrize("difficulty", TASK.difficulties)
-def test_every_count_follows_from_what_is_told(difficulty):
+def test_every_count_follows_from_the_facts(difficulty):
     for item in items(difficulty):
         *facts, _ask = re.split(r"(?<=[.?]) ", item.question)
         *shown, together = re.split(r"(?<=[.]) ", item.answer.partition("\n")[0])
@@ -40,7 +40,7 @@ def test_every_count_follows_from_what_is_told(difficulty):
         assert int(item.target) == counts[first] + counts[second]
 
 
-def test_a_drill_asks_for_what_follows_of_all_shelves():
+def test_a_drill_asks_for_the_counts_of_all_shelves():
     for item in (TASK.item(3, index, "train", difficulty=1, drill=True) for index in range(50)):
         counts: dict[str, int] = {}
         for told, asked in zip(item.answer.split(". "), item.question.split()[2:], strict=True):
@@ -58,7 +58,7 @@ def test_answers_take_four_to_eight_blocks():
             assert 96 < len(tokenizer.encode(item.answer)) + 1 <= TASK.gen_length
 
 
-def test_sentences_open_as_often_as_they_are_said_to():
+def test_openings_have_their_stated_frequencies():
     told = " ".join(item.answer for item in items(0, 300))
     drawn = [opening.lower() for opening in re.findall(r"(\w+ on|\w+ so|\w+) the ", told)]
     for opening, twentieths in FORMS["openings"].items():
@@ -66,13 +66,13 @@ def test_sentences_open_as_often_as_they_are_said_to():
         assert share == pytest.approx(twentieths / 20, abs=0.03)
 
 
-def test_how_a_sentence_opens_moves_what_is_behind_it():
+def test_openings_shift_the_text_after_them():
     tokenizer = Tokenizer.from_folder(model_path("small"))
     said = [f"red. {opening.capitalize()} the" for opening in FORMS["openings"]]
     assert len({len(tokenizer.encode(each)) for each in said}) > 1
 
 
-def test_results_of_far_sentences_are_needed():
+def test_results_of_distant_sentences_are_needed():
     """In a fifth of the sentences or more it is not the one before."""
     far = total = 0
     for item in items(2):

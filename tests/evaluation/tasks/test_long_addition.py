@@ -11,12 +11,12 @@ from llada_jax.evaluation.tasks.long_addition import DIGITS, TASK, carries
 @pytest.mark.parametrize(
     ("a", "b", "expected"), [(95, 7, "11"), (1234, 1111, "0000"), (999, 1, "111"), (5, 5, "1")]
 )
-def test_each_column_says_what_it_passes_on(a, b, expected):
+def test_carries_of_each_column(a, b, expected):
     assert carries(a, b) == expected
 
 
 @pytest.mark.parametrize("difficulty", TASK.difficulties)
-def test_answers_are_right_column_by_column(difficulty):
+def test_carries_and_sums_are_right(difficulty):
     chains = []
     for item in islice(TASK.items(3, "train", difficulty=difficulty), 200):
         a, b = map(int, item.question.split("\n")[1:])
@@ -33,13 +33,13 @@ def test_answers_are_right_column_by_column(difficulty):
     assert max(chains) >= DIGITS[difficulty] // 2
 
 
-def test_only_the_whole_sum_is_right():
+def test_only_the_complete_sum_is_accepted():
     item = TASK.item(0, 0, "test")
     assert TASK.verify(item, f"#### {item.target}")
     assert not TASK.verify(item, f"#### {int(item.target) + 10}")
 
 
-def test_a_pair_is_in_one_split_whatever_its_order():
+def test_a_pair_is_in_one_split_in_either_order():
     pairs = {
         split: {
             tuple(sorted(map(int, item.question.split("\n")[1:])))

@@ -38,7 +38,7 @@ def test_small_puzzles_have_one_solution_among_all_grids(difficulty):
 
 
 @pytest.mark.parametrize("difficulty", LEVELS)
-def test_grids_are_valid_keep_what_is_given_and_lack_what_the_level_says(difficulty):
+def test_grids_are_valid_and_have_the_levels_number_of_empty_cells(difficulty):
     level = LEVELS[difficulty]
     for item in islice(TASK.items(4, "train", difficulty=difficulty), 10):
         solution = rows_of(item.target)
@@ -49,7 +49,7 @@ def test_grids_are_valid_keep_what_is_given_and_lack_what_the_level_says(difficu
         assert 0.6 * level.empty <= given.count("0") <= level.empty
 
 
-def test_the_verifier_takes_grids_and_nothing_else():
+def test_the_verifier_accepts_only_grids():
     item = TASK.item(3, 0, "test", difficulty=1)
     rows = rows_of(item.target)
     assert verify(item, f"so\n####\n{item.target}")
@@ -60,14 +60,14 @@ def test_the_verifier_takes_grids_and_nothing_else():
     assert not verify(item, item.target)
 
 
-def test_any_solution_passes_where_there_are_several():
+def test_any_solution_passes_if_there_are_several():
     item = Item(INTRODUCTION + "\n".join(["0000"] * 4), "", "")
     assert verify(item, "####\n1234\n3412\n2143\n4321")
     assert verify(item, "####\n1234\n3412\n4321\n2143")
     assert not verify(item, "####\n1234\n3412\n2143\n4312")
 
 
-def test_puzzles_are_new_under_any_names_of_their_digits():
+def test_test_puzzles_are_not_training_puzzles_with_renamed_digits():
     shapes = {
         split: {
             canonical("".join(puzzle_of(item)))

@@ -60,7 +60,7 @@ def test_goldens():
     )
 
 
-def test_no_problem_ever_changes():
+def test_problems_never_change():
     items = [
         TASK.item(place, place, split, difficulty=difficulty)
         for place in range(200)
@@ -109,7 +109,7 @@ def test_every_equation_holds_and_the_last_gives_the_value(train, held_out):
         assert verify(item, item.answer)
 
 
-def test_operands_are_told_or_computed_and_all_that_is_told_is_used(train, held_out):
+def test_operands_are_stated_or_computed_and_all_stated_numbers_are_used(train, held_out):
     for item in train + held_out:
         told, computed = set(numbers_of(item.question)), set()
         used = set()
@@ -171,7 +171,7 @@ def test_verify_reads_the_number_after_the_last_mark(text, right):
     assert verify(Item("", "", "17"), text) is right
 
 
-def test_drills_are_equations_whose_left_sides_are_told_or_not():
+def test_drills_list_equations_with_or_without_their_left_sides():
     told = 0
     for index in range(60):
         drill = TASK.item(4, index, "train", difficulty=2, drill=True)

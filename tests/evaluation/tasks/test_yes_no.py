@@ -89,7 +89,7 @@ def ask(item: Item) -> str:
     return re.split(r"(?<=\.) ", item.question)[-1]
 
 
-def test_there_is_a_reading_for_every_kind():
+def test_every_kind_has_an_independent_reader():
     assert len(READINGS) == len(KINDS)
 
 
@@ -106,7 +106,7 @@ def reasons_of(item: Item) -> str:
     return item.answer.partition(" So ")[0]
 
 
-def test_the_conclusion_gives_the_verdict():
+def test_the_conclusion_agrees_with_the_answer():
     for item in ITEMS:
         worked, _, target = item.answer.partition("\n#### ")
         assert verdict_of(worked.rpartition(" So ")[2], ask(item)) == (target == "yes")
@@ -123,7 +123,7 @@ def verdict_of(conclusion: str, question: str) -> bool:
     return {"it is open.": True, "it is closed.": False}[conclusion]
 
 
-def test_the_hour_alone_does_not_tell_whether_a_shop_is_open():
+def test_the_hour_alone_does_not_reveal_whether_a_shop_is_open():
     for difficulty in TASK.difficulties:
         asked = [TASK.item(13, index, "train", difficulty=difficulty) for index in range(3000)]
         hours: dict[str, list[bool]] = {}
@@ -155,7 +155,7 @@ def split_questions(text: str) -> tuple[str, list[str]]:
     return " ".join(facts), parts[len(facts) :]
 
 
-def test_what_decides_is_in_one_split_only():
+def test_deciding_facts_are_in_one_split_only():
     decides = [(ask(item), *sorted(reasons_of(item).split(". "))) for item in ITEMS]
     splits = [place // 300 % 2 for place in range(len(ITEMS))]
     train, test = (
