@@ -8,6 +8,7 @@ import pytest
 import llada_jax as lj
 from experiments.calibrate import drawn_phone, measured
 from llada_jax.backend.exported.calibration_export import calibration_rows
+from llada_jax.phones.calibration import calibrate as module
 from llada_jax.phones.calibration.calibrate import CostModel, calibrate
 from llada_jax.phones.calibration.measurements import hold_out
 from llada_jax.phones.profile import load_profile
@@ -82,10 +83,68 @@ def test_a_phone_calibrates_itself(slow):
     assert all(each.low < each.ms < each.high for each in found.predicted)
 
 
-def test_what_cannot_be_calibrated_is_refused(slow):
-    (row,) = rows_of(slow, 1)
-    with pytest.raises(ValueError, match="no row is left to fit"):
-        calibrate([replace(row, held_out=True)], PARENT, "llada_8b")
-    wrong = replace(row, graph="product", weight="ffn.sideways")
+def test_input_that_cannot_be_fitted_is_refused(slow):
+    rows = rows_of(slow, 3)
+    message = "2 rows to fit; allowed: 3 or more that are not held out"
+    with pytest.raises(ValueError, match=message):
+        calibrate([*rows[:2], replace(rows[2], held_out=True)], PARENT, "llada_8b")
+    wrong = replace(rows[0], graph="product", weight="ffn.sideways")
     with pytest.raises(ValueError, match=r"weight of .* is 'ffn.sideways'; allowed: .*ffn.down"):
-        calibrate([wrong], PARENT, "llada_8b")
+        calibrate([wrong, *rows[1:]], PARENT, "llada_8b")
+
+
+@pytest.fixture
+def parent_steps(monkeypatch):
+    """Keeps the parent's tiles and passes, whose comparison takes most of a fit's time."""
+    monkeypatch.setattr(module, "TILES", ())
+
+
+def scaled(row, factor):
+    times = ("median_ms", "p5_ms", "p95_ms")
+    return replace(row, **{name: factor * getattr(row, name) for name in times})
+
+
+def swapped(row):
+    return replace(row, rows=row.cache, cache=row.rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda rows: [scaled(row, 1e3) for row in rows], r"microseconds \(10 of 10 rows"),
+        (lambda rows: [scaled(row, 1e-3) for row in rows], "the times are seconds"),
+        (lambda rows: [rows[0], *(scaled(row, 1e3) for row in rows[1:2]), *rows[2:]], "microsec"),
+        (
+            lambda rows: [*rows[:3], swapped(rows[3]), *rows[4:]],
+            r"rows and cache are swapped",
+        ),
+        (lambda rows: [*rows[:9], scaled(replace(rows[9], held_out=True), 1e3)], "microseconds"),
+        (lambda rows: [replace(rows[0], rows=1 << 20), *rows[1:]], "the row describes another"),
+        (lambda rows: [scaled(rows[0], 20), *rows[1:]], "was throttled or busy, or the row"),
+    ],
+)
+def test_rows_far_from_the_parent_s_prediction_are_refused(slow, parent_steps, change, cause):
+    rows = change(rows_of(slow, 10))
+    message = rf"median_ms of .* is .*; allowed: .* predicted from SM8750; likely cause: .*{cause}"
+    with pytest.raises(ValueError, match=message):
+        calibrate(rows, PARENT, "llada_8b")
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda rows: [*rows[:2], scaled(rows[2], 1.6), *rows[3:]], "was throttled or busy, or .*"),
+        (lambda rows: [*rows[:2], swapped(rows[2]), *rows[3:]], "rows and cache are swapped"),
+        (lambda rows: [*rows, replace(scaled(rows[2], 0.5), name="again")], "another graph"),
+    ],
+)
+def test_rows_that_contradict_the_others_are_named(slow, parent_steps, change, cause):
+    rows = change(rows_of(slow, 10))
+    message = rf"^median_ms of [^;]*; allowed: [^;]* predicted from the other rows; .*{cause}$"
+    with pytest.warns(UserWarning, match=message):
+        calibrate(rows, PARENT, "llada_8b")
+
+
+def test_rows_of_another_phone_of_the_package_are_accepted():
+    rows = rows_of(load_profile("SM8550"), 12)
+    assert calibrate(rows, PARENT, "llada_8b").identified
