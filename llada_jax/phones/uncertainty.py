@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from llada_jax.phones.profile import Profile, Sourced, Tag
+from llada_jax.phones.profile import Profile, SourcedNumber, Tag
 
 DOUBT: Mapping[Tag, float] = {"measured": 0.05, "derived": 0.10, "vendor": 0.15, "inferred": 0.30}
 """Assumed relative standard deviation of a number, by how it is known."""
@@ -43,7 +43,7 @@ class UncertainLatency(NamedTuple):
         return self.seconds / factor, self.seconds * factor
 
 
-def doubt_of(entry: Sourced) -> float:
+def doubt_of(entry: SourcedNumber) -> float:
     """Returns the standard deviation of a number's logarithm."""
     return math.log(1 + DOUBT[entry.tag]) if entry.doubt is None else entry.doubt
 

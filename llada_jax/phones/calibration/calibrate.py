@@ -30,7 +30,7 @@ from llada_jax.phones.calibration.implausible_rows import (
 from llada_jax.phones.calibration.measurements import Measurement
 from llada_jax.phones.cost import price_on_cpu, price_on_npu
 from llada_jax.phones.graphs import Shape, graphs_of
-from llada_jax.phones.profile import Profile, Sourced, profile_of
+from llada_jax.phones.profile import Profile, SourcedNumber, profile_of
 from llada_jax.phones.uncertainty import COUNTED, TWO_SIDED, doubt_of
 
 MODEL_DOUBT = 0.03
@@ -116,7 +116,7 @@ class CostModel:
         step = product_step(row.rows, inputs, outputs, weight, f"layers.0.{row.weight}")
         return call + price(step).seconds
 
-    def numbers(self, parent: Profile) -> dict[str, Sourced]:
+    def numbers(self, parent: Profile) -> dict[str, SourcedNumber]:
         """Returns the continuous numbers that predictions can depend on, by path."""
         prefixes = ("memory.", f"npu.{self.kernels}.", f"cpu.{self.cpu}.")
         return {
@@ -228,12 +228,12 @@ def calibrate(
     profile, paths = fit.profile(mode), [*fit.entries]
     numbers = dict(parent.numbers)
     for path, (_, value) in counted.items():
-        numbers[path] = Sourced(int(value), parent.numbers[path].unit, "measured", source)
+        numbers[path] = SourcedNumber(int(value), parent.numbers[path].unit, "measured", source)
     identified = []
     for i in learned:
         entry, parent_doubt = fit.entries[paths[i]], float(fit.doubts[i])
         value, doubt = float(profile.numbers[paths[i]].value), float(parent_doubt * deviations[i])
-        numbers[paths[i]] = Sourced(value, entry.unit, "measured", source, doubt)
+        numbers[paths[i]] = SourcedNumber(value, entry.unit, "measured", source, doubt)
         identified.append(IdentifiedNumber(paths[i], entry.value, value, parent_doubt, doubt))
     return Calibration(
         profile_of(name, parent.phone, numbers),
