@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llada_jax.config import LatencyTable, Quant, ascending_counts, require, require_choice
 from llada_jax.phones.graphs import Shape, graphs_of, shape_name
-from llada_jax.phones.memory import Footprint, footprint, most_rows
+from llada_jax.phones.memory import Footprint, footprint, max_rows
 from llada_jax.phones.profile import Profile, load_profile
 from llada_jax.phones.simulate import ForwardTimer, Simulated, simulate
 from llada_jax.phones.swap_plan import SwapPlan, plan_swaps
@@ -175,7 +175,7 @@ class Phone:
         if self.system.body == "cpu" or resident is None:
             return None
         model, memory = graphs_of(shape, self.quant).model, self.profile.memory
-        return most_rows(self.system, model, memory, canvas=canvas, resident=resident)
+        return max_rows(self.system, model, memory, canvas=canvas, resident=resident)
 
     def plan(
         self, shape: Shape, planner: str = "steady", *, rows: int = 32, canvas: int = CANVAS
