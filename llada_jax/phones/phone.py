@@ -10,7 +10,7 @@ from llada_jax.config import LatencyTable, Quant, ascending_counts, require, req
 from llada_jax.phones.graphs import Shape, graphs_of, shape_name
 from llada_jax.phones.memory import Footprint, footprint, max_rows
 from llada_jax.phones.profile import Profile, load_profile
-from llada_jax.phones.simulate import ForwardTimer, Simulated, simulate
+from llada_jax.phones.simulate import ForwardTimer, SimulatedRun, simulate
 from llada_jax.phones.swap_plan import SwapPlan, plan_swaps
 from llada_jax.phones.system import System
 from llada_jax.phones.uncertainty import POWER_SPREAD, TWO_SIDED, with_uncertainty
@@ -25,7 +25,7 @@ CANVAS = 256
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class ModelledRun(Simulated):
+class ModelledRun(SimulatedRun):
     """What a decoding run would take on a phone: every number is modelled."""
 
     soc: str
@@ -140,7 +140,7 @@ class Phone:
             plan=plan,
         )
 
-    def simulated(self, workload: Workload, timer: ForwardTimer) -> Simulated:
+    def simulated(self, workload: Workload, timer: ForwardTimer) -> SimulatedRun:
         """Returns what `time` says of a run, priced by one of this phone's timers, without the
         interval that takes most of `time`'s own."""
         return simulate(workload, timer, self.profile.session.slowdown(self.system.body))
