@@ -82,7 +82,7 @@ def _timer(shape: str, profile: Profile, system: System) -> ForwardTimer:
 
 def changes_of(shape: str, soc: str, system: System, workload: Workload) -> dict[str, float]:
     """Returns by how much a latency's logarithm moves with each number's doubt."""
-    alike = workload.alike()
+    alike = workload.with_mean_head_rows()
     base = phone_of(shape, soc, system).latency(alike)
     moved = _timers(shape, soc, system)
     return log_changes(base, ((each, timer.latency(alike)) for each, timer in moved))

@@ -14,7 +14,7 @@ from llada_jax.phones.simulate import ForwardTimer, SimulatedRun, simulate
 from llada_jax.phones.swap_plan import SwapPlan, plan_swaps
 from llada_jax.phones.system import System
 from llada_jax.phones.uncertainty import POWER_SPREAD, TWO_SIDED, with_uncertainty
-from llada_jax.phones.workload import Forward, Workload, from_trace, rounded
+from llada_jax.phones.workload import Forward, Workload, from_trace, round_cache
 
 if TYPE_CHECKING:
     from llada_jax.phones.calibration.calibrate import Calibration
@@ -120,7 +120,10 @@ class Phone:
         def timer(profile: Profile) -> ForwardTimer:
             return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan)
 
-        alike, spread = workload.alike(), self.profile.session.spread(self.system.body)
+        alike, spread = (
+            workload.with_mean_head_rows(),
+            self.profile.session.spread(self.system.body),
+        )
         sure = with_uncertainty(
             self.profile, lambda moved: timer(moved).latency(alike), self.system.uses, spread
         )
@@ -162,7 +165,7 @@ class Phone:
             f"rows is {list(buckets)}; allowed: up to the phone's canvas ({canvas})",
         )
         timer = self.timer(shape, canvas)
-        steps = [timer.step(Forward(n, rounded(canvas - n), n)) for n in buckets]
+        steps = [timer.step(Forward(n, round_cache(canvas - n), n)) for n in buckets]
         return LatencyTable(rows=buckets, ms=tuple(1e3 * step.seconds for step in steps))
 
     def row_budget(self, shape: Shape, *, canvas: int = CANVAS) -> int | None:
@@ -190,7 +193,7 @@ class Phone:
         Raises ValueError for an unknown planner, and where it finds no plan (with the reason).
         """
         require(0 < rows <= canvas, f"rows is {rows}; allowed: 1 to canvas ({canvas})")
-        step = Workload((Forward(rows, rounded(canvas - rows), rows),), canvas, 0, "one step")
+        step = Workload((Forward(rows, round_cache(canvas - rows), rows),), canvas, 0, "one step")
         graphs = graphs_of(shape, self.quant)
         return plan_swaps(planner, step, graphs, self.profile, self.system)
 
