@@ -16,7 +16,7 @@ from llada_jax.phones.profile import Profile, load_profile
 from llada_jax.phones.published_tasks import CANVAS
 from llada_jax.phones.simulate import ForwardTimer
 from llada_jax.phones.system import System
-from llada_jax.phones.uncertainty import TWO_SIDED, Moved, moved_profiles, strongest
+from llada_jax.phones.uncertainty import TWO_SIDED, ShiftedProfile, log_changes, shifted_profiles
 from llada_jax.phones.workload import Workload
 
 PAPER = "arXiv 2606.13740"
@@ -64,9 +64,9 @@ def modelled(name: str, value: float | Estimate, unit: str, **more: Any) -> Resu
 
 
 @lru_cache(6)
-def _timers(shape: str, soc: str, system: System) -> list[tuple[Moved, ForwardTimer]]:
+def _timers(shape: str, soc: str, system: System) -> list[tuple[ShiftedProfile, ForwardTimer]]:
     """Returns the profile with each number moved."""
-    moved = moved_profiles(load_profile(soc), system.uses)
+    moved = shifted_profiles(load_profile(soc), system.uses)
     return [(each, _timer(shape, each.profile, system)) for each in moved]
 
 
@@ -82,10 +82,10 @@ def _timer(shape: str, profile: Profile, system: System) -> ForwardTimer:
 
 def changes_of(shape: str, soc: str, system: System, workload: Workload) -> dict[str, float]:
     """Returns by how much a latency's logarithm moves with each number's doubt."""
-    alike = workload.alike()
+    alike = workload.with_mean_head_rows()
     base = phone_of(shape, soc, system).latency(alike)
     moved = _timers(shape, soc, system)
-    return strongest(base, ((each, timer.latency(alike)) for each, timer in moved))
+    return log_changes(base, ((each, timer.latency(alike)) for each, timer in moved))
 
 
 def band(value: float, *doubts: float) -> tuple[float, float]:

@@ -35,7 +35,7 @@ from llada_jax.phones.perfetto_trace import Counters, perfetto_trace
 from llada_jax.phones.phone import ModelledRun
 from llada_jax.phones.profile import load_profile
 from llada_jax.phones.published_tasks import PublishedTasks
-from llada_jax.phones.routed_layers import ASSUMED
+from llada_jax.phones.routed_layers import EXPERTS_ASSUMPTION
 from llada_jax.phones.system import System
 from llada_jax.phones.timeline import LANES, Timeline
 from llada_jax.phones.workload import Workload, from_trace
@@ -177,7 +177,7 @@ def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
         yield f"{found.soc} cannot run this: {found.footprint.reason}"
     experts, moe = found.experts_per_layer, model.moe
     if experts is not None and moe is not None:
-        yield f"{experts:.0f} of {moe.n_experts} experts a layer and forward: {ASSUMED}"
+        yield f"{experts:.0f} of {moe.n_experts} experts a layer and forward: {EXPERTS_ASSUMPTION}"
         gib = weights_mib(model, head=False) / 1024
         yield (
             f"{gib:,.1f} GiB of weights are taken to lie in the phone's memory, whose size no "

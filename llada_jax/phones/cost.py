@@ -1,12 +1,15 @@
-"""Prices a lowered step, operation by operation, on an NPU's engines or on a CPU.
+"""The price of one forward: seconds of a lowered step, operation by operation.
 
-A product with weights costs, for each pass over them (`pass_rows` rows share one),
+On the NPU, a product with weights reads and dequantizes its weights once per pass (`pass_rows` rows
+share a pass), and multiplies rows that are padded to whole tiles:
 
-    max(bytes / dma, weights / dequantization)  and  2 rows inputs outputs / matrix rate,
+    weights = passes * max(bytes / dma, weights / dequantization)
+    matrix  = 2 * padded rows * inputs * outputs / matrix rate
 
-added or overlapped as the kernels do; rows are padded to tiles. Attention is the products without
-weights plus a price for each score. All else is vector work: what lies between two products is
-fused into passes, one that ends with each reduction, and a pass costs by its largest tensor.
+Kernels that pipeline all stages take the maximum of the two, others their sum (arXiv 2606.13740,
+section 2.2 and Figure 3a; T-MAN, arXiv 2511.11248). Attention is the products without weights, plus
+a price per score. All other operations are vector work: those between two products are fused, and a
+fused group costs by its largest tensor. On a CPU, each product runs with the faster of two kernels.
 """
 
 import math
@@ -19,11 +22,13 @@ from llada_jax.phones.profile import CpuKernels, NpuKernels, PhoneMemory
 from llada_jax.swap.address_space import MIB
 
 MATRIX_TILE = 32
+"""The matrix engine multiplies tiles with 32 inputs and 32 outputs, whatever their rows."""
 FAST_MATRICES = ("ffn.down", "head", "embedding")
-"""Products whose dequantization was measured to be faster, by the end of their weight's name."""
+"""Ends of the names of matrices that dequantize faster: measured kernels unpack the down projection
+and the head at about twice the rate of the others."""
 
 FREE = {"reshape", "broadcast_in_dim", "slice", "iota", "convert"}
-"""Fused into what reads them."""
+"""Operations that a compiler fuses into the operation that reads their result."""
 MOVES = {"transpose", "concatenate", "pad", "gather", "dynamic_slice", "dynamic_update_slice"}
 ELEMENTWISE = {
     *("add", "subtract", "multiply", "divide", "negate", "maximum", "minimum", "rsqrt", "sqrt"),
@@ -34,9 +39,10 @@ KNOWN = {"dot_general"} | FREE | MOVES | ELEMENTWISE
 
 
 class StepCost(NamedTuple):
-    """Seconds of a step, or a part of one, by what they wait for; and the bytes that it reads.
+    """Seconds of a step or a part of it, split by the engine that the step waits for.
 
-    A pass of vector work is booked where it ends. The call from the host is not in it.
+    Stages that are hidden behind a slower one are not included, so the seconds add up to the time
+    of the step. The call from the host is not included.
     """
 
     matrix: float = 0.0
@@ -44,13 +50,14 @@ class StepCost(NamedTuple):
     dma: float = 0.0
     vector: float = 0.0
     host: float = 0.0
-    """Attention that the CPU computes while the NPU waits."""
+    """Attention on the CPU, during which the NPU waits."""
     overhead: float = 0.0
     dram_bytes: float = 0.0
+    """Bytes that are read from memory: not a time."""
 
     @property
     def by_engine(self) -> dict[str, float]:
-        """Seconds by what is waited for."""
+        """Seconds by the name of the engine."""
         return dict(zip(self._fields[:-1], self[:-1], strict=True))
 
     @property
@@ -58,56 +65,59 @@ class StepCost(NamedTuple):
         return sum(self[:-1])
 
     def times(self, count: float) -> "StepCost":
-        """Returns the cost of so many of them, one after the other."""
-        return StepCost(*(count * each for each in self))
+        """Returns the cost of `count` such steps, one after the other."""
+        return StepCost(*(count * part for part in self))
 
 
 def sum_of(costs: Iterable[StepCost]) -> StepCost:
-    """Returns the cost of all of them, one after the other."""
+    """Returns the cost of several steps, one after the other."""
     return StepCost(*map(math.fsum, zip(*costs, strict=True)))
 
 
 def price_on_npu(
     lowered: Lowered, kernels: NpuKernels, memory: PhoneMemory, host: CpuKernels | None = None
 ) -> StepCost:
-    """Prices a step on the NPU; its attention on the CPU, `host`, where the kernels leave it to it.
+    """Returns the cost of a step on the NPU.
 
-    Raises ValueError where they do and there is no host.
+    If the kernels leave attention to the CPU (`attention` is "cpu"), `host` are the CPU's kernels
+    for it, and ValueError is raised without them.
     """
-    beside = host if kernels.attention == "cpu" else None
+    attention_host = host if kernels.attention == "cpu" else None
     require(
-        beside is not None or kernels.attention == "npu",
+        attention_host is not None or kernels.attention == "npu",
         "attention is 'cpu' without kernels of a CPU; allowed: 'npu', or the CPU's kernels",
     )
 
-    def product(operation: Operation) -> StepCost:
+    def price_product(operation: Operation) -> StepCost:
         if operation.weight is not None:
-            return _product(operation, lowered.weights[operation.weight], kernels, memory)
-        if beside is not None:
-            return StepCost(host=_cpu_product(operation, None, beside, memory).seconds)
+            return _weight_product(operation, lowered.weights[operation.weight], kernels, memory)
+        if attention_host is not None:
+            return StepCost(host=_cpu_product(operation, None, attention_host, memory).seconds)
         return _attention_product(operation, kernels)
 
-    score_ns = kernels.score_ns if beside is None else beside.elementwise_ns
-    passes = _priced(lowered, product, kernels.elementwise_ns, score_ns)
-    layers = {each.scope.split("/")[0] for each in lowered.operations}
-    count = sum(layer.startswith("layer_") for layer in layers)
-    return sum_of([*passes, StepCost(overhead=count * kernels.layer_overhead_us * 1e-6)])
+    score_ns = kernels.score_ns if attention_host is None else attention_host.elementwise_ns
+    costs = _price_operations(lowered, price_product, kernels.elementwise_ns, score_ns)
+    scopes = {operation.scope.split("/")[0] for operation in lowered.operations}
+    n_layers = sum(scope.startswith("layer_") for scope in scopes)
+    return sum_of([*costs, StepCost(overhead=n_layers * kernels.layer_overhead_us * 1e-6)])
 
 
 def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: PhoneMemory) -> StepCost:
-    """Prices a step on the CPU, each product by the faster of the kernels for many and few rows."""
+    """Returns the cost of a step on the CPU."""
 
-    def product(operation: Operation) -> StepCost:
+    def price_product(operation: Operation) -> StepCost:
         weight = lowered.weights.get(operation.weight or "")
         return _cpu_product(operation, weight, kernels, memory)
 
-    return sum_of(_priced(lowered, product, kernels.elementwise_ns, kernels.elementwise_ns))
+    element_ns = kernels.elementwise_ns
+    return sum_of(_price_operations(lowered, price_product, element_ns, element_ns))
 
 
 def matrix_shape(operation: Operation) -> tuple[int, int, int, int]:
-    """Returns batch, rows, inputs and outputs of [b, rows, inputs] by [b, inputs, outputs].
+    """Returns (batch, rows, inputs, outputs) of [batch, rows, inputs] x [batch, inputs, outputs].
 
-    Follows from the numbers of elements alone: batch = |a| |b| / (|out| inputs^2).
+    An operation does not record which axes are batch axes. The tensors' sizes are enough:
+    |left| * |right| / |output| = batch * inputs^2.
     """
     inputs = operation.contraction
     left, right = (tensor.size for tensor in operation.inputs)
@@ -116,121 +126,149 @@ def matrix_shape(operation: Operation) -> tuple[int, int, int, int]:
 
 
 def stored_bits(weight: LoweredWeight) -> float:
-    """Bits of one number with its share of a 16-bit scale. Floats are 16 bits on a phone."""
+    """Returns the bits of one stored weight, with its share of its group's 16-bit scale.
+
+    Floats are stored as 16 bits on a phone.
+    """
     if weight.bits >= 16:
         return 16.0
     return weight.bits + (16 / weight.group if weight.group else 0.0)
 
 
-def _product(
+def _weight_product(
     operation: Operation, weight: LoweredWeight, kernels: NpuKernels, memory: PhoneMemory
 ) -> StepCost:
     _, rows, inputs, outputs = matrix_shape(operation)
-    numbers = inputs * outputs
-    size = numbers * stored_bits(weight) / 8
+    n_weights = inputs * outputs
+    n_bytes = n_weights * stored_bits(weight) / 8
+    # A single row wastes nearly all of a tile, so some libraries have a matrix-vector kernel.
+    # It waits for memory only; the measured rate includes its dequantization.
     if rows == 1 and kernels.gemv_gbps:
-        return StepCost(dma=size / kernels.gemv_gbps / 1e9, dram_bytes=size)
+        return StepCost(dma=n_bytes / kernels.gemv_gbps / 1e9, dram_bytes=n_bytes)
+    # Dequantized weights do not fit into VTCM, so the next pass has to start again from DRAM. This
+    # makes the time a staircase in the rows.
     passes = math.ceil(rows / rows_in_a_pass(inputs, kernels, memory))
-    dma = passes * size / kernels.dma_gbps / 1e9
-    unpacking = passes * numbers / _dequant_rate(operation, weight, kernels)
-    padded = _up(rows, kernels.tile_rows)
-    matrix = 2 * padded * _up(inputs, MATRIX_TILE) * _up(outputs, MATRIX_TILE)
-    matrix = matrix / kernels.matrix_tops / 1e12
-    matrix += padded // kernels.tile_rows * -(-outputs // MATRIX_TILE) * kernels.readout_us * 1e-6
+    dma = passes * n_bytes / kernels.dma_gbps / 1e9
+    dequantization = passes * n_weights / _dequant_rate(operation, weight, kernels)
+    padded_rows = _round_up(rows, kernels.tile_rows)
+    macs = padded_rows * _round_up(inputs, MATRIX_TILE) * _round_up(outputs, MATRIX_TILE)
+    n_accumulators = padded_rows // kernels.tile_rows * -(-outputs // MATRIX_TILE)
+    matrix = 2 * macs / kernels.matrix_tops / 1e12 + n_accumulators * kernels.readout_us * 1e-6
     vector = rows * (inputs + outputs) * kernels.activation_ns * 1e-9
-    stages = {"dma": dma, "dequantization": unpacking}
+    pipelined = {"dma": dma, "dequantization": dequantization}
     if kernels.overlap == "all":
-        stages["matrix"], matrix = matrix, 0.0
-    slowest = max(stages, key=lambda stage: stages[stage])
-    cost = StepCost(matrix=matrix, vector=vector, dram_bytes=passes * size)
-    return cost._replace(**{slowest: stages[slowest]})
+        pipelined["matrix"], matrix = matrix, 0.0
+    slowest = max(pipelined, key=lambda stage: pipelined[stage])
+    cost = StepCost(matrix=matrix, vector=vector, dram_bytes=passes * n_bytes)
+    return cost._replace(**{slowest: pipelined[slowest]})
 
 
 def _dequant_rate(operation: Operation, weight: LoweredWeight, kernels: NpuKernels) -> float:
-    """Weights a second; infinite where nothing is unpacked."""
-    name = (operation.weight or "").partition("[")[0]
-    fast = name.endswith(FAST_MATRICES)
-    rate = kernels.fast_dequant_gweights if fast else kernels.dequant_gweights
+    """Returns weights per second; infinite if the kernels multiply the stored format directly."""
+    name = (operation.weight or "").partition("[")[0]  # a chunk of the head is `head[0:4096]`
+    is_fast = name.endswith(FAST_MATRICES)
+    rate = kernels.fast_dequant_gweights if is_fast else kernels.dequant_gweights
     return rate * 1e9 if rate and weight.bits < 16 else math.inf
 
 
 def rows_in_a_pass(inputs: int, kernels: NpuKernels, memory: PhoneMemory) -> int:
-    """Returns what the kernels take at one time; less where the activations exceed half of VTCM."""
-    tiles = int(memory.vtcm_mib * MIB / 2 / (2 * inputs)) // kernels.tile_rows
-    return max(kernels.tile_rows, min(kernels.pass_rows, tiles * kernels.tile_rows))
+    """Returns how many rows share one pass over a matrix.
+
+    This is `pass_rows`, or less for wide inputs: half of VTCM is assumed to hold float16
+    activations, the rest is left to the weight tiles. At least one tile of rows always runs.
+    """
+    tiles_that_fit = int(memory.vtcm_mib * MIB / 2 / (2 * inputs)) // kernels.tile_rows
+    return max(kernels.tile_rows, min(kernels.pass_rows, tiles_that_fit * kernels.tile_rows))
 
 
 def _attention_product(operation: Operation, kernels: NpuKernels) -> StepCost:
-    """Prices one of the two products of attention: the cached side is read from memory."""
+    """Returns the cost of queries x keys or of weights x values.
+
+    The keys or values are the second operand. They are read from memory while the product runs.
+    """
     batch, left, inputs, right = matrix_shape(operation)
-    macs = batch * _up(left, MATRIX_TILE) * _up(inputs, MATRIX_TILE) * _up(right, MATRIX_TILE)
-    matrix = 2 * macs / kernels.matrix_tops / 1e12
-    size = operation.inputs[1].size * kernels.kv_bits / 8
-    dma = size / kernels.dma_gbps / 1e9
+    sides = (_round_up(size, MATRIX_TILE) for size in (left, inputs, right))
+    matrix = 2 * batch * math.prod(sides) / kernels.matrix_tops / 1e12
+    n_bytes = operation.inputs[1].size * kernels.kv_bits / 8
+    dma = n_bytes / kernels.dma_gbps / 1e9
     slowest = {"matrix": matrix} if matrix > dma else {"dma": dma}
-    return StepCost(**slowest, dram_bytes=size)
+    return StepCost(**slowest, dram_bytes=n_bytes)
 
 
 def _cpu_product(
     operation: Operation, weight: LoweredWeight | None, kernels: CpuKernels, memory: PhoneMemory
 ) -> StepCost:
+    """Returns the cost of a product with the faster kernel: matrix-matrix or matrix-vector.
+
+    The matrix-matrix kernel may unpack all weights first, whatever the rows, and cannot be faster
+    than one read of the weights. The matrix-vector kernel reads the weights for every row.
+    """
     _, rows, inputs, outputs = matrix_shape(operation)
-    many = 2 * operation.macs / kernels.gemm_tops / 1e12
+    multiply = 2 * operation.macs / kernels.gemm_tops / 1e12
     if weight is None:
-        return StepCost(matrix=many)
-    numbers = inputs * outputs
-    size = numbers * stored_bits(weight) / 8
-    reading = size / memory.dram_gbps / 1e9
-    unpacking = numbers / kernels.unpack_gweights / 1e9 if kernels.unpack_gweights else 0.0
-    few = max(rows * numbers / kernels.gemv_gweights / 1e9, rows * reading)
-    if few < max(many + unpacking, reading):
-        return StepCost(dma=few, dram_bytes=rows * size)
-    if many + unpacking < reading:
-        return StepCost(dma=reading, dram_bytes=size)
-    return StepCost(matrix=many, dequantization=unpacking, dram_bytes=size)
+        return StepCost(matrix=multiply)
+    n_weights = inputs * outputs
+    n_bytes = n_weights * stored_bits(weight) / 8
+    one_read = n_bytes / memory.dram_gbps / 1e9
+    unpack = n_weights / kernels.unpack_gweights / 1e9 if kernels.unpack_gweights else 0.0
+    by_vectors = max(rows * n_weights / kernels.gemv_gweights / 1e9, rows * one_read)
+    if by_vectors < max(multiply + unpack, one_read):
+        return StepCost(dma=by_vectors, dram_bytes=rows * n_bytes)
+    if multiply + unpack < one_read:
+        return StepCost(dma=one_read, dram_bytes=n_bytes)
+    return StepCost(matrix=multiply, dequantization=unpack, dram_bytes=n_bytes)
 
 
-def _priced(
-    lowered: Lowered, product: Callable[[Operation], StepCost], element_ns: float, score_ns: float
+def _price_operations(
+    lowered: Lowered,
+    price_product: Callable[[Operation], StepCost],
+    element_ns: float,
+    score_ns: float,
 ) -> Iterator[StepCost]:
-    """Yields the costs of products, attention scores and passes of vector work."""
-    fused = 0
-    in_attention = False  # between a product without weights and the next one with weights
+    """Yields the costs of products, of attention scores and of fused groups of vector work.
+
+    A fused group ends before each product and after each reduction, whose result must be complete
+    before anything reads it. It costs by the largest tensor that one of its operations touches.
+    """
+    fused_elements = 0
+    in_attention = False  # between a product without weights and the next product with weights
     for operation in lowered.operations:
         is_unknown = operation.name not in KNOWN
         if operation.name == "dot_general":
-            yield StepCost(vector=fused * element_ns * 1e-9)
-            yield product(operation)
-            fused, in_attention = 0, operation.weight is None
+            yield StepCost(vector=fused_elements * element_ns * 1e-9)
+            yield price_product(operation)
+            fused_elements, in_attention = 0, operation.weight is None
         elif in_attention:
-            # What is known there is in the price of a score.
-            rate = element_ns if is_unknown else score_ns
-            priced = is_unknown or operation.name == "exponential"
-            yield StepCost(vector=priced * _elements(operation) * rate * 1e-9)
+            # `score_ns` covers mask, softmax and layout changes. It is charged at the softmax's
+            # exponential, which runs once per score; known operations around it are included.
+            if is_unknown or operation.name == "exponential":
+                rate = element_ns if is_unknown else score_ns
+                yield StepCost(vector=_n_elements(operation) * rate * 1e-9)
         elif operation.name not in FREE and (operation.scope or operation.name not in MOVES):
-            # A change of layout at the edge is free, too: caches lie as they are read.
-            fused = max(fused, _elements(operation))
+            # Moves outside any layer only rearrange the step's arguments, such as the cache. A
+            # phone stores these in the layout that the kernels read.
+            fused_elements = max(fused_elements, _n_elements(operation))
             if operation.name == "reduce":
-                yield StepCost(vector=fused * element_ns * 1e-9)
-                fused = 0
-    yield StepCost(vector=fused * element_ns * 1e-9)
+                yield StepCost(vector=fused_elements * element_ns * 1e-9)
+                fused_elements = 0
+    yield StepCost(vector=fused_elements * element_ns * 1e-9)
 
 
 def unknown_operations(lowered: Lowered) -> list[str]:
-    """Names operations that either processor prices as something else, and as what."""
-    found = (
-        f"{each.name} {each.types} at {each.scope or 'the top'}: priced as vector work on "
-        f"{_elements(each):,} elements"
-        for each in lowered.operations
-        if each.name not in KNOWN
+    """Describes each operation that the model does not know, and how it is priced instead."""
+    descriptions = (
+        f"{operation.name} {operation.types} at {operation.scope or 'the top'}: priced as vector "
+        f"work on {_n_elements(operation):,} elements"
+        for operation in lowered.operations
+        if operation.name not in KNOWN
     )
-    return [*dict.fromkeys(found)]
+    return [*dict.fromkeys(descriptions)]
 
 
-def _elements(operation: Operation) -> int:
-    """Counts the largest tensor that it reads or writes."""
+def _n_elements(operation: Operation) -> int:
+    """Returns the size of the largest tensor that the operation reads or writes."""
     return max((t.size for t in (*operation.inputs, *operation.outputs)), default=0)
 
 
-def _up(number: int, multiple: int) -> int:
+def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple

@@ -1,22 +1,21 @@
-"""How many forwards a diffusion model needs: decoding dynamics from published statistics.
+"""A random process that imitates LLaDA-8B's decoding, fitted to published statistics.
 
-A process with two numbers stands for the model. A masked position with `u` masked positions before
-it, as far as the window reaches, becomes confident in a forward with probability
+The number of forwards of a run depends on the model, which is not needed here. In the process, a
+masked position with `u` masked positions before it in the window becomes confident in a forward
+with probability
 
     reach * decay ** u
 
-(text is settled from the left, arXiv 2606.13740 Figure 8; what is near settled text is settled
-first). What the sampler does follows: threshold-parallel commits, drafts in a window that slides
-over the block's end, lookahead. A confident position of a later block is a draft, and counts when
-its block becomes current. A visible token of the current block stays in the window until it is
-stable; once its block is done it is the CPU's to revise. Where one token is committed at a time, a
-forward brings less news to the drafts, and their chance is smaller by as much.
+because text is settled from the left (arXiv 2606.13740, Figure 8). The sampler of llada.cpp is
+simulated on top: it commits all confident positions, its window slides over the end of the block,
+confident positions of later blocks are drafts, and visible tokens stay in the window until they are
+stable.
 
-Confidence is exponential in both thresholds (Figure 5b): a higher one is reached more rarely, and
-tokens that just pass the visible one are stable as rarely as the stable one is far above it. Where
-an answer is shorter than the canvas, its end settles all that follows at once.
+Confidence falls exponentially with both thresholds (Figure 5b). If tokens are committed one by one,
+a forward reveals less to the drafts, so they become confident more rarely by this factor. When an
+answer that is shorter than the canvas has ended, the rest settles at once.
 
-It says how many forwards of which size run, never which tokens.
+The process gives the number and the sizes of forwards, not the tokens.
 """
 
 import math
@@ -27,31 +26,31 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from llada_jax.config import require_choice, require_counts, require_numbers
-from llada_jax.phones.workload import Forward, Workload, rounded
+from llada_jax.phones.workload import Forward, Workload, round_cache
 
 Commit = Literal["one", "threshold"]
 BLOCK = 32
 VISIBLE, STABLE = 0.7, 0.9
-"""The paper's thresholds; a position's chance, `reach`, is that of the first one."""
+"""The paper's confidence thresholds. `Dynamics.reach` is the probability at `VISIBLE`."""
 SOURCE = "published statistics (arXiv 2606.13740, Figures 5 and 8)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dynamics:
-    """The process, and the two shares that go with it."""
+    """Parameters of the process."""
 
     reach: float
     decay: float
     skipped: float = 0.0
-    """Share of the window's rows whose decision is skipped (Figure 5c)."""
+    """Fraction of the window's rows without an open decision, which need no head (Figure 5c)."""
     strictness: float = 0.0
-    """By how much chances fall as a threshold rises: -d ln(chance) / d threshold (Figure 5b)."""
+    """-d ln(probability to be confident) / d threshold (Figure 5b)."""
     wavering: float = 0.0
-    """By how much a just visible token is less stable: -d ln(stable) / d threshold (Figure 5b)."""
+    """-d ln(probability that a new visible token is stable) / d threshold (Figure 5b)."""
     tokens_per_forward: float = 1.0
-    """Of a block alone, as the process gives it: what a forward usually brings of news."""
+    """Mean tokens per forward of a single block."""
     answer: int | None = None
-    """Tokens until the answer's end, whatever the canvas; None: it fills the canvas."""
+    """Tokens until the answer ends, or None if it fills the canvas."""
 
     def __post_init__(self) -> None:
         require_numbers(self, "reach", "decay", above=0, most=1)
@@ -61,34 +60,34 @@ class Dynamics:
         require_counts(self, "answer")
 
     def at(self, visible: float) -> "Dynamics":
-        """Returns the process at another visible threshold."""
+        """Returns the process with another visible threshold."""
         return replace(self, reach=min(1.0, self.reach * self.rarer(visible)))
 
     def rarer(self, threshold: float, than: float = VISIBLE) -> float:
-        """Returns the chance to reach a threshold, over that to reach another one."""
+        """Returns the probability to reach a threshold, relative to the threshold `than`."""
         return math.exp(self.strictness * (than - threshold))
 
     def unstable(self, visible: float, stable: float) -> float:
-        """Returns the share of tokens that are not stable when they become visible."""
+        """Returns the fraction of tokens that are visible before they are stable."""
         return 1 - math.exp(-self.wavering * max(0.0, stable - visible))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Techniques:
-    """Which of llada.cpp's techniques run."""
+    """Settings of llada.cpp's techniques, with the paper's abbreviations."""
 
     trigger: int = 4
-    """Masks left in the block at which its sliding window grows by a block (MBSD)."""
+    """The window grows by a block when this many masks are left in the current one (MBSD)."""
     commit: Commit = "threshold"
-    """`one` token a forward, or every confident one (STS)."""
+    """Tokens that a forward commits: `one`, or all above the visible threshold (STS)."""
     skip_logits: bool = True
-    """No head for rows whose decision is not open (SLS)."""
+    """Whether rows without an open decision skip the head (SLS)."""
     refresh: int = 2
-    """Rows that the CPU may revise beside a forward (SCR); 0: none."""
+    """Rows that the CPU may revise during a forward (SCR)."""
     visible: float = VISIBLE
     stable: float = STABLE
     slides: bool = True
-    """Whether the window slides over the block's end, and drafts; else it is the block."""
+    """Whether the window slides over the end of the block and drafts. Otherwise it is the block."""
 
     def __post_init__(self) -> None:
         require_choice("commit", self.commit, Commit)
@@ -96,27 +95,27 @@ class Techniques:
         require_numbers(self, "visible", "stable", above=0, most=1)
 
 
-class Statistics(NamedTuple):
-    """What the paper reports of its runs, as the process gives it."""
+class BlockStatistics(NamedTuple):
+    """Statistics of the process that the paper publishes for the model."""
 
     first_commit: np.ndarray
-    """Mean forward that committed each position of a block, from 1."""
+    """Mean number of the forward that committed each position of a block, from 1."""
     tail_share: np.ndarray
-    """Share of forwards with 1, 2, ... 8 masks left in the block, or fewer."""
+    """Fraction of forwards with at most 1, 2, ... 8 masks left in the block."""
     forwards: float
-    """Mean number for one block alone."""
+    """Mean forwards of a block."""
 
 
 def decode(
     dynamics: Dynamics, techniques: Techniques, prompt: int, tokens: int, seed: int = 0
 ) -> Workload:
-    """Returns the forwards of one run. The same arguments give the same run."""
-    canvas = _DecodingProcess(dynamics, techniques, prompt, tokens, seed)
-    return Workload(tuple(canvas.forwards()), tokens, prompt, SOURCE)
+    """Returns the forwards of one run. It is deterministic in its arguments."""
+    process = _DecodingProcess(dynamics, techniques, prompt, tokens, seed)
+    return Workload(tuple(process.forwards()), tokens, prompt, SOURCE)
 
 
 class _DecodingProcess:
-    """Generated positions while they are decoded."""
+    """The state of the generated positions during a run."""
 
     def __init__(
         self, dynamics: Dynamics, techniques: Techniques, prompt: int, tokens: int, seed: int
@@ -124,15 +123,15 @@ class _DecodingProcess:
         self.dynamics, self.techniques, self.prompt = dynamics, techniques, prompt
         self.rng = np.random.default_rng(seed)
         self.masked = np.ones(tokens, bool)
-        """Without a token that is visible, or a draft."""
+        """Positions with neither a visible token nor a draft."""
         self.stable = np.zeros(tokens, bool)
         self.fed = np.zeros(tokens, bool)
-        """Its final token was the input of a forward, so that its key and value are right."""
+        """Positions whose token was an input of a forward, so that its cached key is right."""
         self.block = 0
         self.stale = 0
-        """Visible tokens of finished blocks that wait for a revision."""
+        """Unstable tokens of finished blocks that wait for a revision."""
         self.left_unstable = 0
-        """Visible tokens of all blocks that were not stable when their block was done."""
+        """Tokens of all finished blocks that were unstable at the end of their block."""
 
     @property
     def current(self) -> slice:
@@ -143,59 +142,65 @@ class _DecodingProcess:
             yield self._forward()
 
     def _forward(self) -> Forward:
-        first = not self.fed.any() and bool(self.masked.all())
-        inside = self._window()
+        is_first = not self.fed.any() and bool(self.masked.all())
+        window = self._window()
         skipped = self.dynamics.skipped if self.techniques.skip_logits else 0.0
-        open_rows = round(len(inside) * (1 - skipped))
+        head_rows = round(len(window) * (1 - skipped))
         refreshed = min(self.stale, self.techniques.refresh)
         self.stale -= refreshed
-        self.fed[inside] |= ~self.masked[inside]
-        self._settle(inside)
-        cache = 0 if first else rounded(self.prompt + int(inside[0]))
-        prefill = self.prompt if first else 0
-        return Forward(rounded(prefill + len(inside)), cache, open_rows, refreshed, refreshed)
+        self.fed[window] |= ~self.masked[window]
+        self._settle(window)
+        cache = 0 if is_first else round_cache(self.prompt + int(window[0]))
+        prefill = self.prompt if is_first else 0
+        rows = round_cache(prefill + len(window))
+        return Forward(rows, cache, head_rows, refreshed, refreshed)
 
     def _window(self) -> np.ndarray:
+        """Returns the positions of the window, from the first one that still has to run."""
         if not self.techniques.slides:
             return np.arange(self.current.start, self.current.stop)
-        kept = self.masked | ~self.fed
-        kept[self.current] |= ~self.stable[self.current]
-        start = int(np.argmax(kept))
+        must_run = self.masked | ~self.fed
+        must_run[self.current] |= ~self.stable[self.current]
+        start = int(np.argmax(must_run))
         grows = self.masked[self.current].sum() <= self.techniques.trigger
         return np.arange(start, min(start + BLOCK * (1 + grows), len(self.masked)))
 
-    def _settle(self, inside: np.ndarray) -> None:
-        """Makes tokens visible and stable; goes to the next block, once this one is done."""
+    def _settle(self, window: np.ndarray) -> None:
+        """Draws which tokens become visible or stable, and advances over finished blocks."""
         dynamics, techniques = self.dynamics, self.techniques
-        masked = self.masked[inside]
-        before = np.cumsum(masked) - masked
-        chance = dynamics.reach * dynamics.decay**before * dynamics.rarer(techniques.visible)
-        strict = dynamics.rarer(techniques.stable, techniques.visible)
-        later = inside >= self.current.stop
+        masked = self.masked[window]
+        masks_before = np.cumsum(masked) - masked
+        chance = dynamics.reach * dynamics.decay**masks_before * dynamics.rarer(techniques.visible)
+        stable_given_visible = dynamics.rarer(techniques.stable, techniques.visible)
         if techniques.commit == "one":
-            chance = np.where(later, chance * strict, 0.0)
+            # Drafts need the stable threshold. In the block, `_best` picks the one token instead.
+            is_draft = window >= self.current.stop
+            chance = np.where(is_draft, chance * stable_given_visible, 0.0)
             chance /= dynamics.tokens_per_forward
-        answered = not self.masked[: dynamics.answer].any()
-        after_the_answer = answered & (inside >= (dynamics.answer or len(self.masked)))
-        chance = np.where(after_the_answer, 1.0, chance)
-        draw = self.rng.random(len(inside))
-        promoted = ~masked & (draw < chance * strict)
-        chosen = inside[masked & (draw < chance)]
-        if not (chosen < self.current.stop).any():  # one of the block at the least
-            chosen = np.append(chosen, self._best())
-        self.masked[chosen] = False
+        answer_is_complete = not self.masked[: dynamics.answer].any()
+        after_answer = answer_is_complete & (window >= (dynamics.answer or len(self.masked)))
+        chance = np.where(after_answer, 1.0, chance)
+        draw = self.rng.random(len(window))
+        becomes_stable = ~masked & (draw < chance * stable_given_visible)
+        committed = window[masked & (draw < chance)]
+        if not (committed < self.current.stop).any():  # every forward commits in its block
+            committed = np.append(committed, self._best())
+        self.masked[committed] = False
         unstable = dynamics.unstable(techniques.visible, techniques.stable)
-        sure = self.rng.random(len(chosen)) >= unstable
-        self.stable[chosen] = sure | (techniques.commit == "one")
-        self.stable[inside[promoted]] = True
-        self.stable[inside[after_the_answer]] = True
+        stable_at_once = self.rng.random(len(committed)) >= unstable
+        self.stable[committed] = stable_at_once | (techniques.commit == "one")
+        self.stable[window[becomes_stable]] = True
+        self.stable[window[after_answer]] = True
         while not self.masked[self.current].any() and self.masked.any():
-            waiting = int((~self.stable[self.current]).sum())
-            self.stale, self.left_unstable = self.stale + waiting, self.left_unstable + waiting
+            n_unstable = int((~self.stable[self.current]).sum())
+            self.stale, self.left_unstable = (
+                self.stale + n_unstable,
+                self.left_unstable + n_unstable,
+            )
             self.block += 1
 
     def _best(self) -> np.ndarray:
-        """Draws a masked position of the block, the sooner the nearer it is to settled text."""
+        """Draws one masked position of the block, if there is one, with the process's decay."""
         masked = self.current.start + np.flatnonzero(self.masked[self.current])
         if not len(masked):
             return masked
@@ -204,32 +209,33 @@ class _DecodingProcess:
 
 
 def unstable_per_block(dynamics: Dynamics, techniques: Techniques, runs: int = 100) -> float:
-    """Returns how many visible tokens of a block are not stable when it is done, on average."""
-    left = blocks = 0
+    """Returns the mean number of tokens that are unstable at the end of their block."""
+    unstable = blocks = 0
     for seed in range(runs):
-        canvas = _DecodingProcess(dynamics, techniques, 0, 4 * BLOCK, seed)
-        _ = list(canvas.forwards())
-        left, blocks = left + canvas.left_unstable, blocks + canvas.block
-    return left / blocks
+        process = _DecodingProcess(dynamics, techniques, 0, 4 * BLOCK, seed)
+        _ = list(process.forwards())
+        unstable, blocks = unstable + process.left_unstable, blocks + process.block
+    return unstable / blocks
 
 
-def statistics(dynamics: Dynamics, runs: int = 400) -> Statistics:
-    """Returns what blocks decoded alone look like."""
+def statistics(dynamics: Dynamics, runs: int = 400) -> BlockStatistics:
+    """Returns statistics of single blocks, decoded with the visible threshold of `dynamics`."""
     rng = np.random.default_rng(0)
     masked = np.ones((runs, BLOCK), bool)
-    first = np.zeros((runs, BLOCK))
-    left: list[np.ndarray] = []
+    first_commit = np.zeros((runs, BLOCK))
+    masks_left: list[np.ndarray] = []
     step = 0
     while masked.any():
         step += 1
-        counts = masked.sum(axis=1)
-        left.append(counts[counts > 0])
-        before = np.cumsum(masked, axis=1) - masked
-        now = masked & (rng.random(masked.shape) < dynamics.reach * dynamics.decay**before)
-        stuck = (counts > 0) & ~now.any(axis=1)
-        now[stuck, masked[stuck].argmax(axis=1)] = True  # progress is forced
-        first[now] = step
-        masked &= ~now
-    masks = np.concatenate(left)
+        n_masked = masked.sum(axis=1)
+        masks_left.append(n_masked[n_masked > 0])
+        masks_before = np.cumsum(masked, axis=1) - masked
+        chance = dynamics.reach * dynamics.decay**masks_before
+        committed = masked & (rng.random(masked.shape) < chance)
+        without_commit = (n_masked > 0) & ~committed.any(axis=1)
+        committed[without_commit, masked[without_commit].argmax(axis=1)] = True
+        first_commit[committed] = step
+        masked &= ~committed
+    masks = np.concatenate(masks_left)
     tail = np.array([np.mean(masks <= k) for k in range(1, 9)])
-    return Statistics(first.mean(axis=0), tail, len(masks) / runs)
+    return BlockStatistics(first_commit.mean(axis=0), tail, len(masks) / runs)

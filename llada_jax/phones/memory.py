@@ -1,10 +1,11 @@
-"""What the NPU can address: what a run needs mapped at one time, and what each step stages by rule.
+"""The NPU's address space: how much of it a run needs, and what each step has to stage.
 
-Weights lie in buffers of at most `buffer_mib`. Three ways to live with an address space that is too
-small: map buffers again as operators need them, copy what is not resident into staging slots, or
-map registered buffers from the NPU's side. Whole buffers stay mapped, and what a step stages of the
-others is spread over its layers. Of a mixture that is every expert's weights, since no runtime
-knows in time which ones a step will need.
+A session of the NPU can map only some GiB, less than the weights of a large model. Weights are in
+buffers of at most `buffer_mib`. If they do not all fit, a runtime maps buffers again when operators
+need them, copies weights into staging slots that stay mapped, or maps registered buffers from the
+NPU (`system.Runtime`). Here this follows a simple rule: whole buffers stay mapped, and the staging
+of the others is spread evenly over the layers. `swap_plan` has optimized plans instead. All experts
+of a mixture are staged, since no runtime knows early enough which ones a step needs.
 """
 
 import math
@@ -20,14 +21,15 @@ from llada_jax.swap.address_space import MIB
 from llada_jax.swap.graph import ACTIVATION_BYTES, kv_bytes_per_token
 
 SLOTS_MIB = 256.0
-"""Two staging slots."""
-LARGEST_ROWS = 64
+"""Both staging slots together, as in llada.cpp (arXiv 2606.13740, Figure 13c)."""
+RESERVED_ROWS = 64
+"""Rows whose activations must fit next to the resident weights."""
 WEIGHT_BITS = 4.5
-"""Of Q4_0, scales included."""
+"""Bits of a weight in Q4_0, with its share of the scale."""
 
 
 class Footprint(NamedTuple):
-    """MiB that a run needs mapped at one time, and whether that fits."""
+    """MiB that a run needs mapped at once, and the limit."""
 
     weights: float
     cache: float
@@ -44,7 +46,7 @@ class Footprint(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Says it in words, for reports."""
+        """Describes the sizes in words, for reports and errors."""
         return (
             f"{self.total:,.0f} MiB to map ({self.weights:,.0f} weights, {self.cache:,.0f} keys "
             f"and values, {self.temporaries:,.0f} temporaries) in {self.limit:,.0f} MiB"
@@ -52,39 +54,42 @@ class Footprint(NamedTuple):
 
 
 def weights_mib(model: ModelConfig, *, head: bool) -> float:
-    """Returns the size of all layers' matrices, every expert's among them, and of the head's."""
-    numbers = sum(matrix.weights for matrix in body_matrices(model))
-    return (numbers + (head_weights(model) if head else 0)) * WEIGHT_BITS / 8 / MIB
+    """Returns the size of the body's matrices, with all experts, and optionally of the head."""
+    n_weights = sum(matrix.weights for matrix in body_matrices(model))
+    return (n_weights + (head_weights(model) if head else 0)) * WEIGHT_BITS / 8 / MIB
 
 
 def buffers_mib(total: float, largest: float) -> list[float]:
-    """Returns full buffers and what remains."""
+    """Returns the sizes of full buffers and of a last, partly filled one."""
     full, rest = divmod(total, largest)
     return [largest] * int(full) + ([rest] if rest else [])
 
 
 def resident_mib(buffers: list[float], budget: float) -> float:
-    """Returns the most that whole buffers can fill of a budget, of all their subsets."""
+    """Returns the largest sum of whole buffers within the budget (a subset sum)."""
     sums = {0.0}
     for size in buffers:
-        sums |= {taken + size for taken in sums if taken + size <= budget}
+        sums |= {partial + size for partial in sums if partial + size <= budget}
     return max(sums)
 
 
 def temporaries_mib(model: ModelConfig, rows: int, *, shared: bool) -> float:
-    """Returns activations: one layer's where lifetimes share offsets, else all layers'."""
-    outside = 4 * model.width + 2 * (model.n_heads + model.n_kv_heads) * model.head_dim
-    numbers = [outside + _inner_numbers(model, layer) for layer in range(model.n_layers)]
-    return rows * (max(numbers) if shared else sum(numbers)) * ACTIVATION_BYTES / MIB
+    """Returns the size of the activations of one layer (`shared`), or of all layers.
+
+    Layers run one after the other, so a runtime that plans lifetimes reuses the memory.
+    """
+    outside_ffn = 4 * model.width + 2 * (model.n_heads + model.n_kv_heads) * model.head_dim
+    per_row = [outside_ffn + _ffn_activations(model, layer) for layer in range(model.n_layers)]
+    return rows * (max(per_row) if shared else sum(per_row)) * ACTIVATION_BYTES / MIB
 
 
-def _inner_numbers(model: ModelConfig, layer: int) -> int:
-    """Returns a row's activations inside a feed-forward; of its experts, together with theirs."""
+def _ffn_activations(model: ModelConfig, layer: int) -> int:
+    """Returns the activations of one row in a feed-forward, or in the experts that it activates."""
     moe = model.moe
     if moe is None or not is_routed(model, layer):
         return 3 * model.ffn_width
-    taken = moe.experts_per_token * (model.width + 3 * moe.expert_width)
-    return taken + 3 * moe.shared_width + moe.n_experts
+    routed = moe.experts_per_token * (model.width + 3 * moe.expert_width)
+    return routed + 3 * moe.shared_width + moe.n_experts
 
 
 def footprint(
@@ -96,19 +101,19 @@ def footprint(
     rows: int,
     staging_mib: float = SLOTS_MIB,
 ) -> Footprint:
-    """Returns what must be mapped at one time for forwards of `rows` on a canvas.
+    """Returns how much must be mapped at once for forwards of `rows` rows on a canvas.
 
-    Without a runtime that stages, that is all weights: where each keeps its mapping (`none`), they
-    must fit into what a session keeps mapped, else into what can be mapped at all. Paging holds two
-    buffers, the one in use and the one that comes, and gives every temporary an offset of its own;
-    swapping holds its slots (and resident buffers only as far as there is room).
+    The weights depend on the runtime. "none" and "remap" need all of them at an address, "none"
+    within the smaller limit of a session that never maps again. "paging" needs two buffers, the
+    current and the next one, and gives each temporary its own address. "swap" needs its slots only,
+    and "delayed" one buffer.
     """
     runtime = system.runtime
     temporaries = temporaries_mib(model, rows, shared=runtime != "paging")
     if runtime == "wide":
         return Footprint(0.0, 0.0, temporaries, memory.address_space_mib)
     weights = weights_mib(model, head=system.head_on_npu)
-    most = {
+    mapped_weights = {
         "none": weights,
         "remap": weights,
         "paging": 2 * memory.buffer_mib,
@@ -117,63 +122,65 @@ def footprint(
     }[runtime]
     limit = memory.mapping_cap_mib if runtime == "none" else memory.address_space_mib
     cache = kv_bytes_per_token(model) * canvas / MIB
-    return Footprint(min(weights, most), cache, temporaries, limit)
+    return Footprint(min(weights, mapped_weights), cache, temporaries, limit)
 
 
-def most_rows(
+def max_rows(
     system: System, model: ModelConfig, memory: PhoneMemory, *, canvas: int, resident: float = 0.0
 ) -> int:
-    """Returns the most rows of a forward whose activations find room beside what must be mapped.
+    """Returns the largest number of rows of a forward whose activations fit.
 
-    `resident`: MiB of weights that stay mapped while others are swapped through the slots. Raises
-    ValueError where not even one row finds room.
+    Args:
+      resident: MiB of weights that stay mapped while others are staged through the slots.
+
+    Raises ValueError if not even one row fits.
     """
-    held = SLOTS_MIB + resident
-    one = footprint(system, model, memory, canvas=canvas, rows=1, staging_mib=held)
+    staging = SLOTS_MIB + resident
+    one_row = footprint(system, model, memory, canvas=canvas, rows=1, staging_mib=staging)
     require(
-        one.fits,
-        f"runtime is {system.runtime!r}: one row needs {one.reason}; allowed: a runtime or a "
+        one_row.fits,
+        f"runtime is {system.runtime!r}: one row needs {one_row.reason}; allowed: a runtime or a "
         "canvas that leaves room for a row",
     )
-    return int((one.limit - one.weights - one.cache) / one.temporaries)
+    return int((one_row.limit - one_row.weights - one_row.cache) / one_row.temporaries)
 
 
 class WeightTransfer(NamedTuple):
-    """Weights that become visible to the NPU together, in every step."""
+    """Weights that become visible to the NPU together, once in every step."""
 
     name: str
     seconds: float
     copied_bytes: float
-    """0 where the bytes stay where they are and are only mapped."""
+    """0 if the bytes are only mapped, not copied."""
     feeds: int | None
-    """The layer that waits for it; None where none does."""
+    """Layer that waits for the transfer, or None."""
     after: int | None
-    """The layer that it waits for; None for the start of the step."""
+    """Layer that must end before the transfer starts, or None for the start of the step."""
     kind: str = "staging"
-    """What it is called in a breakdown."""
+    """Name in a breakdown."""
 
 
 class WeightTransfers(NamedTuple):
-    """What every step stages; nothing, where all stays mapped."""
+    """The transfers of every step; empty if all weights stay mapped."""
 
     transfers: tuple[WeightTransfer, ...] = ()
     resident_mib: float | None = None
-    """Weights that stay mapped by the rule; None for a plan, which gives each its address."""
+    """Weights that stay mapped by the rule, or None for a plan, which has an address for each."""
 
     @property
     def seconds(self) -> float:
-        """One step's, when nothing hides it."""
+        """Time of one step's transfers if nothing hides them."""
         return math.fsum(transfer.seconds for transfer in self.transfers)
 
 
 def transfers_by_rule(
     system: System, model: ModelConfig, profile: Profile, canvas: int = 0
 ) -> WeightTransfers:
-    """Returns what a step in a loop stages where whole buffers stay and the rest is staged.
+    """Returns what each step of a loop stages: whole buffers stay mapped, the rest is staged.
 
-    What stays must leave room for keys and values of the canvas, for the activations of
-    `LARGEST_ROWS`, and for the slots. Raises ValueError where the runtime is "none" and all does
-    not stay mapped.
+    The resident weights leave room for the canvas's keys and values, for the activations of
+    `RESERVED_ROWS` rows and for the slots. Raises ValueError if the runtime is "none" and a session
+    cannot keep everything mapped.
     """
     if system.body == "cpu":
         return WeightTransfers()
@@ -181,37 +188,39 @@ def transfers_by_rule(
     weights = weights_mib(model, head=system.head_on_npu)
     cache = kv_bytes_per_token(model) * canvas / MIB
     if runtime == "none":
-        found = footprint(system, model, memory, canvas=canvas, rows=LARGEST_ROWS)
+        needed = footprint(system, model, memory, canvas=canvas, rows=RESERVED_ROWS)
         require(
-            found.fits,
-            f"runtime is 'none', which maps all at once: {found.reason}; allowed: no more than "
+            needed.fits,
+            f"runtime is 'none', which maps all at once: {needed.reason}; allowed: no more than "
             "a session keeps mapped, or a runtime that stages",
         )
     if runtime in ("none", "wide") or weights + cache <= memory.mapping_cap_mib:
         return WeightTransfers(resident_mib=weights)
     buffers = buffers_mib(weights, memory.buffer_mib)
     if runtime == "swap":
-        temporaries = temporaries_mib(model, LARGEST_ROWS, shared=True)
+        temporaries = temporaries_mib(model, RESERVED_ROWS, shared=True)
         room = max(0.0, memory.address_space_mib - SLOTS_MIB - cache - temporaries)
         resident = resident_mib(buffers, min(system.resident_mib, room))
         copied = (weights - resident) * MIB
         seconds = copied / (paths.copy_gbps * 1e9) + paths.copy_ms / 1e3 if copied else 0.0
-        shares = [seconds / model.n_layers] * model.n_layers
-        return WeightTransfers(_by_layer(shares, copied / model.n_layers, 2), resident)
-    # In a cycle over buffers that do not all fit, each one is gone when its turn comes.
-    event = paths.event_ms / 1e3
+        per_layer = [seconds / model.n_layers] * model.n_layers
+        return WeightTransfers(_by_layer(per_layer, copied / model.n_layers, 2), resident)
+    # The other runtimes map every buffer again in each step. A loop over buffers that do not all
+    # fit has always just unmapped the one that it needs next (least recently used).
+    buffer_seconds = paths.event_ms / 1e3
     if runtime == "delayed":
-        event = weights / 1024 * paths.delayed_ms_per_gib / 1e3 / len(buffers)
-    ends = [layer * len(buffers) // model.n_layers for layer in range(model.n_layers + 1)]
-    shares = [(end - begin) * event for begin, end in pairwise(ends)]
-    return WeightTransfers(_by_layer(shares, 0.0, 1), weights)
+        buffer_seconds = weights / 1024 * paths.delayed_ms_per_gib / 1e3 / len(buffers)
+    # Layer i starts as many buffers as begin within its share of the weights.
+    first = [layer * len(buffers) // model.n_layers for layer in range(model.n_layers + 1)]
+    per_layer = [(end - begin) * buffer_seconds for begin, end in pairwise(first)]
+    return WeightTransfers(_by_layer(per_layer, 0.0, 1), weights)
 
 
-def _by_layer(seconds: Sequence[float], copied: float, places: int) -> tuple[WeightTransfer, ...]:
-    """Returns a transfer for each layer; it waits for the layer that used its place before."""
+def _by_layer(seconds: Sequence[float], copied: float, n_slots: int) -> tuple[WeightTransfer, ...]:
+    """Returns a transfer for each layer; it waits for the layer that used its slot before."""
     kind = "staging" if copied else "mapping"
     return tuple(
-        WeightTransfer(f"stage {n}", each, copied, n, n - places if n >= places else None, kind)
-        for n, each in enumerate(seconds)
-        if each
+        WeightTransfer(f"stage {n}", time, copied, n, n - n_slots if n >= n_slots else None, kind)
+        for n, time in enumerate(seconds)
+        if time
     )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from llada_jax.phones.profile import Power
 from llada_jax.phones.simulate import watts
-from llada_jax.phones.timeline import LANES, Timeline, stretches
+from llada_jax.phones.timeline import LANES, Timeline, intervals
 from llada_jax.swap.address_space import MIB
 
 Curve = Sequence[tuple[float, float]]
@@ -86,7 +86,7 @@ def _arrows(timeline: Timeline) -> Mapping[str, Arrows]:
 def _counted(timeline: Timeline, counters: Counters) -> Iterator[tuple[str, str, Curve]]:
     """Yields name, unit and values at times of each counter; all of them end with the run."""
     now, rates, power = 0.0, [], []
-    for seconds, busy in stretches(timeline):
+    for seconds, busy in intervals(timeline):
         rates.append((now, sum(e.task.dram_bytes / (e.end - e.start) for e in busy.values()) / 1e9))
         power.append((now, watts(list(busy), counters.power)))
         now += seconds

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from llada_jax.config import LatencyTable, Quant, ascending_counts, require, require_choice
 from llada_jax.phones.graphs import Shape, graphs_of, shape_name
-from llada_jax.phones.memory import Footprint, footprint, most_rows
+from llada_jax.phones.memory import Footprint, footprint, max_rows
 from llada_jax.phones.profile import Profile, load_profile
-from llada_jax.phones.simulate import ForwardTimer, Simulated, simulate
+from llada_jax.phones.simulate import ForwardTimer, SimulatedRun, simulate
 from llada_jax.phones.swap_plan import SwapPlan, plan_swaps
 from llada_jax.phones.system import System
 from llada_jax.phones.uncertainty import POWER_SPREAD, TWO_SIDED, with_uncertainty
-from llada_jax.phones.workload import Forward, Workload, from_trace, rounded
+from llada_jax.phones.workload import Forward, Workload, from_trace, round_cache
 
 if TYPE_CHECKING:
     from llada_jax.phones.calibration.calibrate import Calibration
@@ -25,7 +25,7 @@ CANVAS = 256
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class ModelledRun(Simulated):
+class ModelledRun(SimulatedRun):
     """What a decoding run would take on a phone: every number is modelled."""
 
     soc: str
@@ -120,7 +120,10 @@ class Phone:
         def timer(profile: Profile) -> ForwardTimer:
             return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan)
 
-        alike, spread = workload.alike(), self.profile.session.spread(self.system.body)
+        alike, spread = (
+            workload.with_mean_head_rows(),
+            self.profile.session.spread(self.system.body),
+        )
         sure = with_uncertainty(
             self.profile, lambda moved: timer(moved).latency(alike), self.system.uses, spread
         )
@@ -140,7 +143,7 @@ class Phone:
             plan=plan,
         )
 
-    def simulated(self, workload: Workload, timer: ForwardTimer) -> Simulated:
+    def simulated(self, workload: Workload, timer: ForwardTimer) -> SimulatedRun:
         """Returns what `time` says of a run, priced by one of this phone's timers, without the
         interval that takes most of `time`'s own."""
         return simulate(workload, timer, self.profile.session.slowdown(self.system.body))
@@ -162,7 +165,7 @@ class Phone:
             f"rows is {list(buckets)}; allowed: up to the phone's canvas ({canvas})",
         )
         timer = self.timer(shape, canvas)
-        steps = [timer.step(Forward(n, rounded(canvas - n), n)) for n in buckets]
+        steps = [timer.step(Forward(n, round_cache(canvas - n), n)) for n in buckets]
         return LatencyTable(rows=buckets, ms=tuple(1e3 * step.seconds for step in steps))
 
     def row_budget(self, shape: Shape, *, canvas: int = CANVAS) -> int | None:
@@ -175,7 +178,7 @@ class Phone:
         if self.system.body == "cpu" or resident is None:
             return None
         model, memory = graphs_of(shape, self.quant).model, self.profile.memory
-        return most_rows(self.system, model, memory, canvas=canvas, resident=resident)
+        return max_rows(self.system, model, memory, canvas=canvas, resident=resident)
 
     def plan(
         self, shape: Shape, planner: str = "steady", *, rows: int = 32, canvas: int = CANVAS
@@ -190,7 +193,7 @@ class Phone:
         Raises ValueError for an unknown planner, and where it finds no plan (with the reason).
         """
         require(0 < rows <= canvas, f"rows is {rows}; allowed: 1 to canvas ({canvas})")
-        step = Workload((Forward(rows, rounded(canvas - rows), rows),), canvas, 0, "one step")
+        step = Workload((Forward(rows, round_cache(canvas - rows), rows),), canvas, 0, "one step")
         graphs = graphs_of(shape, self.quant)
         return plan_swaps(planner, step, graphs, self.profile, self.system)
 

@@ -1,12 +1,13 @@
-"""Phones as data: every number with its unit, where it comes from, and how sure it is.
+"""Profiles: a phone's hardware and software as numbers with units and sources.
 
-A profile is a YAML file in which each number is `{value, unit, tag, source}`. The loader refuses a
-number without all four, so that no figure of a report rests on a number that nobody can look up.
-It also refuses a number that is not above 0, but for fields with a default: these are stages that
-may be missing, which 0 stands for. The file states them all the same.
+A profile is a YAML file in which each number is `{value, unit, tag, source}`, with an optional
+`doubt`. The loader refuses a number without these four, so that every modelled result can be traced
+back to a paper, a datasheet or a fit. Numbers are above 0, except for fields with a default of 0:
+these are optional stages, and 0 means that the stage is absent or included in another number. The
+file must contain them as well, with the reason as the source.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import isfinite
 from os import PathLike
@@ -19,7 +20,8 @@ from llada_jax.io import atomic
 
 PROFILES = Path(__file__).parent / "profiles"
 Tag = Literal["measured", "vendor", "derived", "inferred"]
-"""`measured` on a phone, `vendor` claim, `derived` from measurements (as fits), `inferred`."""
+"""How a number is known: `measured` on a phone, claimed by the `vendor`, `derived` from other
+measurements (for example by a fit), or `inferred` from something similar."""
 Overlap = Literal["dequantization", "all"]
 AttentionOn = Literal["npu", "cpu"]
 CpuClass = Literal["plain", "tuned"]
@@ -28,177 +30,187 @@ UNITS = {
     **{"tops": "TOPS", "gweights": "Gweights/s", "rows": "rows", "bits": "bits", "w": "W"},
     **{"overlap": "-", "attention": "-", "slowdown": "times", "spread": "ln"},
 }
-"""Of a number, by the end of its name; the file must state the same."""
+"""Unit of a number by the last part of its name. The file must contain the same unit."""
 
 
 @dataclass(frozen=True)
-class Sourced:
-    """One entry of a profile."""
+class SourcedNumber:
+    """One number of a profile, or one choice such as `attention`."""
 
     value: Any
     unit: str
     tag: Tag
     source: str
     doubt: float | None = None
-    """Standard deviation of its logarithm, where it is known; else its tag's."""
+    """Standard deviation of the number's logarithm, or None for the default of its tag."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhoneMemory:
-    """Shared memory, the NPU's own, and what the NPU can address."""
+    """Memory that all processors share, the NPU's local memory, and its address space."""
 
     dram_gbps: float
-    """What all units draw together at the most."""
+    """Bandwidth of all processors together."""
     vtcm_mib: float
+    """Local memory of the NPU (vector tightly coupled memory)."""
     address_space_mib: float
-    """What can be mapped at one time before mapping fails."""
+    """How much can be mapped at once before mapping fails."""
     mapping_cap_mib: float
-    """What a session keeps mapped; beyond it, buffers are mapped again as they are needed."""
+    """How much a session keeps mapped. Beyond it, buffers are unmapped and mapped again."""
     buffer_mib: float
-    """Largest buffer of weights, the unit in which they are mapped."""
+    """Size of the largest buffer. Weights are mapped in whole buffers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MappingPaths:
-    """Three ways to make weights visible to the NPU."""
+    """Costs of three ways to make weights visible to the NPU."""
 
     event_ms: float
-    """Mapping one buffer at once, while an operator waits."""
+    """Immediate: mapping one buffer while an operator waits for it."""
     copy_gbps: float
-    """Copying into a staging buffer that stays mapped."""
+    """Copy: the rate of copies into a staging buffer that stays mapped."""
     copy_ms: float = 0
-    """What such a copy costs once a step, whatever its size."""
+    """Copy: fixed time per step, whatever the size."""
     delayed_ms_per_gib: float
-    """Mapping and unmapping, from the NPU's side, a buffer that was registered before."""
+    """Delayed: mapping and unmapping a registered buffer from the NPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NpuKernels:
-    """How well one library of kernels uses the NPU."""
+    """Speed of the NPU with one library of kernels. `cost` has the formulas."""
 
     tile_rows: int
-    """Rows are padded to a multiple of it."""
+    """Rows of a product are padded to a multiple of this."""
     pass_rows: int
-    """Rows that share one pass over a matrix: its weights are read (and unpacked) once a pass."""
+    """Rows that share one pass over a matrix, which reads and dequantizes its weights once."""
     matrix_tops: float
-    """The matrix engine on resident operands, two operations for a multiply-add."""
+    """Rate of the matrix engine on operands in VTCM. A multiply-add counts as two operations."""
     dma_gbps: float
-    """PhoneMemory to the NPU's own, within a model."""
+    """Rate from DRAM to VTCM during a forward."""
     dequant_gweights: float = 0
+    """Dequantization rate. 0: the kernels multiply the stored format directly."""
     fast_dequant_gweights: float = 0
-    """The same for the matrices whose kernel is faster: FFN down, and the head."""
+    """Dequantization rate of the matrices with a faster kernel: FFN down and the head."""
     gemv_gbps: float = 0
-    """Weights a second in a kernel of its own for a single row; 0: it runs as a padded tile."""
+    """Rate of stored weights in the matrix-vector kernel. 0: a single row runs as a padded tile."""
     overlap: Overlap
-    """What runs at one time: DMA with dequantization only, or both with the matrix engine too."""
+    """Which stages run at once: DMA and dequantization, or these and the matrix engine."""
     readout_us: float = 0
-    """Reading one [tile_rows, 32] accumulator, where that is not in `matrix_tops`."""
+    """Time to read one accumulator tile, [tile_rows, 32]. 0: included in `matrix_tops`."""
     elementwise_ns: float
-    """An element of an elementwise or reducing operation."""
+    """Time per element of an elementwise operation or reduction."""
     score_ns: float
-    """An attention score, its softmax and its share of both products' layout included."""
+    """Time per attention score, with its softmax and the layout changes of both products."""
     activation_ns: float = 0
-    """Quantizing an input or dequantizing an output of a product with integers."""
+    """Time to quantize an input or dequantize an output of an integer product, per element."""
     attention: AttentionOn
-    """Where attention runs: on the CPU, the NPU waits for it."""
+    """Processor of the attention. If it is the CPU, the NPU waits."""
     kv_bits: int
+    """Bits of a stored key or value element."""
     layer_overhead_us: float = 0
-    """What a layer costs whatever its rows: dispatch, synchronization, setup of its operators."""
+    """Fixed time per layer: dispatch, synchronization, setup of its operators."""
     step_overhead_us: float = 0
-    """The call from the host, once a forward."""
+    """Fixed time per forward: the call from the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuKernels:
-    """How well one library of kernels uses the CPU."""
+    """Speed of the CPU with one library of kernels."""
 
     gemm_tops: float
+    """Rate of the matrix-matrix kernel."""
     unpack_gweights: float = 0
-    """A pass over the weights that a product pays once, whatever its rows; 0: none."""
+    """Rate at which the matrix-matrix kernel unpacks the weights first. 0: it does not unpack."""
     gemv_gweights: float
-    """Weights a second and row in the kernel for few rows."""
+    """Weights per second in the matrix-vector kernel, for each row."""
     elementwise_ns: float
+    """Time per element of an elementwise operation, reduction or attention score."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Power:
-    """Of the whole phone, at the battery, by what is busy."""
+    """Power of the whole phone at the battery, by which processors are busy."""
 
     idle_w: float
     npu_w: float
     cpu_w: float
     both_w: float
     core_w: float
-    """One core that copies, above what else runs."""
+    """Additional power of one CPU core that copies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sessions:
-    """How a phone's state (its heat, its power settings) slows whole runs, by what they run on.
+    """Slowdown of whole runs by a phone's state: heat and power settings.
 
-    All runs of a session share its state, so that it cancels in their ratios.
+    A session is a series of measurements in one state. The slowdown is common to its runs, so it
+    cancels in their ratios.
     """
 
     npu_slowdown: float
-    """A usual session's time over that of the other numbers, which are of a cool phone."""
+    """Time of a run in a typical session over the time on a cool phone, which the other numbers of
+    the profile describe; for runs on the NPU."""
     npu_spread: float
-    """Standard deviation of its logarithm from session to session."""
+    """Standard deviation of the logarithm of this factor between sessions."""
     cpu_slowdown: float
     cpu_spread: float
 
     def slowdown(self, processor: Literal["npu", "cpu"]) -> float:
-        """Returns a usual session's factor on runs that this processor leads."""
+        """Returns the factor of a typical session for runs whose body is on this processor."""
         return self.npu_slowdown if processor == "npu" else self.cpu_slowdown
 
     def spread(self, processor: Literal["npu", "cpu"]) -> float:
-        """Returns the standard deviation of that factor's logarithm."""
+        """Returns the standard deviation of the logarithm of this factor."""
         return self.npu_spread if processor == "npu" else self.cpu_spread
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One phone."""
+    """The numbers of one phone, as structures and by path."""
 
     soc: str
+    """Name of the chip, or of a calibrated profile."""
     phone: str
+    """Name of the product that the numbers were measured on."""
     memory: PhoneMemory
     mapping: MappingPaths
     npu: Mapping[str, NpuKernels]
-    """Kernel classes by name; `llada_cpp` and `vendor` in every profile."""
+    """Kernel libraries by name. Every profile has `llada_cpp` and `vendor`."""
     cpu: Mapping[str, CpuKernels]
-    """`plain` (llama.cpp as llada.cpp ran it) and `tuned` (int8 matrix instructions)."""
+    """Kernel libraries by name: `plain` (llama.cpp as llada.cpp used it) and `tuned` (int8 matrix
+    instructions)."""
     power: Power
     session: Sessions
-    numbers: Mapping[str, Sourced]
-    """All entries by path: `npu.llada_cpp.tile_rows`."""
+    numbers: Mapping[str, SourcedNumber]
+    """All numbers with their sources by path, for example `npu.llada_cpp.tile_rows`."""
 
     def kernels(self, name: str) -> NpuKernels:
-        """Returns an NPU kernel class by name."""
+        """Returns an NPU kernel library by name."""
         require(name in self.npu, f"kernels is {name!r}; allowed: {', '.join(self.npu)}")
         return self.npu[name]
 
     def cpu_kernels(self, name: str) -> CpuKernels:
-        """Returns a CPU kernel class by name."""
+        """Returns a CPU kernel library by name."""
         require(name in self.cpu, f"cpu is {name!r}; allowed: {', '.join(self.cpu)}")
         return self.cpu[name]
 
     def with_values(self, values: Mapping[str, float]) -> "Profile":
-        """Returns a copy with other values at some paths; units, tags and sources stay."""
+        """Returns a copy with other values at some paths and the same units, tags and sources."""
         numbers = dict(self.numbers)
         for path, value in values.items():
-            require(path in numbers, f"{path} is no number of {self.soc}")
+            require(path in numbers, f"{path} is not a number of {self.soc}")
             numbers[path] = replace(numbers[path], value=value)
         return profile_of(self.soc, self.phone, numbers)
 
     def save(self, path: Path) -> None:
-        """Writes a YAML file that `load_profile` reads, whole or not at all."""
+        """Writes a YAML file that `load_profile` reads. An interrupted write leaves no file."""
         tree: dict[str, Any] = {"soc": self.soc, "phone": self.phone}
-        for place, entry in self.numbers.items():
-            *rooms, name = place.split(".")
+        for number_path, number in self.numbers.items():
+            *sections, name = number_path.split(".")
             node = tree
-            for room in rooms:
-                node = node.setdefault(room, {})
-            node[name] = {key: each for key, each in vars(entry).items() if each is not None}
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[name] = {key: value for key, value in vars(number).items() if value is not None}
         import yaml
 
         text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
@@ -206,31 +218,32 @@ class Profile:
 
 
 def load_profile(name_or_path: str | PathLike[str]) -> Profile:
-    """Reads a profile: of a phone that comes with the package by its SoC, or a YAML file of yours.
+    """Reads a profile: one of the package by its SoC, or a custom YAML file by its path.
 
-    Raises ValueError that lists the phones, or names the entry that is missing or not sourced.
+    Raises ValueError that lists the phones of the package, or names the missing or invalid number.
     """
     path = find_yaml("phone", PROFILES, name_or_path)
     content = read_yaml(path)
     for name in ("soc", "phone"):
         require(isinstance(content.get(name), str), f"{path}: {name} is missing; allowed: text")
-    entries = {name: part for name, part in content.items() if name not in ("soc", "phone")}
+    sections = {name: part for name, part in content.items() if name not in ("soc", "phone")}
     try:
-        return profile_of(content["soc"], content["phone"], dict(_flat(entries, "")))
+        numbers = dict(_numbers_by_path(sections, ""))
+        return profile_of(content["soc"], content["phone"], numbers)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _flat(node: Any, path: str):
+def _numbers_by_path(node: Any, path: str) -> Iterator[tuple[str, SourcedNumber]]:
     require(isinstance(node, Mapping), f"{path} is {node!r}; allowed: value, unit, tag and source")
     if "value" in node:
-        yield path, _sourced(node, path)
+        yield path, _parse_number(node, path)
         return
     for name, part in node.items():
-        yield from _flat(part, f"{path}.{name}" if path else name)
+        yield from _numbers_by_path(part, f"{path}.{name}" if path else name)
 
 
-def _sourced(node: Mapping[str, Any], path: str) -> Sourced:
+def _parse_number(node: Mapping[str, Any], path: str) -> SourcedNumber:
     for name in ("unit", "tag", "source"):
         text = node.get(name)
         require(isinstance(text, str) and bool(text.strip()), f"{path} has no {name}")
@@ -241,50 +254,55 @@ def _sourced(node: Mapping[str, Any], path: str) -> Sourced:
         f"{path} has {sorted(map(str, unknown))}; allowed: value, unit, tag, source and doubt",
     )
     if "doubt" in node:
-        _value(f"doubt of {path}", node["doubt"], float, zero=False)
-    return Sourced(**node)
+        _check_value(f"doubt of {path}", node["doubt"], float, allow_zero=False)
+    return SourcedNumber(**node)
 
 
-_ROOMS = {"memory": PhoneMemory, "mapping": MappingPaths, "power": Power, "session": Sessions}
+_SECTIONS = {"memory": PhoneMemory, "mapping": MappingPaths, "power": Power, "session": Sessions}
 _CHOICES = (Overlap, AttentionOn)
-_CLASSES = {"npu": NpuKernels, "cpu": CpuKernels}
+_LIBRARIES = {"npu": NpuKernels, "cpu": CpuKernels}
 _REQUIRED = ("npu.llada_cpp", "npu.vendor", "cpu.plain", "cpu.tuned")
 
 
-def profile_of(soc: str, phone: str, numbers: Mapping[str, Sourced]) -> Profile:
-    """Returns the profile of entries at all paths, checked. Raises ValueError as `load_profile`."""
-    paths = (path.rpartition(".")[0] for path in numbers)
-    classes = {path for path in paths if path.partition(".")[0] in _CLASSES} | set(_REQUIRED)
-    left = dict(numbers)
-    rooms: dict[str, Any] = {name: _part(kind, name, left) for name, kind in _ROOMS.items()}
-    rooms |= {room: {} for room in _CLASSES}
-    for path in sorted(classes):
-        room, _, name = path.partition(".")
-        rooms[room][name] = _part(_CLASSES[room], path, left)
-    require(not left, f"{', '.join(sorted(left))}: no number of a profile")
-    return Profile(soc=soc, phone=phone, numbers=numbers, **rooms)
+def profile_of(soc: str, phone: str, numbers: Mapping[str, SourcedNumber]) -> Profile:
+    """Builds a profile from its numbers by path. Raises ValueError like `load_profile`."""
+    parents = (path.rpartition(".")[0] for path in numbers)
+    libraries = {path for path in parents if path.partition(".")[0] in _LIBRARIES}
+    unused = dict(numbers)
+    parts: dict[str, Any] = {
+        name: _build_part(kind, name, unused) for name, kind in _SECTIONS.items()
+    }
+    parts |= {processor: {} for processor in _LIBRARIES}
+    for path in sorted(libraries | set(_REQUIRED)):
+        processor, _, name = path.partition(".")
+        parts[processor][name] = _build_part(_LIBRARIES[processor], path, unused)
+    require(not unused, f"{', '.join(sorted(unused))}: not a number of a profile")
+    return Profile(soc=soc, phone=phone, numbers=numbers, **parts)
 
 
-def _part(kind: Any, path: str, left: dict[str, Sourced]) -> Any:
-    """Returns the dataclass that lies at a path; takes its numbers out of those that are left."""
+def _build_part(kind: Any, path: str, unused: dict[str, SourcedNumber]) -> Any:
+    """Builds the dataclass of the numbers below a path, and removes these from `unused`."""
     hints, values = get_type_hints(kind), {}
-    for each in fields(kind):
-        name, unit = f"{path}.{each.name}", UNITS[each.name.rpartition("_")[2]]
-        require(name in left, f"{name} is missing")
-        entry = left.pop(name)
-        require(entry.unit == unit, f"unit of {name} is {entry.unit!r}; allowed: {unit!r}")
-        values[each.name] = _value(name, entry.value, hints[each.name], zero=each.default == 0)
+    for field in fields(kind):
+        name, unit = f"{path}.{field.name}", UNITS[field.name.rpartition("_")[2]]
+        require(name in unused, f"{name} is missing")
+        number = unused.pop(name)
+        require(number.unit == unit, f"unit of {name} is {number.unit!r}; allowed: {unit!r}")
+        allow_zero = field.default == 0
+        values[field.name] = _check_value(
+            name, number.value, hints[field.name], allow_zero=allow_zero
+        )
     return kind(**values)
 
 
-def _value(name: str, number: Any, hint: Any, *, zero: bool) -> Any:
+def _check_value(name: str, value: Any, hint: Any, *, allow_zero: bool) -> Any:
     if hint in _CHOICES:
-        require_choice(name, number, hint)
-        return number
-    plain = isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number)
-    least = "0 or more" if zero else "above 0"
+        require_choice(name, value, hint)
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    bound = "0 or more" if allow_zero else "above 0"
     require(
-        plain and (number > 0 or (zero and number == 0)),
-        f"{name} is {number!r}; allowed: a number, {least}",
+        is_number and (value > 0 or (allow_zero and value == 0)),
+        f"{name} is {value!r}; allowed: a number, {bound}",
     )
-    return hint(number)
+    return hint(value)

@@ -16,7 +16,7 @@ from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType, pro
 from llada_jax.model.architecture.parameters import Matrix, body_matrices, is_routed
 from llada_jax.phones.cost import StepCost, sum_of
 
-ASSUMED = "experts assumed to be taken independently and equally often"
+EXPERTS_ASSUMPTION = "experts assumed to be taken independently and equally often"
 NEGLIGIBLE = 1e-6
 """Experts of a layer that are fewer, on average, are left out."""
 Price = Callable[[Lowered], StepCost]

@@ -1,9 +1,10 @@
-"""A decoding run on a phone: its forwards as tasks on the lanes, their times and energies summed.
+"""Time and energy of a decoding run on a phone.
 
-The step is the unit: the CPU's revisions are merged at its end (the paper's delayed merge), so no
-lane reaches into the next one. Equal forwards therefore take equal time and are simulated once.
-Power is of the whole phone, measured at the battery while one processor, or both, worked. Published
-joules are often idle-subtracted, so both are given.
+Each forward is a list of tasks on the lanes NPU, staging and CPU, which `timeline` simulates.
+Forwards do not overlap: the CPU's revision of a step is merged at the end of that step (the delayed
+merge of arXiv 2606.13740). So equal forwards take equal time and are simulated once, and a run is a
+sum. Power is that of the whole phone, measured at the battery while the NPU, the CPU or both were
+busy. Papers often subtract the idle power, so the energy is given with and without it.
 """
 
 import math
@@ -18,14 +19,14 @@ from llada_jax.lowered import Lowered
 from llada_jax.phones.cost import StepCost, price_on_cpu, price_on_npu, sum_of
 from llada_jax.phones.memory import WeightTransfers, transfers_by_rule
 from llada_jax.phones.profile import Power, Profile
-from llada_jax.phones.routed_layers import ASSUMED, Price, experts_by_rows, layer_costs
+from llada_jax.phones.routed_layers import EXPERTS_ASSUMPTION, Price, experts_by_rows, layer_costs
 from llada_jax.phones.system import Processor, System
 from llada_jax.phones.timeline import LaneTask, TimedTask, Timeline, breakdown, busy_seconds, run
 from llada_jax.phones.workload import Forward, Workload
 
 
 class GraphsLike(Protocol):
-    """Where lowered steps come from: one dense layer stands for all, one chunk of the head too."""
+    """Source of lowered steps: one dense layer that represents all, and one chunk of the head."""
 
     model: ModelConfig
     head_chunks: float
@@ -35,9 +36,14 @@ class GraphsLike(Protocol):
 
 
 class ForwardTimer:
-    """Prices forwards of a model on one phone with one software.
-    Keys and values of a canvas must find room. What each forward stages is by default what the
-    system's runtime does. Raises ValueError where nothing could run.
+    """Computes how long forwards of a model take on one phone with one software.
+
+    Args:
+      graphs: lowered steps of the model.
+      canvas: positions whose keys and values must fit into the address space.
+      transfers: what each forward stages, or None for the rule of the system's runtime.
+
+    Raises ValueError if the model cannot run, for example because it does not fit.
     """
 
     def __init__(
@@ -50,18 +56,19 @@ class ForwardTimer:
     ) -> None:
         self._graphs, self.profile, self._system = graphs, profile, system
         self._kernels, memory = profile.kernels(system.kernels), profile.memory
-        host, head = profile.cpu_kernels(system.cpu), profile.cpu_kernels(system.head)
-        self._on_npu = partial(price_on_npu, kernels=self._kernels, memory=memory, host=host)
-        self._on_cpu = partial(price_on_cpu, kernels=host, memory=memory)
-        self._head = partial(price_on_cpu, kernels=head, memory=memory)
+        cpu, head = profile.cpu_kernels(system.cpu), profile.cpu_kernels(system.head)
+        self._on_npu = partial(price_on_npu, kernels=self._kernels, memory=memory, host=cpu)
+        self._on_cpu = partial(price_on_cpu, kernels=cpu, memory=memory)
+        self._cpu_head = partial(price_on_cpu, kernels=head, memory=memory)
         self.transfers = transfers or transfers_by_rule(system, graphs.model, profile, canvas)
         """What each forward stages."""
+        # Cached per object: sweeps ask for the same few kinds of forwards thousands of times.
         self.step = cache(self._step)
         self._layers = cache(self._layer_costs)
-        self._head_cost = cache(self._cost_of_head)
+        self._head_cost = cache(self._whole_head_cost)
 
     def _step(self, forward: Forward) -> Timeline:
-        """Simulates one forward, from its inputs to its merged outputs; equal ones once."""
+        """Simulates one forward, from its inputs to its merged outputs."""
         return run(self._tasks(forward), self.profile.memory.dram_gbps)
 
     def latency(self, workload: Workload) -> float:
@@ -74,68 +81,70 @@ class ForwardTimer:
         return sum_of(self._layers(self._on_npu, forward.rows, forward.cache)).seconds
 
     def experts_per_layer(self, workload: Workload) -> float | None:
-        """Returns how many different experts a routed layer runs in a forward, on average."""
+        """Returns the mean number of different experts per routed layer and forward, or None for a
+        dense model."""
         moe = self._graphs.model.moe
         if moe is None or not workload.forwards:
             return None
-        total = sum(sum(experts_by_rows(moe, each.rows).values()) for each in workload.forwards)
+        total = sum(sum(experts_by_rows(moe, f.rows).values()) for f in workload.forwards)
         return total / len(workload.forwards)
 
     def _tasks(self, forward: Forward) -> list[LaneTask]:
-        """Returns the body with what it waits for, then the CPU's revision, then the head."""
+        """Returns the tasks of a forward: transfers and layers, the CPU's revision, the head."""
         if self._system.body == "cpu":
             layers = _layer_tasks(self._layers(self._on_cpu, forward.rows, forward.cache), "cpu")
             return [*layers, self._head_task(forward.head_rows, self._on_cpu, layers[-1].name)]
         layers = _layer_tasks(self._layers(self._on_npu, forward.rows, forward.cache), "npu")
-        beside = []
+        others = []
         if forward.refreshed:
-            beside.append(self._revision(forward))
+            others.append(self._revision_task(forward))
         if not self._system.head_on_npu:
-            beside.append(self._head_task(forward.head_rows, self._head, layers[-1].name))
+            others.append(self._head_task(forward.head_rows, self._cpu_head, layers[-1].name))
         elif forward.head_rows:
             cost = self._head_cost(self._on_npu, forward.head_rows)
             parts = {"head": cost.seconds - cost.vector, "scores": cost.vector}
             needs = (layers[-1].name,)
-            beside.append(LaneTask("head", "npu", cost.seconds, cost.dram_bytes, needs, parts))
+            others.append(LaneTask("head", "npu", cost.seconds, cost.dram_bytes, needs, parts))
         overhead = self._kernels.step_overhead_us * 1e-6
         call = LaneTask("call", "npu", overhead, parts={"overhead": overhead})
-        return [*[call] * bool(overhead), *_staged(layers, self.transfers), *beside]
+        return [*[call] * bool(overhead), *_staging_tasks(layers, self.transfers), *others]
 
     def _layer_costs(self, price: Price, rows: int, cache: int) -> list[StepCost]:
         layer = self._graphs.layer(rows, cache)
         return layer_costs(self._graphs.model, layer, rows, price)
 
-    def _cost_of_head(self, price: Price, rows: int) -> StepCost:
-        """Prices the head of the whole vocabulary."""
+    def _whole_head_cost(self, price: Price, rows: int) -> StepCost:
+        """Returns the cost of the head over the whole vocabulary."""
         return price(self._graphs.head(rows)).times(self._graphs.head_chunks)
 
-    def _head_task(self, rows: int, price: Price, behind: str) -> LaneTask:
+    def _head_task(self, rows: int, price: Price, last_layer: str) -> LaneTask:
         cost = self._head_cost(price, rows) if rows else StepCost()
         parts = {"head": cost.seconds}
-        return LaneTask("head", "cpu", cost.seconds, cost.dram_bytes, (behind,), parts)
+        return LaneTask("head", "cpu", cost.seconds, cost.dram_bytes, (last_layer,), parts)
 
-    def _revision(self, forward: Forward) -> LaneTask:
-        """Returns some scattered rows through all layers, and the head of those that are scored."""
+    def _revision_task(self, forward: Forward) -> LaneTask:
+        """Returns the CPU's forward of refreshed rows, with the head for rescored tokens."""
         layers = self._layers(self._on_cpu, forward.refreshed, forward.cache)
-        cost = sum_of([*layers, self._head_cost(self._head, forward.rescored)])
+        cost = sum_of([*layers, self._head_cost(self._cpu_head, forward.rescored)])
         parts = {"revision": cost.seconds}
         return LaneTask("revision", "cpu", cost.seconds, cost.dram_bytes, parts=parts)
 
 
-def _staged(layers: Sequence[LaneTask], transfers: WeightTransfers) -> Iterator[LaneTask]:
-    """Yields transfers, then the layers, which wait for theirs."""
-    fed: dict[int | None, list[str]] = {}
-    for each in transfers.transfers:
-        fed.setdefault(each.feeds, []).append(each.name)
-        needs = () if each.after is None else (layers[each.after].name,)
-        drawn = 2 * each.copied_bytes  # a copy reads and writes memory
-        parts = {each.kind: each.seconds}
-        yield LaneTask(each.name, "staging", each.seconds, drawn, needs, parts)
-    for number, layer in enumerate(layers):
-        yield layer._replace(needs=tuple(fed.get(number, ())))
+def _staging_tasks(layers: Sequence[LaneTask], transfers: WeightTransfers) -> Iterator[LaneTask]:
+    """Yields the transfers, then the layers with the transfers as their needs."""
+    by_layer: dict[int | None, list[str]] = {}
+    for transfer in transfers.transfers:
+        by_layer.setdefault(transfer.feeds, []).append(transfer.name)
+        needs = () if transfer.after is None else (layers[transfer.after].name,)
+        traffic = 2 * transfer.copied_bytes  # a copy reads and writes memory
+        parts = {transfer.kind: transfer.seconds}
+        yield LaneTask(transfer.name, "staging", transfer.seconds, traffic, needs, parts)
+    for index, layer in enumerate(layers):
+        yield layer._replace(needs=tuple(by_layer.get(index, ())))
 
 
 def _layer_tasks(costs: Sequence[StepCost], lane: Processor) -> list[LaneTask]:
+    # Equal layers share one StepCost object, so each kind of layer is converted once.
     tasks: dict[int, LaneTask] = {}
     for cost in costs:
         if id(cost) not in tasks:
@@ -145,7 +154,7 @@ def _layer_tasks(costs: Sequence[StepCost], lane: Processor) -> list[LaneTask]:
 
 
 class Energy(NamedTuple):
-    """Joules of the whole phone, and what is left without its idle power."""
+    """Energy of the whole phone in joules, with and without its idle power."""
 
     joules: float = 0.0
     above_idle: float = 0.0
@@ -153,19 +162,20 @@ class Energy(NamedTuple):
 
     @property
     def watts(self) -> float:
-        """On average; 0 for nothing."""
+        """Mean power; 0 for an empty run."""
         return self.joules / self.seconds if self.seconds else 0.0
 
 
 def energy_of(timeline: Timeline, power: Power) -> Energy:
-    """Returns what a timeline takes from the battery, by what runs; staging keeps one core busy."""
-    lanes = busy_seconds(timeline).items()
-    joules = math.fsum(seconds * watts(busy, power) for busy, seconds in lanes)
+    """Returns the energy of a timeline from the power of the lanes that are busy at each time."""
+    totals = busy_seconds(timeline).items()
+    joules = math.fsum(seconds * watts(busy, power) for busy, seconds in totals)
     return Energy(joules, joules - power.idle_w * timeline.seconds, timeline.seconds)
 
 
 def watts(busy: Sequence[str], power: Power) -> float:
-    """Returns what a phone takes while these lanes are busy."""
+    """Returns the phone's power while these lanes are busy. Staging keeps one CPU core busy, which
+    is included in the power of a busy CPU."""
     staging = power.core_w * ("staging" in busy)
     if "npu" in busy:
         return power.both_w if "cpu" in busy else power.npu_w + staging
@@ -173,20 +183,19 @@ def watts(busy: Sequence[str], power: Power) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulated:
-    """A run on a phone: all numbers are modelled."""
+class SimulatedRun:
+    """Modelled time and energy of a decoding run on a phone."""
 
     workload: Workload
     parts: dict[str, float]
-    """Where the seconds go; they add up to `seconds`."""
+    """Seconds by cause; they add up to `seconds`."""
     energy: Energy
-    """Joules of the whole phone, and those above its idle power."""
     steps: dict[Forward, Timeline]
-    """Each kind of forward alone."""
+    """Timeline of each different forward."""
     source: str
-    """What the numbers rest on: where the forwards come from, and which experts they take."""
+    """Source of the forwards, and assumptions of the model, in words."""
     experts_per_layer: float | None
-    """Different experts that a routed layer runs in a forward, on average; None without experts."""
+    """Mean number of different experts per routed layer and forward, or None for a dense model."""
 
     @property
     def seconds(self) -> float:
@@ -194,7 +203,7 @@ class Simulated:
         return self.energy.seconds
 
     def timeline(self, first: int = 0, last: int | None = None) -> Timeline:
-        """Returns the events of some forwards, one after the other; the first one starts at 0."""
+        """Returns the events of the forwards `first` to `last` (exclusive), starting at time 0."""
         events, now = [], 0.0
         for index, forward in list(enumerate(self.workload.forwards))[first:last]:
             step = self.steps[forward]
@@ -206,11 +215,12 @@ class Simulated:
         return Timeline(tuple(events))
 
 
-def simulate(workload: Workload, timer: ForwardTimer, slowdown: float = 1.0) -> Simulated:
-    """Returns latency, breakdown and energy of a run: sums over its forwards.
+def simulate(workload: Workload, timer: ForwardTimer, slowdown: float = 1.0) -> SimulatedRun:
+    """Returns latency, breakdown and energy of a run, as sums over its forwards.
 
-    `slowdown`: by how much the phone's session slows the run. It does the same work with less
-    power: the joules above the idle ones stay.
+    Args:
+      slowdown: factor on the time, by the state of the phone. A slow phone does the same work with
+        less power, so the energy above idle does not change.
     """
     counts = Counter(workload.forwards)
     steps = {forward: timer.step(forward) for forward in counts}
@@ -220,12 +230,13 @@ def simulate(workload: Workload, timer: ForwardTimer, slowdown: float = 1.0) -> 
     for forward, count in counts.items():
         for name, seconds in breakdown(steps[forward]).items():
             parts[name] = parts.get(name, 0.0) + count * seconds
-        energies.append([count * each for each in energy_of(steps[forward], timer.profile.power)])
+        energy = energy_of(steps[forward], timer.profile.power)
+        energies.append([count * value for value in energy])
     energy = Energy(*map(math.fsum, zip(*energies, strict=True)))
-    if lost := (slowdown - 1) * energy.seconds:
-        parts["session"] = lost
-        joules = energy.joules + lost * timer.profile.power.idle_w
-        energy = Energy(joules, energy.above_idle, energy.seconds + lost)
-    source = workload.source + ("" if experts is None else f"; {ASSUMED}")
-    return Simulated(workload=workload, parts=parts, energy=energy, steps=steps, source=source,
-                     experts_per_layer=experts)  # fmt: skip
+    if extra := (slowdown - 1) * energy.seconds:
+        parts["session"] = extra
+        joules = energy.joules + extra * timer.profile.power.idle_w
+        energy = Energy(joules, energy.above_idle, energy.seconds + extra)
+    source = workload.source + ("" if experts is None else f"; {EXPERTS_ASSUMPTION}")
+    return SimulatedRun(workload=workload, parts=parts, energy=energy, steps=steps, source=source,
+                        experts_per_layer=experts)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The software of a phone: which processor runs what, by which kernels, within which memory."""
+"""The software of a phone: which processor runs which part, with which kernels and runtime."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,53 +8,59 @@ from llada_jax.phones.profile import CpuClass
 
 Processor = Literal["npu", "cpu"]
 ScoresOn = Literal["cpu", "npu"]
-"""The CPU has its own copy of the head. On the NPU, the product is the kernels', and what makes
-tokens and confidences of the logits is their vector work."""
+"""Processor of the head and its scores. The CPU has its own copy of the head's weights. On the NPU,
+the kernels multiply, and tokens and confidences are vector work on the logits."""
 
 Runtime = Literal["none", "remap", "paging", "swap", "delayed", "wide"]
-"""`none`: all is mapped once, or the run fails. `remap`: every buffer keeps its place in the
-address space, but beyond the cap it is mapped anew at each use. `paging`: buffers are replaced,
-with neither lifetimes nor slots. `swap`: a resident budget, the rest is copied through two slots
-while the NPU computes. `delayed`: registered buffers, mapped from the NPU's side. `wide`: 64-bit
-mappings, nothing is ever mapped twice."""
+"""How weights become visible in the NPU's address space:
+
+- `none`: everything is mapped once, and a model that does not fit cannot run.
+- `remap`: each buffer has a fixed address, but is mapped again at each use beyond the cap.
+- `paging`: a buffer replaces another one, without resident weights, slots or shared temporaries.
+- `swap`: a budget of weights is resident, the rest is copied into two slots during the compute.
+- `delayed`: buffers are registered once, and mapped and unmapped from the NPU.
+- `wide`: 64-bit addresses, so everything is mapped once.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """Which software runs where."""
+    """The software of a phone."""
 
     body: Processor = "npu"
     kernels: str = "llada_cpp"
-    """NPU kernel class of the body."""
+    """NPU kernel library of the body."""
     cpu: CpuClass = "plain"
-    """CPU kernel class of the body on the CPU, and of revisions."""
+    """CPU kernel library of revisions, and of the body if it is on the CPU."""
     head: CpuClass = "tuned"
-    """CPU kernel class of the head, where the body is on the NPU and the head is not."""
+    """CPU kernel library of the head if the body is on the NPU."""
     scores_on: ScoresOn = "cpu"
-    """Where the head runs."""
+    """Processor of the head."""
     runtime: Runtime = "swap"
-    """How weights find room in the NPU's address space."""
+    """How weights become visible to the NPU."""
     resident_mib: float = 3072
-    """Weights that the runtime `swap` keeps mapped at the most."""
+    """Largest amount of weights that the runtime `swap` keeps mapped."""
 
     def __post_init__(self) -> None:
         require_choices(self)
         require(
             self.body == "npu" or self.scores_on == "cpu",
-            f"scores_on is {self.scores_on!r}; allowed: 'cpu', where the body is on the CPU",
+            f"scores_on is {self.scores_on!r}; allowed: 'cpu', since the body is on the CPU",
         )
         value = self.resident_mib
         require(value >= 0, f"resident_mib is {value}; allowed: 0 or more")
 
     def uses(self, number: str) -> bool:
-        """Tells whether a number of a profile, by its path, can change how long something takes."""
-        room, _, rest = number.partition(".")
-        classes = {self.cpu} if self.body == "cpu" else {self.cpu, self.head}
-        used = {"memory": True, "mapping": self.body == "npu", "power": False, "session": False}
-        used |= {"npu": self.body == "npu" and rest.partition(".")[0] == self.kernels}
-        return used.get(room, rest.partition(".")[0] in classes)
+        """Returns whether a number of a profile, by its path, can change a latency."""
+        section, _, rest = number.partition(".")
+        library = rest.partition(".")[0]
+        if section == "npu":
+            return self.body == "npu" and library == self.kernels
+        if section == "cpu":
+            return library == self.cpu or (self.body == "npu" and library == self.head)
+        return section == "memory" or (section == "mapping" and self.body == "npu")
 
     @property
     def head_on_npu(self) -> bool:
-        """Whether the NPU runs the head, and so needs its matrix."""
+        """Whether the NPU runs the head, and needs its weights."""
         return self.scores_on != "cpu"

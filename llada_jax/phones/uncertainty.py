@@ -1,26 +1,36 @@
-"""How sure a modelled latency is: each number's own doubt, and the phone's state, carried on."""
+"""Uncertainty of a modelled latency, propagated from the doubts of a profile's numbers.
+
+Each number is shifted by its doubt, one standard deviation of its logarithm, and the latency is
+computed again. The changes of the latency's logarithm are independent and add in quadrature. The
+state of the phone (heat, power settings) is not a shifted number: it is added as a spread.
+
+Doubts that the profile does not contain follow from the tag of the number. These defaults are
+assumptions; `experiments.reproduce` counts how many published figures the intervals contain.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from llada_jax.phones.profile import Profile, Sourced, Tag
+from llada_jax.phones.profile import Profile, SourcedNumber, Tag
 
 DOUBT: Mapping[Tag, float] = {"measured": 0.05, "derived": 0.10, "vendor": 0.15, "inferred": 0.30}
-"""Assumed relative standard deviation of a number, by how it is known."""
+"""Assumed relative standard deviation of a number, by its tag."""
 COUNTED = ("rows", "bits", "MiB", "-", "times", "ln")
-"""Units of numbers that are left alone: facts of a library or a chip, and the session's own."""
+"""Units of numbers without doubt: facts of a library or a chip, and the session's numbers, which
+enter as the spread."""
 CLIFFS = {"memory.buffer_mib": 0.20}
-"""Sizes in whole steps, where a small change may cost much: 95 % of the doubt, to either side."""
+"""Relative shift, in both directions, of sizes at which the latency jumps. A shift of one standard
+deviation can miss a jump, so these are shifted to the ends of their 95 % interval."""
 POWER_SPREAD = 0.42
-"""Of the logarithm of watts: phones whose NPU was busy took 2.2 (arXiv 2501.14794), 4.3 (arXiv
-2509.23324) and 4.9 W (arXiv 2511.11248)."""
+"""Standard deviation of the logarithm of watts. Phones with a busy NPU took 2.2 W (arXiv
+2501.14794), 4.3 W (arXiv 2509.23324) and 4.9 W (arXiv 2511.11248)."""
 TWO_SIDED = 1.96
-"""Standard deviations that 95 % lie within, to either side."""
+"""Standard deviations from the mean to either end of a 95 % interval."""
 
 
-class Moved(NamedTuple):
-    """A profile with one number moved, and by how many standard deviations of its doubt."""
+class ShiftedProfile(NamedTuple):
+    """A profile with one number shifted, and the size of the shift in standard deviations."""
 
     number: str
     profile: Profile
@@ -28,47 +38,58 @@ class Moved(NamedTuple):
 
 
 class UncertainLatency(NamedTuple):
-    """A latency, and one standard deviation to each side."""
+    """A latency with its uncertainty."""
 
     seconds: float
     relative: float
-    """Standard deviation of its logarithm."""
+    """Standard deviation of the logarithm."""
     largest: tuple[tuple[str, float], ...]
-    """The numbers that it depends on most, each with the seconds that its doubt is worth."""
+    """The five numbers with the largest effect, each with the seconds that its doubt causes."""
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """95 % interval, in seconds: as far above, as a factor, as below."""
+        """95 % interval in seconds, symmetric as a factor."""
         factor = math.exp(TWO_SIDED * self.relative)
         return self.seconds / factor, self.seconds * factor
 
 
-def doubt_of(entry: Sourced) -> float:
+def doubt_of(number: SourcedNumber) -> float:
     """Returns the standard deviation of a number's logarithm."""
-    return math.log(1 + DOUBT[entry.tag]) if entry.doubt is None else entry.doubt
+    return math.log(1 + DOUBT[number.tag]) if number.doubt is None else number.doubt
 
 
-def moved_profiles(profile: Profile, matters: Callable[[str], bool] = bool) -> list[Moved]:
-    """Returns the profile with each number that matters moved by its doubt, alone."""
-    found = []
-    for path, entry in profile.numbers.items():
-        if not entry.value or not matters(path):
+def shifted_profiles(
+    profile: Profile, matters: Callable[[str], bool] = bool
+) -> list[ShiftedProfile]:
+    """Returns one profile for each number with a doubt, in which only this number is shifted.
+
+    Args:
+      matters: whether a number, by its path, can change the result. Others are skipped.
+    """
+    shifted = []
+    for path, number in profile.numbers.items():
+        if not number.value or not matters(path):
             continue
         if path in CLIFFS:
             for change in (CLIFFS[path], -CLIFFS[path]):
-                values = {path: entry.value * (1 + change)}
-                found.append(Moved(path, profile.with_values(values), TWO_SIDED))
-        elif entry.unit not in COUNTED:
-            values = {path: entry.value * math.exp(doubt_of(entry))}
-            found.append(Moved(path, profile.with_values(values), 1.0))
-    return found
+                values = {path: number.value * (1 + change)}
+                shifted.append(ShiftedProfile(path, profile.with_values(values), TWO_SIDED))
+        elif number.unit not in COUNTED:
+            values = {path: number.value * math.exp(doubt_of(number))}
+            shifted.append(ShiftedProfile(path, profile.with_values(values), 1.0))
+    return shifted
 
 
-def strongest(base: float, moved: Iterable[tuple[Moved, float]]) -> dict[str, float]:
-    """Returns by how much the logarithm of `base` seconds moves with each number's doubt, from the
-    seconds with it moved; of several moves of one number, the strongest."""
+def log_changes(base: float, shifted: Iterable[tuple[ShiftedProfile, float]]) -> dict[str, float]:
+    """Returns the change of a latency's logarithm per standard deviation of each number.
+
+    Args:
+      base: the latency of the profile in seconds.
+      shifted: shifted profiles with their latencies. Of several shifts of one number, the largest
+        change counts.
+    """
     changes: dict[str, float] = {}
-    for (number, _, deviations), seconds in moved:
+    for (number, _, deviations), seconds in shifted:
         change = math.log(seconds / base) / deviations
         changes[number] = max(change, changes.get(number, 0.0), key=abs)
     return changes
@@ -80,10 +101,16 @@ def with_uncertainty(
     matters: Callable[[str], bool] = bool,
     spread: float = 0.0,
 ) -> UncertainLatency:
-    """Moves each number that matters by its doubt, alone, and adds the changes in quadrature, and
-    a spread that no number holds, as the session's: the standard deviation of a logarithm."""
-    base, moved = latency(profile), moved_profiles(profile, matters)
-    changes = strongest(base, ((each, latency(each.profile)) for each in moved))
-    worth = ((number, base * abs(change)) for number, change in changes.items() if change)
-    largest = tuple(sorted(worth, key=lambda each: -each[1])[:5])
+    """Returns the latency of a profile with its uncertainty.
+
+    Args:
+      latency: the modelled seconds for a profile.
+      matters: whether a number, by its path, can change the latency.
+      spread: standard deviation of the latency's logarithm from other causes: the session.
+    """
+    base = latency(profile)
+    shifted = shifted_profiles(profile, matters)
+    changes = log_changes(base, ((shift, latency(shift.profile)) for shift in shifted))
+    effects = ((number, base * abs(change)) for number, change in changes.items() if change)
+    largest = tuple(sorted(effects, key=lambda effect: -effect[1])[:5])
     return UncertainLatency(base, math.hypot(spread, *changes.values()), largest)

@@ -1,4 +1,8 @@
-"""What a phone is asked to run: forwards, one after the other, and where they come from."""
+"""The forwards of a decoding run, which a phone is to run one after the other.
+
+They come from the trace of a real run, from published statistics (`dynamics`), or from one of three
+baselines that need neither.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,20 +12,21 @@ import numpy as np
 from llada_jax.config import ModelConfig, require
 
 CACHE_STEP = 32
-"""Cached positions are rounded up to a multiple of it: fewer shapes to lower."""
+"""Cached positions are rounded up to a multiple of this, so that fewer shapes are priced."""
 
 
 class Forward(NamedTuple):
-    """One forward of the body, and what goes with it."""
+    """The sizes of one forward."""
 
     rows: int
     cache: int
     """Cached positions that the rows read."""
     head_rows: int
+    """Rows for which the head runs."""
     refreshed: int = 0
-    """Rows that the CPU runs beside it, to revise what is already visible."""
+    """Rows that the CPU runs at the same time, to revise visible tokens."""
     rescored: int = 0
-    """Tokens that these rows give scores of: not all of them, where a token has two."""
+    """Tokens that these rows rescore: fewer than rows if a token has a shadow row."""
 
 
 class Workload(NamedTuple):
@@ -29,52 +34,56 @@ class Workload(NamedTuple):
 
     forwards: tuple[Forward, ...]
     tokens: int
+    """Generated tokens."""
     prompt_length: int
     source: str
-    """Where its dynamics come from; every output that rests on them says so."""
+    """Where the forwards come from, in words. All results that depend on them repeat it."""
 
     @property
     def canvas(self) -> int:
         return self.prompt_length + self.tokens
 
-    def alike(self) -> "Workload":
-        """Returns as many forwards of fewer kinds: those that differ by the rows that are scored
-        alone have as many as they have on average. It is for doubts, which need no more."""
+    def with_mean_head_rows(self) -> "Workload":
+        """Returns the workload with mean head rows in all forwards of equal rows and cache.
+
+        It has far fewer kinds of forwards, and nearly the same time. Uncertainties are computed
+        with it, since they price the workload once for each number of a profile.
+        """
         kinds: dict[Forward, list[int]] = {}
-        for each in self.forwards:
-            kinds.setdefault(each._replace(head_rows=0), []).append(each.head_rows)
+        for forward in self.forwards:
+            kinds.setdefault(forward._replace(head_rows=0), []).append(forward.head_rows)
         forwards = (
-            kind._replace(head_rows=round(sum(heads) / len(heads)))
-            for kind, heads in kinds.items()
-            for _ in heads
+            kind._replace(head_rows=round(sum(head_rows) / len(head_rows)))
+            for kind, head_rows in kinds.items()
+            for _ in head_rows
         )
         return self._replace(forwards=tuple(forwards))
 
 
 def from_trace(trace: Any, model: ModelConfig, row: int = 0) -> Workload:
-    """Returns the forwards of one batch row of an `lj.Trace`, as if it had been decoded alone.
+    """Returns the forwards of one batch row of an `lj.Trace`, as if it was decoded alone.
 
-    A trace that was decoded by a model of another shape gives the same forwards, on a phone that
-    runs `model`; the source then says so. Raises ValueError for a row that does not exist, a trace
-    without forwards, and a canvas that the model cannot hold.
+    The trace may be from a model of another shape. Then the workload is that of `model` if it
+    decoded in the same way, and `source` contains this. Raises ValueError if the row does not
+    exist, if the trace has no forwards, or if the model's canvas is too short.
     """
     n_rows = len(trace.prompt_lengths)
     require(0 <= row < n_rows, f"row is {row}; allowed: 0 to {n_rows - 1}")
     live, sampler = trace.live_rows[:, row], trace.settings.get("sampler", {})
-    # Without a worker, rows and scores of refreshed tokens are among the forward's.
+    # Without a worker, refreshed tokens are rows of the forward itself, and counted there.
     rescored = trace.refreshed[:, row] * (sampler.get("refresh") == "worker")
-    # A refreshed token runs its own row, and its shadow's where it has one.
-    beside = rescored * (2 if sampler.get("rescore") == "shadow" else 1)
+    # A refreshed token is one row, and a second one if it is rescored by its shadow.
+    refreshed = rescored * (2 if sampler.get("rescore") == "shadow" else 1)
     buckets = np.unique(trace.rows)
     forwards = tuple(
         Forward(
             rows=int(buckets[np.searchsorted(buckets, live[step])]),
-            cache=rounded(int(trace.cache_length[step, row])),
+            cache=round_cache(int(trace.cache_length[step, row])),
             head_rows=int(trace.head_rows[step, row]),
-            refreshed=int(beside[step]),
+            refreshed=int(refreshed[step]),
             rescored=int(rescored[step]),
         )
-        for step in np.flatnonzero(live | beside)
+        for step in np.flatnonzero(live | refreshed)
     )
     require(bool(forwards), "the trace has no forwards; allowed: at least one")
     prompt, tokens = int(trace.prompt_lengths[row]), int(trace.filled[row])
@@ -86,45 +95,48 @@ def from_trace(trace: Any, model: ModelConfig, row: int = 0) -> Workload:
     return Workload(forwards, tokens, prompt, _source(trace.settings.get("model", {}), model))
 
 
-def _source(found: Mapping[str, Any], model: ModelConfig) -> str:
-    """Says whose trace it is, as far as it tells, and whether another model runs it."""
-    whose = "a trace"
-    if {"family", "n_layers", "width"} <= set(found):
-        whose += " of {family}, {n_layers} layers of width {width}".format_map(found)
+def _source(traced: Mapping[str, Any], model: ModelConfig) -> str:
+    """Describes the traced model, as far as the trace names it, and whether it is `model`."""
+    source = "a trace"
+    if {"family", "n_layers", "width"} <= set(traced):
+        source += " of {family}, {n_layers} layers of width {width}".format_map(traced)
     names = ("width", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_width", "vocab_size")
-    alike = all(found.get(name) == getattr(model, name) for name in names)
-    return whose if alike else f"{whose}, run as if by this model"
+    is_same = all(traced.get(name) == getattr(model, name) for name in names)
+    return source if is_same else f"{source}, run as if by this model"
 
 
-def rounded(cache: int) -> int:
-    """Rounds up to a multiple of `CACHE_STEP`."""
+def round_cache(cache: int) -> int:
+    """Returns the number of cached positions, rounded up to a multiple of `CACHE_STEP`."""
     return -(-cache // CACHE_STEP) * CACHE_STEP
 
 
 def vanilla(prompt: int, tokens: int) -> Workload:
-    """Decodes a token a forward, the whole canvas each time: the paper's CPU and NPU baselines."""
+    """Returns a run without a cache: one token per forward, which computes the whole canvas.
+
+    These are the CPU and NPU baselines of arXiv 2606.13740.
+    """
     rows = prompt + tokens
     forwards = (Forward(rows, 0, rows),) * tokens
     return Workload(forwards, tokens, prompt, "one token a forward")
 
 
 def blockwise(prompt: int, tokens: int, block: int = 32) -> Workload:
-    """Decodes one token a forward, the block's rows and a cache of what came before it.
+    """Returns a run with a cache: one token per forward, which computes the rows of its block.
 
-    The first forward runs the prompt too; the first one of each later block runs the block before
-    it again, whose last token has no key and value yet.
+    The first forward also runs the prompt. The first forward of each later block also runs the
+    block before it, whose last token has no cached keys and values yet.
     """
     forwards = []
     for step in range(tokens):
         start = step // block * block
-        fresh = step % block == 0 and step > 0
-        settled = 0 if step == 0 else prompt + start - (block if fresh else 0)
-        rows = prompt + block if step == 0 else block * (1 + fresh)
-        forwards.append(Forward(rows, rounded(settled), block))
+        is_first_of_later_block = step % block == 0 and step > 0
+        cached = 0 if step == 0 else prompt + start - block * is_first_of_later_block
+        rows = prompt + block if step == 0 else block * (1 + is_first_of_later_block)
+        forwards.append(Forward(rows, round_cache(cached), block))
     return Workload(tuple(forwards), tokens, prompt, "one token a forward")
 
 
 def autoregressive(prompt: int, tokens: int) -> Workload:
-    """Runs a prefill, then one row for each token."""
-    later = (Forward(1, rounded(prompt + i), 1) for i in range(1, tokens))
+    """Returns the run of an autoregressive model: a prefill, then one row per token."""
+    later = (Forward(1, round_cache(prompt + i), 1) for i in range(1, tokens))
     return Workload((Forward(prompt, 0, 1), *later), tokens, prompt, "one row a token")

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from llada_jax.experts.routing import (
     row_reuse,
 )
 from llada_jax.io.archive import save_archive
+from llada_jax.phones.calibration.calibrate import calibrate
 from llada_jax.phones.calibration.measurements import read_measurements
 from llada_jax.phones.profile import PROFILES, load_profile
 from llada_jax.phones.workload import from_trace
@@ -566,16 +568,17 @@ class Calibration:
     def build(self, folder: Path) -> None:
         (folder / "results").mkdir(parents=True)
         bare = {key: "" for key in ("median_ms", "p5_ms", "p95_ms", "runs")}
-        rows = [MEASURED, *(MEASURED | {"name": name} | bare for name in "bcd")]
+        row = MEASURED | {"median_ms": "4.0", "p5_ms": "3.9", "p95_ms": "4.2"}
+        rows = [row, *(row | {"name": name} | bare for name in "bcd")]
         with (folder / "rows.csv").open("w", newline="") as file:
             table = csv.DictWriter(file, MEASURED)
             table.writeheader()
             table.writerows(rows)
-        latency = {"median_ms": 2.0, "p5_ms": 1.5, "p95_ms": 3.0, "num_runs": 50}
+        latency = {"median_ms": 4.0, "p5_ms": 3.5, "p95_ms": 5.0, "num_runs": 50}
         (folder / "results" / "b.json").write_text(json.dumps({"latency": latency}))
-        times = {"execution_summary": {"all_inference_times": [1000, 2000, 3000]}}
+        times = {"execution_summary": {"all_inference_times": [3000, 4000, 5000]}}
         (folder / "results" / "c.json").write_text(json.dumps(times))
-        event = "UNKNOWN,BACKEND,900,US,BACKEND,SUB-EVENT,RPC (execute) time"
+        event = "UNKNOWN,BACKEND,3900,US,BACKEND,SUB-EVENT,RPC (execute) time"
         (folder / "results" / "d.csv").write_text(f"{QNN_HEADER}\n{event}\n{event}\n")
 
     def damage(self, rng: Random, folder: Path) -> Damage:
@@ -583,7 +586,7 @@ class Calibration:
         kind = rng.choice(["bytes", "cell", "cell", "cell", "text", "protobuf"])
         if kind == "protobuf":
             (folder / "results" / "b.json").unlink()
-            fields = field(2, real(5, 2.0) + real(6, 1.5) + real(7, 3.0)) + field(4, b"\x10\x32")
+            fields = field(2, real(5, 4.0) + real(6, 3.5) + real(7, 5.0)) + field(4, b"\x10\x32")
             (folder / "results" / "b.pb").write_bytes(fields)
             return Damage(damage_bytes(rng, folder / "results" / "b.pb"), states_other=True)
         if kind == "bytes":
@@ -604,6 +607,11 @@ class Calibration:
                     (text + "x" * 200_000, "utf-8"),
                     (text.replace("\n", "\n\n"), "utf-8"),
                     (text.replace("median_ms", "medain_ms"), "utf-8"),
+                    (text.replace("rows,cache", "cache,rows"), "utf-8"),
+                    (text.replace("4.0,3.9,4.2", "4000,3900,4200"), "utf-8"),
+                    (text.replace("4.0,3.9,4.2", "0.004,0.0039,0.0042"), "utf-8"),
+                    (text.replace("4.0,3.9,4.2", "8.0,7.8,8.4"), "utf-8"),
+                    (text.splitlines()[0] + "\n" + text.splitlines()[1], "utf-8"),
                 ]
             )
             path.write_bytes(text.encode(encoding))
@@ -617,7 +625,10 @@ class Calibration:
         return Damage(f"{path.name}: {value[:40]!r} in column {at}", states_other=True)
 
     def load(self, folder: Path) -> Any:
-        return read_measurements(folder)
+        rows = read_measurements(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # rows that contradict each other
+            return rows, calibrate(rows, load_profile("SM8750"), "llada_8b").profile
 
 
 class Results:

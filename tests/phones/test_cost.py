@@ -1,4 +1,4 @@
-"""Prices of lowered steps: staircases, passes, what is bound by what, and unknown operations."""
+"""The cost model: steps of tiles and passes, the slowest stage, and unknown operations."""
 
 from dataclasses import replace
 
@@ -35,19 +35,19 @@ def test_rows_of_a_tile_cost_the_same_and_each_tile_as_much_again(rows, tiles):
     assert down(32 * (tiles - 1) + rows).seconds == pytest.approx(tiles * one)
 
 
-def test_a_product_adds_what_does_not_overlap_golden():
+def test_stages_that_do_not_overlap_are_added():
     kernels = replace(
         LLADA, matrix_tops=10, dma_gbps=50, fast_dequant_gweights=50, overlap="dequantization"
     )
     cost = down(33, kernels)
-    numbers = 4096 * 12288
-    assert cost.by_engine["dequantization"] == pytest.approx(2 * numbers / 50e9)
-    assert cost.by_engine["matrix"] == pytest.approx(2 * 64 * numbers / 10e12)
+    n_weights = 4096 * 12288
+    assert cost.by_engine["dequantization"] == pytest.approx(2 * n_weights / 50e9)
+    assert cost.by_engine["matrix"] == pytest.approx(2 * 64 * n_weights / 10e12)
     assert cost.by_engine["dma"] == cost.by_engine["vector"] == 0
-    assert cost.dram_bytes == 2 * numbers * 4.5 / 8
+    assert cost.dram_bytes == 2 * n_weights * 4.5 / 8
 
 
-def test_overlapping_kernels_wait_for_the_slowest_stage_alone():
+def test_overlapping_stages_cost_as_much_as_the_slowest():
     slow_memory = replace(VENDOR, dma_gbps=1, matrix_tops=100)
     slow_matrix = replace(VENDOR, dma_gbps=1000, matrix_tops=1)
     for kernels, engine in ((slow_memory, "dma"), (slow_matrix, "matrix")):
@@ -55,24 +55,24 @@ def test_overlapping_kernels_wait_for_the_slowest_stage_alone():
         assert cost.by_engine[engine] == cost.seconds > 0
 
 
-def test_one_row_takes_its_own_kernel_where_there_is_one():
+def test_one_row_runs_in_the_matrix_vector_kernel_if_there_is_one():
     size = 4096 * 12288 * 4.5 / 8
     assert down(1).seconds == pytest.approx(size / LLADA.gemv_gbps / 1e9)
     assert down(1, replace(LLADA, gemv_gbps=0)).seconds == pytest.approx(down(2).seconds)
 
 
-def test_floats_are_not_unpacked_and_count_as_16_bits():
+def test_floats_are_not_dequantized_and_have_16_bits():
     cost = down(32, weight=LoweredWeight((4096, 12288), 32))
     assert cost.by_engine["dequantization"] == 0
     assert cost.dram_bytes == 4096 * 12288 * 2
 
 
-def test_only_some_matrices_unpack_fast():
+def test_down_projection_and_head_dequantize_faster():
     assert down(32, name="layers.0.ffn.up").seconds > down(32).seconds
     assert down(32, name="head[0:4096]").seconds == down(32).seconds
 
 
-def test_activations_that_do_not_fit_cut_a_pass():
+def test_a_pass_has_fewer_rows_if_their_activations_exceed_vtcm():
     assert rows_in_a_pass(4096, VENDOR, PHONE.memory) == 128
     tiny = replace(PHONE.memory, vtcm_mib=1)
     assert rows_in_a_pass(4096, VENDOR, tiny) == 64
@@ -92,7 +92,7 @@ def test_the_shape_of_a_product_follows_from_sizes(batch, rows, inputs, outputs)
 
 
 @pytest.mark.parametrize("cached", [0, 32])
-def test_a_body_is_its_layers_and_the_final_norm(cached):
+def test_a_body_costs_its_layers_and_the_final_norm(cached):
     whole = price_on_npu(body(8, cached), LLADA, PHONE.memory)
     one = price_on_npu(GRAPHS.layer(8, cached), LLADA, PHONE.memory)
     assert whole.overhead == pytest.approx(SHAPE.n_layers * one.overhead)
@@ -101,7 +101,7 @@ def test_a_body_is_its_layers_and_the_final_norm(cached):
 
 
 @given(st.sampled_from([1, 8, 40]), st.sampled_from([0, 32, 64]))
-def test_engines_add_up_and_nothing_is_unknown(rows, cached):
+def test_engines_add_up_and_all_operations_are_known(rows, cached):
     cost = price_on_npu(GRAPHS.layer(rows, cached), LLADA, PHONE.memory)
     assert sum(cost.by_engine.values()) == pytest.approx(cost.seconds)
     assert unknown_operations(GRAPHS.layer(rows, cached)) == []
@@ -122,7 +122,7 @@ def square(rows: int):
     return product_step(rows, 4096, 4096, LoweredWeight((4096, 4096), 4, 32), "w")
 
 
-def test_a_cpu_takes_the_faster_kernel():
+def test_a_cpu_product_uses_the_faster_kernel():
     plain = PHONE.cpu["plain"]
     few, many = (price_on_cpu(square(rows), plain, PHONE.memory) for rows in (1, 64))
     assert few.seconds == pytest.approx(4096**2 / plain.gemv_gweights / 1e9)
@@ -132,13 +132,13 @@ def test_a_cpu_takes_the_faster_kernel():
 
 def test_a_cpu_is_never_faster_than_memory():
     tuned = PHONE.cpu["tuned"]
-    assert not tuned.unpack_gweights, "the case must have a kernel that reads weights as they are"
+    assert not tuned.unpack_gweights, "this test needs a kernel without unpacking"
     for rows in (1, 2, 8, 64):
         cost = price_on_cpu(square(rows), tuned, PHONE.memory)
         assert cost.dram_bytes <= 1.000001 * cost.seconds * PHONE.memory.dram_gbps * 1e9
 
 
-def test_an_unknown_operation_is_named_with_its_shape_and_its_price():
+def test_an_unknown_operation_is_described_with_shape_and_price():
     def function(weights, inputs):
         with jax.named_scope("part"):
             return {"out": jnp.sort(inputs["x"])}

@@ -1,4 +1,4 @@
-"""The process behind the forwards: it ends, repeats, and follows the sampler's settings."""
+"""The decoding process terminates, is deterministic, and follows the settings of the sampler."""
 
 from dataclasses import replace
 
@@ -29,17 +29,17 @@ USUAL = Dynamics(
     st.sampled_from([32, 64, 96]),
     st.integers(0, 5),
 )
-def test_every_run_ends_within_a_forward_for_each_token(reach, decay, commit, tokens, seed):
+def test_a_run_has_at_most_one_forward_per_token(reach, decay, commit, tokens, seed):
     dynamics = replace(USUAL, reach=reach, decay=decay)
     techniques = Techniques(commit=commit)
-    found = decode(dynamics, techniques, 20, tokens, seed)
-    assert 1 <= len(found.forwards) <= tokens
-    assert found.source == SOURCE
-    assert all(forward.rows % 32 == 0 and forward.cache % 32 == 0 for forward in found.forwards)
-    assert found == decode(dynamics, techniques, 20, tokens, seed)
+    run = decode(dynamics, techniques, 20, tokens, seed)
+    assert 1 <= len(run.forwards) <= tokens
+    assert run.source == SOURCE
+    assert all(forward.rows % 32 == 0 and forward.cache % 32 == 0 for forward in run.forwards)
+    assert run == decode(dynamics, techniques, 20, tokens, seed)
 
 
-def test_without_a_trigger_no_window_grows():
+def test_the_window_grows_only_with_a_trigger():
     rows = {f.rows for f in decode(USUAL, Techniques(trigger=0), 20, 128).forwards[1:]}
     assert rows == {32}
     grown = {f.rows for f in decode(USUAL, Techniques(trigger=32), 20, 128).forwards[1:]}
@@ -51,53 +51,51 @@ def mean_forwards(**settings_) -> float:
     return float(np.mean([len(run.forwards) for run in runs]))
 
 
-def test_each_technique_saves_forwards():
+def test_every_technique_saves_forwards():
     sliding = mean_forwards(trigger=0)
     ahead = mean_forwards(trigger=8)
     assert 128 > mean_forwards(commit="one") > sliding > ahead
 
 
 def test_skipped_decisions_and_refreshes_are_counted():
-    every = decode(USUAL, Techniques(skip_logits=False, refresh=0), 20, 64)
-    some = decode(USUAL, Techniques(refresh=2), 20, 64)
-    assert every.forwards[0].head_rows == 32 and some.forwards[0].head_rows == 16
-    assert not any(forward.refreshed for forward in every.forwards)
-    assert 1 <= max(forward.refreshed for forward in some.forwards) <= 2
+    all_rows = decode(USUAL, Techniques(skip_logits=False, refresh=0), 20, 64)
+    skipping = decode(USUAL, Techniques(refresh=2), 20, 64)
+    assert all_rows.forwards[0].head_rows == 32 and skipping.forwards[0].head_rows == 16
+    assert not any(forward.refreshed for forward in all_rows.forwards)
+    assert 1 <= max(forward.refreshed for forward in skipping.forwards) <= 2
 
 
-def test_the_frontier_moves_from_left_to_right():
-    found = statistics(USUAL, runs=200)
-    halves = found.first_commit[:16].mean(), found.first_commit[16:].mean()
+def test_positions_on_the_left_are_committed_first():
+    blocks = statistics(USUAL, runs=200)
+    halves = blocks.first_commit[:16].mean(), blocks.first_commit[16:].mean()
     assert halves[0] < halves[1]
-    assert (np.diff(found.tail_share) >= 0).all() and found.tail_share[-1] < 1
+    assert (np.diff(blocks.tail_share) >= 0).all() and blocks.tail_share[-1] < 1
     certain = statistics(Dynamics(reach=1.0, decay=1.0), runs=5)
     assert certain.forwards == 1 and (certain.first_commit == 1).all()
 
 
-def test_thresholds_change_what_is_committed_golden():
+def test_higher_thresholds_commit_less():
     assert USUAL.rarer(0.7) == 1 > USUAL.rarer(0.9) == pytest.approx(np.exp(-0.5))
     assert USUAL.unstable(0.9, 0.7) == 0 and USUAL.unstable(0.7, 0.9) == pytest.approx(
         1 - np.exp(-0.7)
     )
     assert mean_forwards(visible=0.9) > mean_forwards() > mean_forwards(visible=0.5)
-    left = [
-        unstable_per_block(USUAL, Techniques(stable=each), runs=10) for each in (0.7, 0.8, 0.95)
-    ]
-    assert left[0] == 0 and left == sorted(left)
-    at = statistics(USUAL.at(0.9), runs=100).forwards
-    assert at > statistics(USUAL, runs=100).forwards
+    unstable = [unstable_per_block(USUAL, Techniques(stable=s), runs=10) for s in (0.7, 0.8, 0.95)]
+    assert unstable[0] == 0 and unstable == sorted(unstable)
+    strict = statistics(USUAL.at(0.9), runs=100).forwards
+    assert strict > statistics(USUAL, runs=100).forwards
 
 
-def test_the_end_of_an_answer_settles_the_rest_at_once():
+def test_the_rest_settles_at_once_after_the_answer():
     short, whole = (
-        np.mean([len(decode(each, Techniques(), 20, 128, seed).forwards) for seed in range(10)])
-        for each in (replace(USUAL, answer=48), USUAL)
+        np.mean([len(decode(dynamics, Techniques(), 20, 128, seed).forwards) for seed in range(10)])
+        for dynamics in (replace(USUAL, answer=48), USUAL)
     )
     alone = np.mean([len(decode(USUAL, Techniques(), 20, 48, seed).forwards) for seed in range(10)])
     assert alone - 2 < short < whole
 
 
-def test_a_window_that_does_not_slide_is_its_block():
+def test_a_window_that_does_not_slide_is_the_block():
     still = decode(USUAL, Techniques(slides=False), 20, 64).forwards
     assert {forward.rows for forward in still[1:]} == {32}
     assert mean_forwards(slides=False) > mean_forwards()
@@ -116,6 +114,6 @@ def test_a_window_that_does_not_slide_is_its_block():
         (lambda: Techniques(trigger=-1), "trigger is -1; allowed: 0 or more"),
     ],
 )
-def test_bad_settings_are_named(make, message):
+def test_invalid_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -10,7 +10,7 @@ import llada_jax as lj
 from llada_jax.config.timed_buckets import MODELLED, LatencyTable
 from llada_jax.phones.dynamics import Techniques
 from llada_jax.phones.graphs import graphs_of
-from llada_jax.phones.memory import most_rows
+from llada_jax.phones.memory import max_rows
 from llada_jax.phones.profile import PROFILES
 from llada_jax.phones.published_tasks import PublishedTasks
 from llada_jax.phones.simulate import ForwardTimer
@@ -165,7 +165,7 @@ def test_a_budget_of_rows_is_what_memory_leaves(phone):
 
     resident = phone.timer("llada_8b").transfers.resident_mib
     assert resident == 3744 - 672
-    most = most_rows(
+    most = max_rows(
         phone.system, GRAPHS_8B.model, phone.profile.memory, canvas=256, resident=resident
     )
     assert most is not None and budget() == most > 32

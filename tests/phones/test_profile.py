@@ -1,4 +1,4 @@
-"""Profiles: every number has a unit, a tag and a source, or the loader refuses it."""
+"""Profiles load, and numbers without unit, tag or source are refused."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -25,8 +25,8 @@ def paths(node, path=()):
 PATHS = list(paths(CONTENT))
 
 
-def changed(path: tuple[str, ...], **entries) -> dict:
-    """The profile with some keys of one number replaced, or removed where they are None."""
+def with_entries(path: tuple[str, ...], **entries) -> dict:
+    """Returns the profile with some keys of one number replaced, or removed if they are None."""
     content = deepcopy(CONTENT)
     node = content
     for name in path:
@@ -39,14 +39,14 @@ def changed(path: tuple[str, ...], **entries) -> dict:
     return content
 
 
-def written(folder: Path, content) -> Path:
+def write_profile(folder: Path, content) -> Path:
     path = folder / "phone.yaml"
     path.write_text(yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
     return path
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_profile_loads_and_names_its_soc(path):
+def test_every_profile_of_the_package_loads(path):
     profile = load_profile(path)
     assert profile.soc == path.stem
     assert {"llada_cpp", "vendor"} <= set(profile.npu)
@@ -56,7 +56,7 @@ def test_every_profile_loads_and_names_its_soc(path):
 @settings(max_examples=20, deadline=None)
 @given(path=st.sampled_from(PATHS), key=st.sampled_from(["unit", "tag", "source"]))
 def test_a_number_without_unit_tag_or_source_is_refused(tmp_path_factory, path, key):
-    file = written(tmp_path_factory.mktemp("profile"), changed(path, **{key: None}))
+    file = write_profile(tmp_path_factory.mktemp("profile"), with_entries(path, **{key: None}))
     with pytest.raises(ValueError, match=rf"{'.'.join(path)} has no {key}$"):
         load_profile(file)
 
@@ -64,12 +64,12 @@ def test_a_number_without_unit_tag_or_source_is_refused(tmp_path_factory, path, 
 @settings(max_examples=10, deadline=None)
 @given(path=st.sampled_from(PATHS))
 def test_a_missing_number_is_refused(tmp_path_factory, path):
-    content = changed(path)
+    content = with_entries(path)
     node = content
     for name in path[:-1]:
         node = node[name]
     del node[path[-1]]
-    file = written(tmp_path_factory.mktemp("profile"), content)
+    file = write_profile(tmp_path_factory.mktemp("profile"), content)
     with pytest.raises(ValueError, match=rf"{'.'.join(path[:-1])}.* is missing"):
         load_profile(file)
 
@@ -89,36 +89,36 @@ def test_a_missing_number_is_refused(tmp_path_factory, path):
 )
 def test_bad_entries_are_named(tmp_path, entries, message):
     with pytest.raises(ValueError, match=message):
-        load_profile(written(tmp_path, changed(("memory", "dram_gbps"), **entries)))
+        load_profile(write_profile(tmp_path, with_entries(("memory", "dram_gbps"), **entries)))
 
 
 def test_bad_files_are_named(tmp_path):
     extra = {**CONTENT, "camera": {"mpix": {"value": 50, "unit": "-", "tag": "vendor",
                                             "source": "box"}}}  # fmt: skip
     for content, message in (
-        (extra, r"camera\.mpix: no number of a profile"),
+        (extra, r"camera\.mpix: not a number of a profile"),
         ([1], r"is \[1\]; allowed: a mapping"),
         ({"soc": "SM1"}, "phone is missing"),
         ({**CONTENT, "power": 3}, r"power is 3; allowed: value, unit"),
     ):
         with pytest.raises(ValueError, match=message):
-            load_profile(written(tmp_path, content))
+            load_profile(write_profile(tmp_path, content))
     (tmp_path / "phone.yaml").write_text("a: [")
     with pytest.raises(ValueError, match="is no YAML"):
         load_profile(tmp_path / "phone.yaml")
 
 
-def test_values_can_be_replaced_and_the_rest_stays():
+def test_with_values_changes_nothing_else():
     phone = load_profile("SM8750")
-    moved = phone.with_values({"memory.dram_gbps": 1.5})
-    assert moved.memory.dram_gbps == 1.5 != phone.memory.dram_gbps
-    assert moved.npu == phone.npu
-    assert moved.numbers["memory.dram_gbps"].source == phone.numbers["memory.dram_gbps"].source
-    with pytest.raises(ValueError, match=r"memory\.speed is no number of SM8750"):
+    changed = phone.with_values({"memory.dram_gbps": 1.5})
+    assert changed.memory.dram_gbps == 1.5 != phone.memory.dram_gbps
+    assert changed.npu == phone.npu
+    assert changed.numbers["memory.dram_gbps"].source == phone.numbers["memory.dram_gbps"].source
+    with pytest.raises(ValueError, match=r"memory\.speed is not a number of SM8750"):
         phone.with_values({"memory.speed": 1})
 
 
-def test_unknown_names_list_what_there_is():
+def test_errors_of_unknown_names_list_the_known_ones():
     phone = load_profile("SM8750")
     with pytest.raises(ValueError, match="phone is 'SM1'; allowed: SM8550, SM8650, SM8750, SM8850"):
         load_profile("SM1")
@@ -129,8 +129,8 @@ def test_unknown_names_list_what_there_is():
 
 
 @pytest.mark.parametrize("soc", ["SM8550", "SM8650", "SM8750", "SM8850"])
-def test_what_is_absent_was_not_measured(soc):
-    """A zero says that a stage is missing or counted elsewhere, which is somebody's reasoning."""
+def test_numbers_of_0_are_not_tagged_as_measured(soc):
+    """0 means that a stage is absent or included elsewhere: a conclusion, not a measurement."""
     numbers = load_profile(soc).numbers
     zeros = {path: entry.tag for path, entry in numbers.items() if entry.value == 0}
     assert zeros and "measured" not in zeros.values()

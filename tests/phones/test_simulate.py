@@ -1,4 +1,4 @@
-"""Runs on a phone: parts add up, what hides hides, and the same run takes the same time."""
+"""Simulated runs: breakdowns and energies add up, and staging hides behind slow kernels."""
 
 import math
 from dataclasses import replace
@@ -25,51 +25,51 @@ def seconds(forward=STEP, **settings) -> float:
 
 
 def test_parts_and_energies_add_up():
-    found = simulate(blockwise(8, 64), ForwardTimer(GRAPHS, PHONE, SWAP))
-    assert sum(found.parts.values()) == pytest.approx(found.seconds)
-    assert found.timeline().seconds == pytest.approx(found.seconds)
-    assert found.energy.joules == pytest.approx(energy_of(found.timeline(), PHONE.power).joules)
-    timer = ForwardTimer(GRAPHS, PHONE, SWAP, found.workload.canvas)
-    assert found.seconds == timer.latency(found.workload)
+    result = simulate(blockwise(8, 64), ForwardTimer(GRAPHS, PHONE, SWAP))
+    assert sum(result.parts.values()) == pytest.approx(result.seconds)
+    assert result.timeline().seconds == pytest.approx(result.seconds)
+    assert result.energy.joules == pytest.approx(energy_of(result.timeline(), PHONE.power).joules)
+    timer = ForwardTimer(GRAPHS, PHONE, SWAP, result.workload.canvas)
+    assert result.seconds == timer.latency(result.workload)
 
 
 def test_a_part_of_the_timeline_starts_at_zero():
-    found = simulate(blockwise(8, 64), ForwardTimer(GRAPHS, PHONE, SWAP))
-    part = found.timeline(first=2, last=4)
+    result = simulate(blockwise(8, 64), ForwardTimer(GRAPHS, PHONE, SWAP))
+    part = result.timeline(first=2, last=4)
     assert part.events[0].start == 0 and "step 2" in part.events[0].task.name
-    step = found.steps[found.workload.forwards[2]].seconds
+    step = result.steps[result.workload.forwards[2]].seconds
     assert part.seconds == pytest.approx(2 * step)
 
 
 def test_copies_hide_behind_slow_kernels_and_not_behind_fast_ones():
-    bare = seconds(runtime="wide")
-    staged = ForwardTimer(LLADA, PHONE, SWAP).transfers.seconds
-    assert bare < seconds() < bare + 0.1 * staged
+    unstaged = seconds(runtime="wide")
+    staging = ForwardTimer(LLADA, PHONE, SWAP).transfers.seconds
+    assert unstaged < seconds() < unstaged + 0.1 * staging
     fast = seconds(kernels="vendor", runtime="wide")
-    assert seconds(kernels="vendor") > fast + 0.5 * staged
+    assert seconds(kernels="vendor") > fast + 0.5 * staging
 
 
-def test_a_plan_can_say_what_a_forward_stages():
+def test_transfers_of_a_plan_replace_the_rule():
     plan = WeightTransfers((WeightTransfer("stage", 1.0, 1e9, feeds=31, after=30),))
     wide = ForwardTimer(LLADA, PHONE, System(runtime="wide"))
-    bare = simulate(Workload((STEP,), 1, 1, "a test"), wide)
-    planned = simulate(bare.workload, ForwardTimer(LLADA, PHONE, SWAP, transfers=plan))
-    assert planned.seconds == pytest.approx(bare.seconds + 1.0, rel=0.01)
+    unstaged = simulate(Workload((STEP,), 1, 1, "a test"), wide)
+    planned = simulate(unstaged.workload, ForwardTimer(LLADA, PHONE, SWAP, transfers=plan))
+    assert planned.seconds == pytest.approx(unstaged.seconds + 1.0, rel=0.01)
     assert planned.parts["staging (not hidden)"] == pytest.approx(1.0, rel=0.01)
 
 
-def test_mapping_again_stops_the_npu():
-    events = ForwardTimer(LLADA, PHONE, System(runtime="remap")).transfers.seconds
-    assert seconds(runtime="remap") == pytest.approx(seconds(runtime="wide") + events)
+def test_remapping_makes_the_npu_wait():
+    mapping = ForwardTimer(LLADA, PHONE, System(runtime="remap")).transfers.seconds
+    assert seconds(runtime="remap") == pytest.approx(seconds(runtime="wide") + mapping)
 
 
-def test_revision_hides_beside_the_npu_and_shares_its_memory():
+def test_a_small_revision_hides_behind_the_npu_and_a_large_one_does_not():
     few, many = (seconds(STEP._replace(refreshed=n, rescored=n)) for n in (1, 20))
     assert few == pytest.approx(seconds(), rel=0.02)
     assert many > 1.5 * few
 
 
-def test_a_revision_scores_tokens_and_not_all_of_their_rows():
+def test_the_head_of_a_revision_has_one_row_per_rescored_token():
     def revision(rescored: int) -> float:
         step = ForwardTimer(LLADA, PHONE, SWAP).step(STEP._replace(refreshed=8, rescored=rescored))
         return next(e.task.seconds for e in step.events if e.task.name == "revision")
@@ -88,14 +88,14 @@ def test_a_body_on_the_cpu_leaves_the_npu_idle():
     assert timeline.seconds > 5 * seconds()
 
 
-def test_what_the_npu_maps_is_nothing_to_a_body_on_the_cpu():
+def test_a_body_on_the_cpu_stages_nothing():
     phone = ForwardTimer(LLADA, PHONE, System(body="cpu", runtime="none"))
     assert phone.transfers == WeightTransfers()
     with pytest.raises(ValueError, match="runtime is 'none'"):
         ForwardTimer(LLADA, PHONE, System(runtime="none"))
 
 
-def test_no_head_rows_no_head():
+def test_without_head_rows_the_head_takes_no_time():
     without = ForwardTimer(LLADA, PHONE, SWAP).step(STEP._replace(head_rows=0))
     assert [e.end - e.start for e in without.events if e.task.name == "head"] == [0]
 
@@ -107,7 +107,7 @@ def head_event(scores_on: ScoresOn, forward=STEP):
     return event
 
 
-def test_a_head_on_the_npu_is_its_product_and_vector_work():
+def test_a_head_on_the_npu_consists_of_its_product_and_vector_work():
     task = head_event("npu").task
     assert task.lane == "npu" and task.seconds == pytest.approx(sum(task.parts.values()))
     assert task.parts["head"] > 0 and task.parts["scores"] > 0
@@ -117,21 +117,21 @@ def test_a_head_on_the_npu_is_its_product_and_vector_work():
 def test_a_head_on_the_npu_is_staged_with_the_layers():
     def copied(runtime: Runtime, **settings) -> float:
         timer = ForwardTimer(LLADA, PHONE, System(runtime=runtime, **settings), 256)
-        return sum(each.copied_bytes for each in timer.transfers.transfers)
+        return sum(transfer.copied_bytes for transfer in timer.transfers.transfers)
 
-    more = copied("swap", scores_on="npu") - copied("swap")
+    added = copied("swap", scores_on="npu") - copied("swap")
     model = LLADA.model
-    assert more == pytest.approx(model.vocab_size * model.width * 4.5 / 8)
+    assert added == pytest.approx(model.vocab_size * model.width * 4.5 / 8)
     assert copied("wide", scores_on="npu") == 0
 
 
-def test_no_head_rows_no_head_on_the_npu():
+def test_without_head_rows_the_npu_runs_no_head():
     system = System(runtime="wide", scores_on="npu")
     events = ForwardTimer(LLADA, PHONE, system).step(STEP._replace(head_rows=0)).events
     assert all(event.task.name != "head" for event in events)
 
 
-def test_power_is_that_of_what_is_busy_golden():
+def test_power_depends_on_the_busy_processors():
     tasks = [LaneTask("a", "npu", 2.0), LaneTask("b", "cpu", 1.0)]
     energy = energy_of(run(tasks, 50), PHONE.power)
     power = PHONE.power
@@ -140,16 +140,16 @@ def test_power_is_that_of_what_is_busy_golden():
     assert energy.watts == pytest.approx(energy.joules / 2)
 
 
-def test_a_core_that_copies_takes_its_own_power_golden():
+def test_a_copying_core_adds_its_power():
     tasks = [LaneTask("a", "npu", 2.0), LaneTask("b", "staging", 3.0)]
     power = PHONE.power
     joules = energy_of(run(tasks, 50), power).joules
     assert joules == pytest.approx(2 * power.npu_w + power.idle_w + 3 * power.core_w)
 
 
-def test_an_empty_run_takes_nothing():
-    found = simulate(Workload((), 1, 1, "a test"), ForwardTimer(GRAPHS, PHONE, SWAP))
-    assert (found.seconds, found.energy.watts) == (0, 0)
+def test_an_empty_run_takes_no_time_and_power():
+    result = simulate(Workload((), 1, 1, "a test"), ForwardTimer(GRAPHS, PHONE, SWAP))
+    assert (result.seconds, result.energy.watts) == (0, 0)
 
 
 def latency_of_a_small_run(phone):
@@ -157,16 +157,16 @@ def latency_of_a_small_run(phone):
     return ForwardTimer(GRAPHS, phone, SWAP, workload.canvas).latency(workload)
 
 
-def test_only_what_a_system_uses_is_moved_and_the_session_comes_on_top():
+def test_doubts_of_unused_numbers_do_not_count_and_the_session_is_added():
     everything = with_uncertainty(PHONE, latency_of_a_small_run)
     used = with_uncertainty(PHONE, latency_of_a_small_run, SWAP.uses)
     assert used == everything and used.seconds == latency_of_a_small_run(PHONE)
     assert all("vendor" not in name and "hexkl" not in name for name, _ in used.largest)
-    state = with_uncertainty(PHONE, latency_of_a_small_run, SWAP.uses, spread=0.3)
-    assert state.relative == pytest.approx(math.hypot(used.relative, 0.3))
+    session = with_uncertainty(PHONE, latency_of_a_small_run, SWAP.uses, spread=0.3)
+    assert session.relative == pytest.approx(math.hypot(used.relative, 0.3))
 
 
-def test_a_slow_session_stretches_a_run_and_not_its_work():
+def test_a_slow_session_lengthens_a_run_at_the_same_work():
     workload = blockwise(8, 32)
     timer = ForwardTimer(GRAPHS, PHONE, SWAP, workload.canvas)
     cool, slow = simulate(workload, timer), simulate(workload, timer, slowdown=2.5)
@@ -177,14 +177,14 @@ def test_a_slow_session_stretches_a_run_and_not_its_work():
     assert slow.energy.watts < cool.energy.watts
 
 
-def test_attention_on_the_cpu_takes_its_rate():
+def test_attention_on_the_cpu_is_priced_by_its_kernels():
     kernels = replace(PHONE.npu["llada_cpp"], attention="cpu")
     step = LLADA.layer(32, 64)
-    here, there = (
-        price_on_npu(step, each, PHONE.memory, PHONE.cpu["plain"])
-        for each in (PHONE.npu["llada_cpp"], kernels)
+    on_npu, on_cpu = (
+        price_on_npu(step, library, PHONE.memory, PHONE.cpu["plain"])
+        for library in (PHONE.npu["llada_cpp"], kernels)
     )
-    assert here.host == 0 < there.host and there.dma < here.dma
+    assert on_npu.host == 0 < on_cpu.host and on_cpu.dma < on_npu.dma
     with pytest.raises(ValueError, match="attention is 'cpu' without kernels of a CPU"):
         price_on_npu(step, kernels, PHONE.memory)
 
@@ -196,15 +196,15 @@ def test_attention_on_the_cpu_takes_its_rate():
         ({"runtime": "magic"}, "runtime is 'magic'; allowed: 'none', 'remap'"),
         ({"resident_mib": -1}, "resident_mib is -1; allowed: 0 or more"),
         ({"scores_on": "gpu"}, "scores_on is 'gpu'; allowed: 'cpu', 'npu'"),
-        ({"body": "cpu", "scores_on": "npu"}, "scores_on is 'npu'; allowed: 'cpu', where the body"),
+        ({"body": "cpu", "scores_on": "npu"}, "scores_on is 'npu'; allowed: 'cpu', since the body"),
         ({"head": "best"}, "head is 'best'; allowed: 'plain', 'tuned'"),
     ],
 )
-def test_bad_systems_are_named(settings, message):
+def test_invalid_systems_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         System(**settings)
 
 
-def test_kernels_of_another_phone_are_named():
+def test_kernels_that_the_phone_lacks_are_refused():
     with pytest.raises(ValueError, match="kernels is 'mine'; allowed: "):
         ForwardTimer(GRAPHS, PHONE, System(kernels="mine"))

@@ -1,4 +1,4 @@
-"""Lanes in order, needs kept, memory shared fairly, and every second accounted for."""
+"""Lanes run in order, tasks wait for their needs, and memory is shared max-min fairly."""
 
 from itertools import pairwise
 
@@ -29,25 +29,25 @@ def task_lists(draw):
 
 
 @given(task_lists())
-def test_lanes_keep_order_and_needs_are_done(tasks):
+def test_lanes_keep_their_order_and_tasks_wait_for_their_needs(tasks):
     timeline = run(tasks, GBPS)
-    at = {event.task.name: event for event in timeline.events}
-    assert len(at) == len(tasks)
+    events = {event.task.name: event for event in timeline.events}
+    assert len(events) == len(tasks)
     for lane in LANES:
-        mine = [at[task.name] for task in tasks if task.lane == lane]
-        assert all(a.end <= b.start + 1e-9 for a, b in pairwise(mine))
+        in_lane = [events[task.name] for task in tasks if task.lane == lane]
+        assert all(a.end <= b.start + 1e-9 for a, b in pairwise(in_lane))
     for task in tasks:
-        assert all(at[need].end <= at[task.name].start + 1e-9 for need in task.needs)
-        assert at[task.name].slowed >= -1e-9 and at[task.name].waited >= -1e-9
+        assert all(events[need].end <= events[task.name].start + 1e-9 for need in task.needs)
+        assert events[task.name].slowed >= -1e-9 and events[task.name].waited >= -1e-9
 
 
 @given(task_lists())
-def test_no_faster_than_the_longest_lane_and_the_memory(tasks):
+def test_a_run_is_not_faster_than_its_longest_lane_or_the_memory(tasks):
     timeline = run(tasks, GBPS)
     for lane in LANES:
         assert timeline.seconds >= sum(t.seconds for t in tasks if t.lane == lane) - 1e-9
-    drawn = sum(task.dram_bytes for task in tasks if task.seconds)
-    assert timeline.seconds >= drawn / (GBPS * 1e9) - 1e-6
+    traffic = sum(task.dram_bytes for task in tasks if task.seconds)
+    assert timeline.seconds >= traffic / (GBPS * 1e9) - 1e-6
 
 
 @given(task_lists())
@@ -56,7 +56,7 @@ def test_the_same_tasks_give_the_same_timeline(tasks):
 
 
 @given(task_lists())
-def test_the_breakdown_and_the_busy_times_add_up(tasks):
+def test_breakdown_and_busy_times_add_up_to_the_whole(tasks):
     timeline = run(tasks, GBPS)
     assert sum(breakdown(timeline).values()) == pytest.approx(timeline.seconds, abs=1e-6)
     assert sum(busy_seconds(timeline).values()) == pytest.approx(timeline.seconds, abs=1e-6)
@@ -65,23 +65,23 @@ def test_the_breakdown_and_the_busy_times_add_up(tasks):
 @given(st.dictionaries(st.sampled_from(LANES), st.floats(0, 1e12)), st.floats(1e6, 1e12))
 def test_memory_is_shared_max_min_fairly(demands, capacity):
     speeds = shares(demands, capacity)
-    given_to = {lane: speeds[lane] * demand for lane, demand in demands.items()}
-    assert sum(given_to.values()) <= capacity * (1 + 1e-9)
-    short = [lane for lane in demands if speeds[lane] < 1 - 1e-9]
-    if short:
-        assert sum(given_to.values()) == pytest.approx(capacity)
-        for lane in short:  # nobody gets more than one who goes short
-            assert all(other <= given_to[lane] * (1 + 1e-6) for other in given_to.values())
+    bandwidth = {lane: speeds[lane] * demand for lane, demand in demands.items()}
+    assert sum(bandwidth.values()) <= capacity * (1 + 1e-9)
+    slowed = [lane for lane in demands if speeds[lane] < 1 - 1e-9]
+    if slowed:
+        assert sum(bandwidth.values()) == pytest.approx(capacity)
+        for lane in slowed:  # no lane gets more than a slowed one
+            assert all(other <= bandwidth[lane] * (1 + 1e-6) for other in bandwidth.values())
 
 
-def test_two_that_want_too_much_slow_each_other_golden():
+def test_two_tasks_above_the_bandwidth_slow_each_other():
     tasks = [LaneTask("npu", "npu", 1.0, 40e9), LaneTask("cpu", "cpu", 1.0, 40e9)]
     timeline = run(tasks, GBPS)
     assert timeline.seconds == pytest.approx(1.6)  # 80 GB at 50 GB/s
     assert [event.slowed for event in timeline.events] == pytest.approx([0.6, 0.6])
 
 
-def test_two_slots_hide_staging_behind_the_layers_golden():
+def test_two_slots_hide_staging_behind_the_layers():
     tasks = []
     for index in range(4):
         before = (f"layer {index - 2}",) if index >= 2 else ()

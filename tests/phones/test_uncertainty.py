@@ -1,32 +1,31 @@
-"""Doubts add up in the logarithm; cliffs and counted numbers are treated as what they are."""
+"""Doubts add in quadrature, except for counted numbers and cliffs."""
 
 import math
 
 import pytest
 
-from llada_jax.phones.uncertainty import CLIFFS, DOUBT, moved_profiles, with_uncertainty
+from llada_jax.phones.uncertainty import CLIFFS, DOUBT, shifted_profiles, with_uncertainty
 from tests.phones.small import PHONE
 
 
-def test_doubts_add_in_quadrature_golden():
-    sure = with_uncertainty(PHONE, lambda moved: moved.memory.dram_gbps * moved.power.idle_w**2)
+def test_doubts_add_in_quadrature():
+    latency = with_uncertainty(PHONE, lambda p: p.memory.dram_gbps * p.power.idle_w**2)
     tags = [PHONE.numbers[path].tag for path in ("memory.dram_gbps", "power.idle_w")]
-    parts = [math.log(1 + DOUBT[tag]) for tag in tags]
-    assert sure.relative == pytest.approx(math.hypot(parts[0], 2 * parts[1]))
-    assert [name for name, _ in sure.largest] == ["power.idle_w", "memory.dram_gbps"]
-    low, high = sure.bounds
-    assert low * high == pytest.approx(sure.seconds**2) and 0 < low < sure.seconds
+    doubts = [math.log(1 + DOUBT[tag]) for tag in tags]
+    assert latency.relative == pytest.approx(math.hypot(doubts[0], 2 * doubts[1]))
+    assert [name for name, _ in latency.largest] == ["power.idle_w", "memory.dram_gbps"]
+    low, high = latency.bounds
+    assert low * high == pytest.approx(latency.seconds**2) and 0 < low < latency.seconds
 
 
-def test_counted_numbers_stay_and_cliffs_are_tried_on_both_sides():
-    moved = moved_profiles(PHONE)
-    numbers = [each.number for each in moved]
+def test_counted_numbers_are_not_shifted_and_cliffs_in_both_directions():
+    shifted = shifted_profiles(PHONE)
+    numbers = [shift.number for shift in shifted]
     assert "npu.llada_cpp.tile_rows" not in numbers and "session.npu_slowdown" not in numbers
-    cliffs = [each.profile.memory.buffer_mib for each in moved if each.number in CLIFFS]
+    cliffs = [shift.profile.memory.buffer_mib for shift in shifted if shift.number in CLIFFS]
     assert cliffs == pytest.approx([1024 * 1.2, 1024 * 0.8])
 
 
-def test_a_cliff_lies_within_the_band():
-    """What costs a fifth more where buffers are a fifth larger is inside of 95 %."""
-    cliff = lambda moved: 21.8 if moved.memory.buffer_mib > 1100 else 17.9  # noqa: E731
+def test_the_interval_contains_the_jump_at_a_cliff():
+    cliff = lambda profile: 21.8 if profile.memory.buffer_mib > 1100 else 17.9  # noqa: E731
     assert with_uncertainty(PHONE, cliff).bounds[1] == pytest.approx(21.8)

@@ -1,4 +1,4 @@
-"""Forwards of the baselines and of traces."""
+"""Workloads: the forwards of traces and of the baselines."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from llada_jax.phones.workload import (
     autoregressive,
     blockwise,
     from_trace,
-    rounded,
+    round_cache,
     vanilla,
 )
 from llada_jax.sampler.config import SamplerConfig
@@ -21,7 +21,7 @@ from tests.sampler.toy import Worker, toy_decode
 
 
 def trace(**changes):
-    """Two forwards of two batch rows; the second row needs the first one alone."""
+    """Returns two forwards of two batch rows; the second row is only in the first forward."""
     model = {name: getattr(SHAPE, name) for name in SHAPE.__dataclass_fields__}
     fields = {
         "rows": np.array([40, 32]),
@@ -36,7 +36,7 @@ def trace(**changes):
     return SimpleNamespace(**{**fields, **changes})
 
 
-def test_a_trace_gives_its_forwards_golden():
+def test_forwards_of_a_trace():
     workload = from_trace(trace(), SHAPE)
     assert workload.forwards == (Forward(40, 0, 32), Forward(32, 32, 9, 2, 2))
     assert (workload.prompt_length, workload.tokens, workload.canvas) == (8, 32, 40)
@@ -44,13 +44,13 @@ def test_a_trace_gives_its_forwards_golden():
     assert other.forwards == (Forward(40, 0, 32),) and other.canvas == 36
 
 
-def test_a_row_of_a_batch_takes_the_bucket_that_it_would_take_alone():
+def test_a_batch_row_has_the_bucket_of_a_run_alone():
     alone = trace(live_rows=np.array([[40, 32], [32, 0]]))
     assert from_trace(alone, SHAPE, row=1).forwards == (Forward(32, 0, 32),)
 
 
 @pytest.mark.parametrize(
-    ("sampler", "beside"),
+    ("sampler", "rows_and_tokens"),
     [
         ({"refresh": "worker", "rescore": "shadow"}, (4, 2)),
         ({"refresh": "worker", "rescore": "token"}, (2, 2)),
@@ -58,16 +58,15 @@ def test_a_row_of_a_batch_takes_the_bucket_that_it_would_take_alone():
         ({}, (0, 0)),
     ],
 )
-def test_only_a_worker_refreshes_beside_the_forward(sampler, beside):
+def test_refreshed_rows_are_separate_with_a_worker_only(sampler, rows_and_tokens):
     settings = {**trace().settings, "sampler": sampler}
     forward = from_trace(trace(settings=settings), SHAPE).forwards[1]
-    assert (forward.refreshed, forward.rescored) == beside
+    assert (forward.refreshed, forward.rescored) == rows_and_tokens
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rescore", ["shadow", "token"])
-def test_a_worker_takes_its_rows_and_scores_out_of_the_forwards(rescore):
-    """Whoever refreshes, as many rows run and as many positions are scored."""
+def test_refreshes_take_equal_rows_and_scores_with_and_without_a_worker(rescore):
     staged = SamplerConfig.from_flat(
         gen_length=24, block_length=8, steps=24, cache="blockwise", accept="staged",
         theta_visible=0.2, theta_stable=0.3, rescore=rescore,
@@ -80,7 +79,7 @@ def test_a_worker_takes_its_rows_and_scores_out_of_the_forwards(rescore):
     forwards = from_trace(by_worker, SHAPE).forwards
     refreshed, rescored = (np.array(n) for n in zip(*(f[3:] for f in forwards), strict=True))
     np.testing.assert_array_equal(rescored, by_rows.refreshed[:, 0])
-    assert rescored.any(), "the case must refresh"
+    assert rescored.any(), "this test needs a refresh"
     rows, heads = by_worker.live_rows[:, 0] + refreshed, by_worker.head_rows[:, 0] + rescored
     np.testing.assert_array_equal(rows, by_rows.live_rows[:, 0])
     np.testing.assert_array_equal(heads, by_rows.head_rows[:, 0])
@@ -102,12 +101,12 @@ def test_a_worker_takes_its_rows_and_scores_out_of_the_forwards(rescore):
         ),
     ],
 )
-def test_traces_that_do_not_fit_are_named(changes, arguments, message):
+def test_traces_that_do_not_fit_are_refused(changes, arguments, message):
     with pytest.raises(ValueError, match=message):
         from_trace(trace(**changes), SHAPE, **arguments)
 
 
-def test_another_shape_runs_the_same_forwards_and_is_named():
+def test_a_trace_of_another_shape_is_mentioned_in_the_source():
     other = from_trace(trace(), SHAPE.replace(width=128))
     assert other.forwards == from_trace(trace(), SHAPE).forwards
     assert other.source.endswith("width 64, run as if by this model")
@@ -116,16 +115,16 @@ def test_another_shape_runs_the_same_forwards_and_is_named():
 @given(st.integers(1, 100), st.sampled_from([32, 64, 128]))
 def test_baselines_run_a_forward_for_each_token(prompt, tokens):
     for workload in (vanilla, blockwise, autoregressive):
-        found = workload(prompt, tokens)
-        assert len(found.forwards) == found.tokens == tokens
+        run = workload(prompt, tokens)
+        assert len(run.forwards) == run.tokens == tokens
     assert {f.rows for f in vanilla(prompt, tokens).forwards} == {prompt + tokens}
 
 
-def test_the_blockwise_baseline_golden():
+def test_forwards_of_the_blockwise_baseline():
     forwards = blockwise(10, 96).forwards
     assert forwards[0] == Forward(42, 0, 32)
     assert forwards[1] == Forward(32, 32, 32)
-    assert forwards[32] == Forward(64, 32, 32)  # the block before, once more
+    assert forwards[32] == Forward(64, 32, 32)  # with the block before it
     assert forwards[33] == Forward(32, 64, 32)
     assert forwards.count(Forward(32, 96, 32)) == 31
 
@@ -138,4 +137,4 @@ def test_an_autoregressive_run_is_a_prefill_and_single_rows():
 
 @given(st.integers(0, 1000))
 def test_caches_round_up_to_buckets(cache):
-    assert rounded(cache) % 32 == 0 and 0 <= rounded(cache) - cache < 32
+    assert round_cache(cache) % 32 == 0 and 0 <= round_cache(cache) - cache < 32

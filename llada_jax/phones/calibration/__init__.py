@@ -1,1 +1,1 @@
-"""A phone of one's own: measured rows in, a profile with its doubts out."""
+"""Calibration: from times measured on a phone to its profile."""

@@ -1,14 +1,17 @@
-"""Measured rows into a phone's numbers: a posterior, linear about its middle.
+"""Fits a phone's numbers to rows that were measured on it.
 
-The parent profile's numbers, each with its doubt, are the prior: logarithms, independent. A row
-says how long a graph takes, to its own spread and to `MODEL_DOUBT`. What the rows say nothing of
-keeps the parent's value and doubt. Tiles and passes, which come in whole steps, are compared by the
-evidence that the rows give for each, and change only where it is strong.
+The fit is Bayesian, linear about its mode. The prior is the profile of a similar phone, the parent:
+the logarithm of each number is normal, independent, with the doubt of the profile as its standard
+deviation. A row is a graph's measured time, which the cost model predicts up to the row's spread
+and `MODEL_DOUBT`. Numbers that no row depends on keep the parent's value and doubt.
+
+Numbers in whole steps (tiles and passes) have no derivative. They are compared by the evidence, and
+change only if the rows support another choice strongly.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, product
 from typing import Any, NamedTuple
@@ -18,27 +21,33 @@ from scipy import optimize
 
 from llada_jax.config import Quant, require
 from llada_jax.lowered import product_step
+from llada_jax.phones.calibration.implausible_rows import (
+    MIN_ROWS,
+    RowErrors,
+    refuse_implausible,
+    warn_of_contradictions,
+)
 from llada_jax.phones.calibration.measurements import Measurement
 from llada_jax.phones.cost import price_on_cpu, price_on_npu
 from llada_jax.phones.graphs import Shape, graphs_of
-from llada_jax.phones.profile import Profile, Sourced, profile_of
+from llada_jax.phones.profile import Profile, SourcedNumber, profile_of
 from llada_jax.phones.uncertainty import COUNTED, TWO_SIDED, doubt_of
 
 MODEL_DOUBT = 0.03
-"""What the cost model itself misses in a row: a standard deviation of the logarithm, assumed."""
+"""Error of the cost model itself: assumed standard deviation of the logarithm of a row's time."""
 LEARNED = 0.9
-"""A number is identified where its doubt falls to this share of the parent's, or below."""
+"""A number is identified if its doubt falls to this fraction of the parent's doubt."""
 STRONG = 3.0
-"""Logarithm of the evidence that another tile or pass must have over the parent's."""
+"""Gain in log evidence that another tile or pass needs to replace the parent's."""
 TILES, PASSES = (32, 64), (32, 64, 128, 256, 1024)
 QUANTS: Mapping[str, Quant] = {"fp16": "float32", "int8": "int8", "int4": "int4"}
-_STEP = 0.02
-_FELT = 1e-4
-"""A number matters where its doubt moves some row's logarithm by more."""
+_STEP = 0.02  # of the numerical derivative, in doubts
+_MIN_SLOPE = 1e-4
+"""A number counts as unused if its doubt changes no row's log time by more than this."""
 
 
-class Identified(NamedTuple):
-    """A number that the rows say something of; doubts are deviations of its logarithm."""
+class IdentifiedNumber(NamedTuple):
+    """A number that the rows changed or confirmed. Doubts are standard deviations of logarithms."""
 
     number: str
     parent: float
@@ -47,8 +56,8 @@ class Identified(NamedTuple):
     doubt: float
 
 
-class Predicted(NamedTuple):
-    """A row that was kept from the fit, in milliseconds; `low` to `high` holds 95 %."""
+class RowPrediction(NamedTuple):
+    """A held-out row with its predicted time; `low` to `high` is the 95 % interval."""
 
     measurement: Measurement
     ms: float
@@ -57,33 +66,33 @@ class Predicted(NamedTuple):
 
     @property
     def is_inside(self) -> bool:
-        """Tells whether the measured median lies in the band."""
+        """Whether the measured median is in the interval."""
         return self.low <= self.measurement.median_ms <= self.high
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A phone's own profile, and how much of it its rows told."""
+    """The profile of a measured phone, and what the rows determined."""
 
     profile: Profile
-    identified: tuple[Identified, ...]
+    identified: tuple[IdentifiedNumber, ...]
     correlations: tuple[tuple[str, str, float], ...]
-    """Of what is left open in pairs of identified numbers, the strongest first: what one of them
-    is too high by, the other makes up for."""
-    predicted: tuple[Predicted, ...]
+    """Posterior correlation of each pair of identified numbers, the strongest first. Strongly
+    correlated numbers are known together only: an error of one is compensated by the other."""
+    predicted: tuple[RowPrediction, ...]
     counted: Mapping[str, tuple[float, float]]
-    """Numbers in whole steps that changed: the parent's and the phone's."""
+    """Numbers in whole steps that changed, by path: the parent's value and the phone's."""
 
 
 class CostModel:
-    """Prices measured rows of a shape by a profile's classes of kernels."""
+    """Predicts how long a measured graph takes on a phone, for one shape and software."""
 
     def __init__(self, shape: Shape, kernels: str, cpu: str) -> None:
         self._model = graphs_of(shape).model
         self.kernels, self.cpu = kernels, cpu
 
     def seconds(self, profile: Profile, row: Measurement) -> float:
-        """Returns how long a row takes by the profile. Raises ValueError for an unknown matrix."""
+        """Returns the predicted time of a row. Raises ValueError for an unknown matrix."""
         graphs = graphs_of(self._model, QUANTS[row.precision])
         npu, cpu = profile.kernels(self.kernels), profile.cpu_kernels(self.cpu)
         price = partial(price_on_cpu, kernels=cpu, memory=profile.memory)
@@ -95,8 +104,11 @@ class CostModel:
             return call + row.layers * price(graphs.layer(row.rows, row.cache)).seconds
         if row.graph == "head":
             return call + graphs.head_chunks * price(graphs.head(row.rows)).seconds
-        weights = graphs.layer(32, 0).weights.items()
-        matrices = {name.split(".", 2)[-1]: each for name, each in weights if len(each.shape) == 2}
+        matrices = {
+            name.split(".", 2)[-1]: weight
+            for name, weight in graphs.layer(32, 0).weights.items()
+            if len(weight.shape) == 2
+        }
         known = ", ".join(matrices)
         require(row.weight in matrices, f"weight of {row.name} is {row.weight!r}; allowed: {known}")
         weight = matrices[row.weight]
@@ -104,59 +116,62 @@ class CostModel:
         step = product_step(row.rows, inputs, outputs, weight, f"layers.0.{row.weight}")
         return call + price(step).seconds
 
-    def numbers(self, parent: Profile) -> dict[str, Sourced]:
-        """Returns the numbers that rows can depend on, by path."""
-        rooms = ("memory.", f"npu.{self.kernels}.", f"cpu.{self.cpu}.")
+    def numbers(self, parent: Profile) -> dict[str, SourcedNumber]:
+        """Returns the continuous numbers that predictions can depend on, by path."""
+        prefixes = ("memory.", f"npu.{self.kernels}.", f"cpu.{self.cpu}.")
         return {
             path: entry
             for path, entry in parent.numbers.items()
-            if path.startswith(rooms) and entry.unit not in COUNTED and entry.value
+            if path.startswith(prefixes) and entry.unit not in COUNTED and entry.value
         }
 
 
-class _Prior:
-    """The parent's numbers in units of their doubts, and what rows say of them."""
+class _Fit:
+    """The fit's functions of `z`: the log of each number relative to the parent's, in doubts."""
 
-    def __init__(
-        self, parent: Profile, cost_model: CostModel, measured: Sequence[Measurement]
-    ) -> None:
-        self._parent, self._cost_model, self.measured = parent, cost_model, measured
+    def __init__(self, parent: Profile, cost_model: CostModel, rows: Sequence[Measurement]) -> None:
+        self._parent, self._cost_model, self.rows = parent, cost_model, rows
         self.entries = cost_model.numbers(parent)
-        self.doubts = np.array([doubt_of(each) for each in self.entries.values()])
-        self._wanted = np.log([1e-3 * each.median_ms for each in measured])
-        spreads = [math.log(m.p95_ms / m.p5_ms) / (2 * 1.645) for m in measured]
+        self.doubts = np.array([doubt_of(entry) for entry in self.entries.values()])
+        self._measured = np.log([1e-3 * row.median_ms for row in rows])
+        # 5 and 95 % quantiles of a normal distribution are 1.645 standard deviations off.
+        spreads = [math.log(row.p95_ms / row.p5_ms) / (2 * 1.645) for row in rows]
         self.noise = np.hypot(spreads, MODEL_DOUBT)
 
     def profile(self, z: np.ndarray) -> Profile:
-        moved = np.exp(z * self.doubts)
-        values = {p: e.value * f for (p, e), f in zip(self.entries.items(), moved, strict=True)}
+        factors = np.exp(z * self.doubts)
+        values = {
+            path: entry.value * factor
+            for (path, entry), factor in zip(self.entries.items(), factors, strict=True)
+        }
         return self._parent.with_values(values)
 
-    def logs(self, z: np.ndarray) -> np.ndarray:
-        """Returns logarithms of the rows' seconds."""
-        moved = self.profile(z)
-        return np.log([self._cost_model.seconds(moved, each) for each in self.measured])
+    def log_seconds(self, z: np.ndarray, rows: Sequence[Measurement] | None = None) -> np.ndarray:
+        """Returns the logarithm of each row's predicted seconds."""
+        profile = self.profile(z)
+        rows = self.rows if rows is None else rows
+        return np.log([self._cost_model.seconds(profile, row) for row in rows])
 
     def misfit(self, z: np.ndarray) -> np.ndarray:
-        return (self.logs(z) - self._wanted) / self.noise
+        return (self.log_seconds(z) - self._measured) / self.noise
 
     def slopes(self, z: np.ndarray) -> np.ndarray:
-        """Returns changes of `logs` with each number's doubt, rows by numbers."""
-        base = self.logs(z)
-        moved = [(self.logs(z + _STEP * unit) - base) / _STEP for unit in np.eye(len(z))]
-        return np.stack(moved, axis=1)
+        """Returns the derivatives of `log_seconds`, [rows, numbers]."""
+        base = self.log_seconds(z)
+        columns = [(self.log_seconds(z + _STEP * unit) - base) / _STEP for unit in np.eye(len(z))]
+        return np.stack(columns, axis=1)
 
     def evidence(self) -> float:
-        """Returns the logarithm of how likely the rows are, linear about the parent."""
-        zero = np.zeros(len(self.doubts))
-        slopes = self.slopes(zero) / self.noise[:, None]
+        """Returns the log likelihood of the rows under the prior, up to a constant."""
+        prior_mean = np.zeros(len(self.doubts))
+        slopes = self.slopes(prior_mean) / self.noise[:, None]
         covariance = slopes @ slopes.T + np.eye(len(slopes))
-        left = self.misfit(zero)
-        _, determinant = np.linalg.slogdet(covariance)
-        return float(-0.5 * (left @ np.linalg.solve(covariance, left) + determinant))
+        misfit = self.misfit(prior_mean)
+        _, log_determinant = np.linalg.slogdet(covariance)
+        return float(-0.5 * (misfit @ np.linalg.solve(covariance, misfit) + log_determinant))
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the middle and the covariance."""
+        """Returns the mode and the covariance."""
         n = len(self.doubts)
 
         def residuals(z: np.ndarray) -> np.ndarray:
@@ -165,10 +180,21 @@ class _Prior:
         def jacobian(z: np.ndarray) -> np.ndarray:
             return np.concatenate([self.slopes(z) / self.noise[:, None], np.eye(n)])
 
-        solver: Any = optimize.least_squares  # whose stubs know no jacobian of one's own
-        found = solver(residuals, np.zeros(n), jacobian, xtol=1e-6, ftol=1e-6)
-        slopes = self.slopes(found.x) / self.noise[:, None]
-        return found.x, np.linalg.inv(slopes.T @ slopes + np.eye(n))
+        solver: Any = optimize.least_squares  # SciPy's type stubs refuse a callable jacobian
+        mode = solver(residuals, np.zeros(n), jacobian, xtol=1e-6, ftol=1e-6).x
+        slopes = self.slopes(mode) / self.noise[:, None]
+        return mode, np.linalg.inv(slopes.T @ slopes + np.eye(n))
+
+    def errors(self, z: np.ndarray) -> RowErrors:
+        """Returns how far each row is from the parent's prediction, linear about `z`."""
+        slopes, predicted = self.slopes(z), self.log_seconds(z)
+        errors = self._measured - predicted + slopes @ z
+        exchanged = [
+            replace(row, rows=row.cache, cache=row.rows) if row.rows > row.cache > 0 else row
+            for row in self.rows
+        ]
+        swapped = self.log_seconds(z, exchanged) - predicted
+        return RowErrors(self.rows, errors, slopes, self.noise, swapped)
 
 
 def calibrate(
@@ -180,68 +206,78 @@ def calibrate(
     cpu: str = "tuned",
     name: str = "mine",
 ) -> Calibration:
-    """Returns a phone's profile from rows that were measured on it, as `Phone.calibrate` does."""
-    fitted = [each for each in measurements if not each.held_out]
-    require(bool(fitted), "no row is left to fit; allowed: at least one that is not held out")
+    """Returns a phone's profile from rows that were measured on it; see `Phone.calibrate`."""
+    fitted = [row for row in measurements if not row.held_out]
+    held_out = [row for row in measurements if row.held_out]
+    require(
+        len(fitted) >= MIN_ROWS,
+        f"{len(fitted)} rows to fit; allowed: {MIN_ROWS} or more that are not held out, since "
+        "fewer rows cannot show which one is wrong",
+    )
     cost_model = CostModel(shape, kernels, cpu)
-    stepped, counted = _whole_steps(parent, cost_model, fitted)
-    prior = _Prior(stepped, cost_model, fitted)
-    z, covariance = prior.posterior()
+    stepped, counted = _choose_whole_steps(parent, cost_model, fitted)
+    everything = _Fit(stepped, cost_model, measurements)
+    refuse_implausible(everything.errors(np.zeros(len(everything.doubts))), parent.soc)
+    fit = _Fit(stepped, cost_model, fitted)
+    mode, covariance = fit.posterior()
+    warn_of_contradictions(fit.errors(mode))
     deviations = np.sqrt(np.diag(covariance))
-    felt = np.abs(prior.slopes(z)).max(axis=0) > _FELT
-    learned = felt & (deviations <= LEARNED)
+    used = np.abs(fit.slopes(mode)).max(axis=0) > _MIN_SLOPE
+    learned = np.flatnonzero(used & (deviations <= LEARNED))
     source = f"calibrated on {len(fitted)} rows measured on {name}; parent {parent.soc}"
-    profile, paths = prior.profile(z), [*prior.entries]
+    profile, paths = fit.profile(mode), [*fit.entries]
     numbers = dict(parent.numbers)
     for path, (_, value) in counted.items():
-        numbers[path] = Sourced(int(value), parent.numbers[path].unit, "measured", source)
+        numbers[path] = SourcedNumber(int(value), parent.numbers[path].unit, "measured", source)
     identified = []
-    for i in np.flatnonzero(learned):
-        entry, before = prior.entries[paths[i]], float(prior.doubts[i])
-        value, doubt = float(profile.numbers[paths[i]].value), float(before * deviations[i])
-        numbers[paths[i]] = Sourced(value, entry.unit, "measured", source, doubt)
-        identified.append(Identified(paths[i], entry.value, value, before, doubt))
-    held = [each for each in measurements if each.held_out]
+    for i in learned:
+        entry, parent_doubt = fit.entries[paths[i]], float(fit.doubts[i])
+        value, doubt = float(profile.numbers[paths[i]].value), float(parent_doubt * deviations[i])
+        numbers[paths[i]] = SourcedNumber(value, entry.unit, "measured", source, doubt)
+        identified.append(IdentifiedNumber(paths[i], entry.value, value, parent_doubt, doubt))
     return Calibration(
         profile_of(name, parent.phone, numbers),
         tuple(identified),
-        tuple(_correlations(paths, covariance, np.flatnonzero(learned))),
-        tuple(_predictions(_Prior(stepped, cost_model, held), z, covariance)),
+        tuple(_correlations(paths, covariance, learned)),
+        tuple(_predictions(_Fit(stepped, cost_model, held_out), mode, covariance)),
         counted,
     )
 
 
-def _whole_steps(
-    parent: Profile, cost_model: CostModel, measured: Sequence[Measurement]
+def _choose_whole_steps(
+    parent: Profile, cost_model: CostModel, rows: Sequence[Measurement]
 ) -> tuple[Profile, dict[str, tuple[float, float]]]:
-    """Returns the parent with the tiles and passes that the rows speak for, and what changed."""
-    paths = [f"npu.{cost_model.kernels}.{each}" for each in ("tile_rows", "pass_rows")]
-    now = tuple(parent.numbers[path].value for path in paths)
-    found = {now: _Prior(parent, cost_model, measured).evidence() + STRONG}
+    """Returns the parent with the tiles and passes of the highest evidence, and the changes."""
+    paths = [f"npu.{cost_model.kernels}.{name}" for name in ("tile_rows", "pass_rows")]
+    old = tuple(parent.numbers[path].value for path in paths)
+    evidence = {old: _Fit(parent, cost_model, rows).evidence() + STRONG}
     for choice in product(TILES, PASSES):
-        if choice[0] <= choice[1] and choice != now:
+        if choice[0] <= choice[1] and choice != old:
             changed = parent.with_values(dict(zip(paths, choice, strict=True)))
-            found[choice] = _Prior(changed, cost_model, measured).evidence()
-    best = max(found, key=lambda choice: found[choice])
-    changed = parent.with_values(dict(zip(paths, best, strict=True)))
-    pairs = zip(paths, now, best, strict=True)
-    return changed, {path: (old, new) for path, old, new in pairs if old != new}
+            evidence[choice] = _Fit(changed, cost_model, rows).evidence()
+    best = max(evidence, key=lambda choice: evidence[choice])
+    changes = {
+        path: (before, after)
+        for path, before, after in zip(paths, old, best, strict=True)
+        if before != after
+    }
+    return parent.with_values({path: after for path, (_, after) in changes.items()}), changes
 
 
 def _correlations(
-    names: Sequence[str], covariance: np.ndarray, learned: np.ndarray
+    paths: Sequence[str], covariance: np.ndarray, learned: np.ndarray
 ) -> list[tuple[str, str, float]]:
     scale = np.sqrt(np.diag(covariance))
     pairs = [
-        (names[i], names[j], float(covariance[i, j] / scale[i] / scale[j]))
+        (paths[i], paths[j], float(covariance[i, j] / scale[i] / scale[j]))
         for i, j in combinations(map(int, learned), 2)
     ]
     return sorted(pairs, key=lambda pair: -abs(pair[2]))
 
 
-def _predictions(held: _Prior, z: np.ndarray, covariance: np.ndarray) -> Iterator[Predicted]:
-    slopes = held.slopes(z)
-    spread = np.sqrt(np.einsum("rn,nm,rm->r", slopes, covariance, slopes) + held.noise**2)
-    factors, ms = np.exp(TWO_SIDED * spread), 1e3 * np.exp(held.logs(z))
-    for row, m, f in zip(held.measured, ms, factors, strict=True):
-        yield Predicted(row, float(m), float(m / f), float(m * f))
+def _predictions(held_out: _Fit, z: np.ndarray, covariance: np.ndarray) -> Iterator[RowPrediction]:
+    slopes = held_out.slopes(z)
+    variance = np.einsum("rn,nm,rm->r", slopes, covariance, slopes) + held_out.noise**2
+    factors, ms = np.exp(TWO_SIDED * np.sqrt(variance)), 1e3 * np.exp(held_out.log_seconds(z))
+    for row, middle, factor in zip(held_out.rows, ms, factors, strict=True):
+        yield RowPrediction(row, float(middle), float(middle / factor), float(middle * factor))

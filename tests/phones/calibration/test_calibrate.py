@@ -1,4 +1,4 @@
-"""Rows move what they tell, and leave the rest; bands hold what was not fitted."""
+"""Measured rows change the numbers that they depend on, and predictions have honest intervals."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ import pytest
 import llada_jax as lj
 from experiments.calibrate import drawn_phone, measured
 from llada_jax.backend.exported.calibration_export import calibration_rows
+from llada_jax.phones.calibration import calibrate as module
 from llada_jax.phones.calibration.calibrate import CostModel, calibrate
 from llada_jax.phones.calibration.measurements import hold_out
 from llada_jax.phones.profile import load_profile
@@ -23,33 +24,36 @@ def rows_of(phone, count=None, seed=0, noise=0.02):
 
 @pytest.fixture(scope="module")
 def slow():
-    """A phone whose bandwidth and calls alone differ from the parent's."""
+    """A phone that differs from the parent in bandwidth and call overhead only."""
     return PARENT.with_values({"npu.vendor.dma_gbps": 50.0, "npu.vendor.step_overhead_us": 4000.0})
 
 
 @pytest.fixture(scope="module")
-def found(slow):
+def calibration(slow):
     return calibrate(rows_of(slow, 12), PARENT, "llada_8b", name="slow")
 
 
-def test_what_the_rows_tell_is_found_and_the_rest_is_the_parent_s(found):
-    told = {each.number: each for each in found.identified}
-    for number, wanted in (("npu.vendor.dma_gbps", 50.0), ("npu.vendor.step_overhead_us", 4000.0)):
-        assert told[number].value == pytest.approx(wanted, rel=0.15)
-        assert told[number].doubt < told[number].parent_doubt
-    assert not found.counted
-    kept = set(PARENT.numbers) - set(told)
+def test_rows_change_the_numbers_that_they_identify_and_no_others(calibration):
+    identified = {entry.number: entry for entry in calibration.identified}
+    for number, true_value in (
+        ("npu.vendor.dma_gbps", 50.0),
+        ("npu.vendor.step_overhead_us", 4000.0),
+    ):
+        assert identified[number].value == pytest.approx(true_value, rel=0.15)
+        assert identified[number].doubt < identified[number].parent_doubt
+    assert not calibration.counted
+    kept = set(PARENT.numbers) - set(identified)
     assert {"power.npu_w", "mapping.event_ms", "npu.llada_cpp.dequant_gweights"} < kept
-    assert all(found.profile.numbers[path] == PARENT.numbers[path] for path in kept)
-    pairs = [abs(each[2]) for each in found.correlations]
-    assert pairs == sorted(pairs, reverse=True) and pairs[0] < 1
+    assert all(calibration.profile.numbers[path] == PARENT.numbers[path] for path in kept)
+    strengths = [abs(correlation) for _, _, correlation in calibration.correlations]
+    assert strengths == sorted(strengths, reverse=True) and strengths[0] < 1
 
 
-def test_the_profile_is_a_file_that_loads(found, tmp_path):
+def test_the_profile_is_saved_and_loaded(calibration, tmp_path):
     path = tmp_path / "slow.yaml"
-    found.profile.save(path)
+    calibration.profile.save(path)
     loaded = lj.phone(path).profile
-    assert loaded == found.profile and loaded.soc == "slow"
+    assert loaded == calibration.profile and loaded.soc == "slow"
     entry = loaded.numbers["npu.vendor.dma_gbps"]
     assert entry.tag == "measured" and entry.doubt and "12 rows" in entry.source
 
@@ -61,31 +65,92 @@ def test_ten_rows_of_a_drawn_phone_predict_the_others():
         rows = rows_of(phone, seed=seed)
         held = [replace(row, held_out=True) for row in rows[30:]]
         fit = calibrate([*rows[:10], *held], PARENT, "llada_8b")
-        errors += [abs(each.ms / each.measurement.median_ms - 1) for each in fit.predicted]
-        inside += [each.is_inside for each in fit.predicted]
+        errors += [abs(row.ms / row.measurement.median_ms - 1) for row in fit.predicted]
+        inside += [row.is_inside for row in fit.predicted]
         before += [abs(1e3 * COST_MODEL.seconds(PARENT, row) / row.median_ms - 1) for row in held]
     assert np.median(errors) < 0.05 < np.median(before)
     assert np.mean(inside) >= 0.85
 
 
-def test_another_tile_is_seen_where_rows_straddle_its_edge():
+def test_other_tiles_are_detected_from_rows_on_both_sides_of_an_edge():
     other = PARENT.with_values({"npu.vendor.pass_rows": 32, "npu.vendor.tile_rows": 32})
-    found = calibrate(rows_of(other, 30, noise=0.01), PARENT, "llada_8b")
-    assert found.counted["npu.vendor.pass_rows"] == (128, 32)
-    assert found.profile.npu["vendor"].pass_rows == 32
+    calibration = calibrate(rows_of(other, 30, noise=0.01), PARENT, "llada_8b")
+    assert calibration.counted["npu.vendor.pass_rows"] == (128, 32)
+    assert calibration.profile.npu["vendor"].pass_rows == 32
 
 
-def test_a_phone_calibrates_itself(slow):
+def test_phone_calibrate_predicts_held_out_rows(slow):
     phone = lj.phone("SM8750", kernels="vendor", cpu="tuned")
-    found = phone.calibrate(hold_out(rows_of(slow, 10), 5), "llada_8b", name="slow")
-    assert [each.measurement.name for each in found.predicted] == [PLAN[4]["name"], PLAN[9]["name"]]
-    assert all(each.low < each.ms < each.high for each in found.predicted)
+    calibration = phone.calibrate(hold_out(rows_of(slow, 10), 5), "llada_8b", name="slow")
+    assert [row.measurement.name for row in calibration.predicted] == [
+        PLAN[4]["name"],
+        PLAN[9]["name"],
+    ]
+    assert all(row.low < row.ms < row.high for row in calibration.predicted)
 
 
-def test_what_cannot_be_calibrated_is_refused(slow):
-    (row,) = rows_of(slow, 1)
-    with pytest.raises(ValueError, match="no row is left to fit"):
-        calibrate([replace(row, held_out=True)], PARENT, "llada_8b")
-    wrong = replace(row, graph="product", weight="ffn.sideways")
+def test_input_that_cannot_be_fitted_is_refused(slow):
+    rows = rows_of(slow, 3)
+    message = "2 rows to fit; allowed: 3 or more that are not held out"
+    with pytest.raises(ValueError, match=message):
+        calibrate([*rows[:2], replace(rows[2], held_out=True)], PARENT, "llada_8b")
+    wrong = replace(rows[0], graph="product", weight="ffn.sideways")
     with pytest.raises(ValueError, match=r"weight of .* is 'ffn.sideways'; allowed: .*ffn.down"):
-        calibrate([wrong], PARENT, "llada_8b")
+        calibrate([wrong, *rows[1:]], PARENT, "llada_8b")
+
+
+@pytest.fixture
+def parent_steps(monkeypatch):
+    """Keeps the parent's tiles and passes, whose comparison takes most of a fit's time."""
+    monkeypatch.setattr(module, "TILES", ())
+
+
+def scaled(row, factor):
+    times = ("median_ms", "p5_ms", "p95_ms")
+    return replace(row, **{name: factor * getattr(row, name) for name in times})
+
+
+def swapped(row):
+    return replace(row, rows=row.cache, cache=row.rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda rows: [scaled(row, 1e3) for row in rows], r"microseconds \(10 of 10 rows"),
+        (lambda rows: [scaled(row, 1e-3) for row in rows], "the times are seconds"),
+        (lambda rows: [rows[0], *(scaled(row, 1e3) for row in rows[1:2]), *rows[2:]], "microsec"),
+        (
+            lambda rows: [*rows[:3], swapped(rows[3]), *rows[4:]],
+            r"rows and cache are swapped",
+        ),
+        (lambda rows: [*rows[:9], scaled(replace(rows[9], held_out=True), 1e3)], "microseconds"),
+        (lambda rows: [replace(rows[0], rows=1 << 20), *rows[1:]], "the row describes another"),
+        (lambda rows: [scaled(rows[0], 20), *rows[1:]], "was throttled or busy, or the row"),
+    ],
+)
+def test_rows_far_from_the_parent_s_prediction_are_refused(slow, parent_steps, change, cause):
+    rows = change(rows_of(slow, 10))
+    message = rf"median_ms of .* is .*; allowed: .* predicted from SM8750; likely cause: .*{cause}"
+    with pytest.raises(ValueError, match=message):
+        calibrate(rows, PARENT, "llada_8b")
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda rows: [*rows[:2], scaled(rows[2], 1.6), *rows[3:]], "was throttled or busy, or .*"),
+        (lambda rows: [*rows[:2], swapped(rows[2]), *rows[3:]], "rows and cache are swapped"),
+        (lambda rows: [*rows, replace(scaled(rows[2], 0.5), name="again")], "another graph"),
+    ],
+)
+def test_rows_that_contradict_the_others_are_named(slow, parent_steps, change, cause):
+    rows = change(rows_of(slow, 10))
+    message = rf"^median_ms of [^;]*; allowed: [^;]* predicted from the other rows; .*{cause}$"
+    with pytest.warns(UserWarning, match=message):
+        calibrate(rows, PARENT, "llada_8b")
+
+
+def test_rows_of_another_phone_of_the_package_are_accepted():
+    rows = rows_of(load_profile("SM8550"), 12)
+    assert calibrate(rows, PARENT, "llada_8b").identified

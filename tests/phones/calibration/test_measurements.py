@@ -1,4 +1,4 @@
-"""A measured row has its state, or is refused."""
+"""Measurement files are read, or refused with one sentence that names the mistake."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ ROW = {
 }  # fmt: skip
 
 
-def written(path, *rows):
+def write_table(path, *rows):
     with path.open("w", newline="") as file:
         table = csv.DictWriter(file, ROW)
         table.writeheader()
@@ -30,14 +30,14 @@ def written(path, *rows):
 
 def test_a_csv_is_read_line_by_line(tmp_path):
     other = ROW | {"name": "b", "held_out": "true", "cache": ""}
-    first, second = read_measurements(written(tmp_path / "phone.csv", ROW, other))
+    first, second = read_measurements(write_table(tmp_path / "phone.csv", ROW, other))
     assert first.rows == 32 and first.median_ms == 2.0 and not first.held_out
     assert second.held_out and second.cache == 0
 
 
-def test_a_folder_takes_its_times_from_the_tools_results(tmp_path):
-    bare = {key: "" if key.endswith("_ms") or key == "runs" else each for key, each in ROW.items()}
-    written(tmp_path / "rows.csv", bare, bare | {"name": "b"})
+def test_times_of_a_folder_come_from_the_tools_result_files(tmp_path):
+    bare = ROW | dict.fromkeys(("median_ms", "p5_ms", "p95_ms", "runs"), "")
+    write_table(tmp_path / "rows.csv", bare, bare | {"name": "b"})
     (tmp_path / "results").mkdir()
     latency = {"median_ms": 2.0, "p5_ms": 1.9, "p95_ms": 2.2, "num_runs": 50}
     (tmp_path / "results" / "b.json").write_text(json.dumps({"latency": latency}))
@@ -66,24 +66,24 @@ def test_a_folder_takes_its_times_from_the_tools_results(tmp_path):
         ({"held_out": "1"}, "held_out is '1'; allowed: 'true', 'false'"),
     ],
 )
-def test_rows_without_their_state_are_refused(tmp_path, change, message):
+def test_rows_with_invalid_fields_are_refused(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
-        read_measurements(written(tmp_path / "phone.csv", ROW | change))
+        read_measurements(write_table(tmp_path / "phone.csv", ROW | change))
 
 
 def test_files_without_rows_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no file .*phone.csv; allowed: a CSV file, or a folder"):
         read_measurements(tmp_path / "phone.csv")
     with pytest.raises(ValueError, match="has no row with times"):
-        read_measurements(written(tmp_path / "phone.csv"))
+        read_measurements(write_table(tmp_path / "phone.csv"))
     with pytest.raises(ValueError, match="names repeat"):
-        read_measurements(written(tmp_path / "phone.csv", ROW, ROW))
+        read_measurements(write_table(tmp_path / "phone.csv", ROW, ROW))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name,medain_ms\na,2\n", "line 1: 'medain_ms' is no column; .*did you mean median_ms?"),
+        ("name,medain_ms\na,2\n", "line 1: 'medain_ms' is not a column; .*did you mean median_ms?"),
         ("name;median_ms\na;2,0\n", "fields are separated by ';'; allowed: ','"),
         ("name,rows,rows\na,2,2\n", "line 1: rows repeats; allowed: each column once"),
         ("name,median_ms\na,2,0\n", "line 2: it has 3 fields; allowed: up to 2, .*decimal comma"),
@@ -91,34 +91,34 @@ def test_files_without_rows_are_refused(tmp_path):
         ("name,median_ms\na,2\n".encode("utf-16"), "line 1: 'utf-8' codec .*; allowed: UTF-8"),
     ],
 )
-def test_other_tables_are_named(tmp_path, text, message):
+def test_tables_in_other_formats_are_named(tmp_path, text, message):
     path = tmp_path / "phone.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=rf"phone\.csv, (line \d+: )?{message}"):
         read_measurements(path)
 
 
-def test_a_byte_order_mark_is_none_of_the_text(tmp_path):
-    path = written(tmp_path / "phone.csv", ROW)
+def test_a_byte_order_mark_is_skipped(tmp_path):
+    path = write_table(tmp_path / "phone.csv", ROW)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert read_measurements(path)[0].name == "a"
 
 
-def test_a_result_is_found_by_its_whole_name_in_the_folder_alone(tmp_path):
-    bare = {key: "" if key.endswith("_ms") or key == "runs" else each for key, each in ROW.items()}
+def test_a_result_file_needs_the_exact_name_inside_the_folder(tmp_path):
+    bare = ROW | dict.fromkeys(("median_ms", "p5_ms", "p95_ms", "runs"), "")
     (tmp_path / "results").mkdir()
     latency = {"median_ms": 2.0, "p5_ms": 1.9, "p95_ms": 2.2, "num_runs": 50}
     (tmp_path / "results" / "b.json").write_text(json.dumps({"latency": latency}))
-    written(tmp_path / "rows.csv", bare | {"name": "*"}, bare | {"name": "b"})
+    write_table(tmp_path / "rows.csv", bare | {"name": "*"}, bare | {"name": "b"})
     assert [row.name for row in read_measurements(tmp_path)] == ["b"]
     for name in ("/etc/passwd", "../results/b"):
-        written(tmp_path / "rows.csv", bare | {"name": name})
+        write_table(tmp_path / "rows.csv", bare | {"name": name})
         with pytest.raises(ValueError, match=rf"rows\.csv, line 2: '{name}' is named by a file"):
             read_measurements(tmp_path)
 
 
-def test_the_columns_of_an_export_s_plan_are_known(tmp_path):
-    path = written(tmp_path / "phone.csv", ROW)
+def test_columns_of_a_calibration_export_are_accepted(tmp_path):
+    path = write_table(tmp_path / "phone.csv", ROW)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([f"{lines[0]},file,signature", f"{lines[1]},layers1,rows32"]))
     assert read_measurements(path)[0].rows == 32
@@ -129,19 +129,19 @@ QNN_HEADER = (
 )
 
 
-def test_the_wheel_s_json_golden(tmp_path):
+def test_json_of_litert_s_wheel(tmp_path):
     path = tmp_path / "a.json"
     latency = {"median_ms": 2.0, "p5_ms": 1.5, "p95_ms": 3.0, "num_runs": 50, "avg_ms": 2.1}
     path.write_text(json.dumps({"signature": "rows1_cache256", "latency": latency}))
     assert read_timing(path) == Timing(2.0, 1.5, 3.0, 50)
 
 
-def test_ai_hub_s_profile_golden(tmp_path):
+def test_json_of_ai_hub(tmp_path):
     path = tmp_path / "a.json"
     times = {"all_inference_times": [1000, 2000, 3000], "estimated_inference_time": 1000}
     path.write_text(json.dumps({"execution_summary": times}))
-    found = read_timing(path)
-    assert found.median_ms == 2 and found.runs == 3 and found.p5_ms == pytest.approx(1.1)
+    timing = read_timing(path)
+    assert timing.median_ms == 2 and timing.runs == 3 and timing.p5_ms == pytest.approx(1.1)
 
 
 def field(number: int, content: bytes) -> bytes:
@@ -152,7 +152,7 @@ def real(number: int, value: float) -> bytes:
     return bytes([number << 3 | 5]) + struct.pack("<f", value)
 
 
-def test_a_binary_protocol_buffer_golden(tmp_path):
+def test_protocol_buffer_of_litert(tmp_path):
     latency = real(1, 2.2) + real(5, 2.0) + real(6, 1.5) + real(7, 3.0)
     misc = real(1, 4.5) + bytes([2 << 3, 0xAC, 0x02])  # 300 runs
     path = tmp_path / "a.pb"
@@ -166,7 +166,7 @@ def test_a_binary_protocol_buffer_golden(tmp_path):
         read_timing(path)
 
 
-def test_qnn_s_events_take_the_call_from_the_host(tmp_path):
+def test_the_host_s_call_is_preferred_in_qnn_events(tmp_path):
     lines = [QNN_HEADER]
     for rpc in (900, 1000, 1100):
         lines += [
@@ -176,8 +176,8 @@ def test_qnn_s_events_take_the_call_from_the_host(tmp_path):
         ]
     path = tmp_path / "a.csv"
     path.write_text("\n".join(lines))
-    found = read_timing(path)
-    assert found.median_ms == 1 and found.runs == 3
+    timing = read_timing(path)
+    assert timing.median_ms == 1 and timing.runs == 3
     path.write_text(QNN_HEADER + "\n")
     with pytest.raises(ValueError, match="it has none of QNN"):
         read_timing(path)
@@ -190,9 +190,9 @@ LATENCY = '{"latency": {"median_ms": %s, "p5_ms": 1, "p95_ms": 3, "num_runs": %s
     ("name", "content", "message"),
     [
         ("a.json", "{}", "latency"),
-        ("a.json", "{", "it is no JSON"),
+        ("a.json", "{", "it is not JSON"),
         ("a.json", "[]", ""),
-        ("a.json", "[" * 99_999, "it is no JSON"),
+        ("a.json", "[" * 99_999, "it is not JSON"),
         ("a.json", LATENCY % (2, "Infinity"), "runs is inf; allowed: 1 or more"),
         ("a.json", LATENCY % ("9" * 400, 5), "median_ms is 9+.*; allowed: above 0, and finite"),
         ("a.json", LATENCY % ("[2]", 5), r"median_ms is \[2\]"),
@@ -209,12 +209,10 @@ LATENCY = '{"latency": {"median_ms": %s, "p5_ms": 1, "p95_ms": 3, "num_runs": %s
 def test_damaged_files_are_refused(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(
-        ValueError, match=rf"{name} is no result of a tool that is known.*{message}"
-    ):
+    with pytest.raises(ValueError, match=rf"{name} is not a result of a known tool.*{message}"):
         read_timing(path)
 
 
-def test_other_files_are_refused(tmp_path):
+def test_files_with_other_suffixes_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"ends in '.txt'; allowed: .json, .pb, .csv"):
         read_timing(tmp_path / "a.txt")

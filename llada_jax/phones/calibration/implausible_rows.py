@@ -1,0 +1,101 @@
+"""Finds measured rows that are probably mistakes, and names the likely cause.
+
+Each row is compared with two predictions of its log time. The prior, the parent profile with its
+doubts, finds wrong units and swapped columns even if the whole file has them: such rows are
+refused. The other rows predict far more precisely, and find a throttled row or a contradiction.
+This only warns, because a real phone may do something that the cost model does not know. The
+leave-one-out prediction of a Gaussian model has a closed form (Rasmussen and Williams, Gaussian
+Processes for Machine Learning, 2006, section 5.4.2).
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from llada_jax.config import require
+from llada_jax.phones.calibration.measurements import Measurement
+
+MIN_ROWS = 3
+"""With two rows that contradict each other, nothing shows which one is wrong."""
+PRIOR_LIMIT = 8.0
+"""Standard deviations. The profiles of the package predict each other's rows to 6; microseconds
+instead of milliseconds are off by 25 or more."""
+OTHERS_LIMIT = 5.0
+"""Standard deviations. Throttling to two thirds of the speed is off by about 10."""
+_SHOWN = 3  # rows in one warning
+
+
+class RowErrors(NamedTuple):
+    """Measured rows against the prior: logarithms of times, linear in the phone's numbers."""
+
+    rows: Sequence[Measurement]
+    errors: np.ndarray
+    """Measured minus predicted by the parent's numbers, [rows]."""
+    slopes: np.ndarray
+    """Change of the prediction by one doubt of each number, [rows, numbers]."""
+    noise: np.ndarray
+    """Standard deviation of the error of each row alone."""
+    swapped: np.ndarray
+    """Change of the prediction if `rows` and `cache` of a row that has more rows than cached
+    positions are exchanged; 0 for other rows, which are as decoders run them."""
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """Covariance of `errors`, [rows, rows]: doubts are shared, noise is not."""
+        return self.slopes @ self.slopes.T + np.diag(self.noise**2)
+
+
+def refuse_implausible(found: RowErrors, parent: str) -> None:
+    """Raises ValueError if a row is over `PRIOR_LIMIT` deviations off the parent's prediction."""
+    deviations = np.sqrt(np.diag(found.covariance))
+    off = np.abs(found.errors / deviations)
+    worst, n_bad = int(off.argmax()), int((off > PRIOR_LIMIT).sum())
+    text = _describe(found, worst, found.errors[worst], deviations[worst], PRIOR_LIMIT, parent)
+    require(n_bad == 0, f"{text} ({n_bad} of {len(off)} rows are too far off)")
+
+
+def warn_of_contradictions(found: RowErrors) -> None:
+    """Warns of rows that are over `OTHERS_LIMIT` deviations off the prediction of the others.
+
+    One bad row also spoils the prediction of its neighbours. So only the worst row is taken out,
+    and the rest is predicted again.
+    """
+    left, messages = list(range(len(found.rows))), []
+    while len(left) > 1:
+        inverse = np.linalg.inv(found.covariance[np.ix_(left, left)])
+        deviations = np.diag(inverse) ** -0.5
+        errors = inverse @ found.errors[left] * deviations**2
+        worst = int(np.abs(errors / deviations).argmax())
+        if abs(errors[worst]) <= OTHERS_LIMIT * deviations[worst]:
+            break
+        error, deviation, row = errors[worst], deviations[worst], left.pop(worst)
+        messages.append(_describe(found, row, error, deviation, OTHERS_LIMIT, "the other rows"))
+    if messages:
+        more = f"; and {len(messages) - _SHOWN} more rows" if len(messages) > _SHOWN else ""
+        text = "; ".join(messages[:_SHOWN]) + more
+        warnings.warn(text, stacklevel=3)
+
+
+def _describe(
+    found: RowErrors, i: int, error: float, deviation: float, limit: float, by: str
+) -> str:
+    """Returns a sentence about row `i`, whose log time is off by `error` from a prediction."""
+    row = found.rows[i]
+    predicted, factor = row.median_ms * math.exp(-error), math.exp(limit * deviation)
+    # Each cause with the log error that it would leave.
+    causes = {
+        "the times are microseconds": error - math.log(1000),
+        "the times are seconds": error + math.log(1000),
+        "rows and cache are swapped": error - found.swapped[i],
+    }
+    cause = min(causes, key=lambda name: abs(causes[name]))
+    if abs(causes[cause]) > limit * deviation:
+        slow = "the phone was throttled or busy, or " if error > 0 else ""
+        cause = f"{slow}the row describes another graph"
+    return (
+        f"median_ms of {row.name} is {row.median_ms:.4g}; allowed: {predicted / factor:.3g} to "
+        f"{predicted * factor:.3g}, as predicted from {by}; likely cause: {cause}"
+    )
