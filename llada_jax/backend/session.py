@@ -76,9 +76,7 @@ class Session:
 
     def denoiser(self) -> Denoiser:
         """Returns the functions that the sampler's host loop calls; they ignore the parameters."""
-        return Denoiser(
-            self.forward_rows, self.score_rows, self.empty_cache, traceable=False, keeps_cache=True
-        )
+        return Denoiser(self.forward_rows, self.score_rows, self.empty_cache, traceable=False)
 
     def empty_cache(self, params: Params, batch: int, length: int) -> KVCache:
         """Forgets all canvases. The sampler's own cache has no layers."""
