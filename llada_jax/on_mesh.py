@@ -1,11 +1,12 @@
-"""How functions of a device's part run on all devices of a mesh at once.
+"""Running the functions of one device's part of a model on all devices of a mesh at once.
 
-The axis `data` shares out a batch where it divides it; else each of its groups runs the whole
-batch. A part's functions say themselves what is summed or gathered over the other axes.
+The axis `data` divides a batch among groups of devices if its size divides the batch; otherwise
+each group runs the whole batch. Within a group the devices hold parts of the parameters, and the
+functions of a part do the sums and gathers over the other axes (`jax.shard_map`).
 """
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
@@ -14,112 +15,132 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from llada_jax.types import Asked, KVCache, OnMesh, Params, RowsOut
+from llada_jax.types import Denoiser, HeadRequest, KVCache, Params, RowsOut
 
 DATA, EXPERT, MODEL = "data", "expert", "model"
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeshDenoiser(Denoiser):
+    """A model on a mesh. Its functions take whole arrays; a loop runs `part` on each device.
+
+    Attributes:
+      mesh: The devices.
+      part: The functions as a device runs them on its part.
+      specs: The `PartitionSpec` of each parameter.
+    """
+
+    mesh: Mesh
+    part: Denoiser
+    specs: Params
+
+    def replicated(self, state: Any) -> Any:
+        """Returns a state that was made on one device, with its arrays on every device of the mesh.
+
+        If several processes share the mesh, all have made the same state.
+        """
+        sharding = NamedSharding(self.mesh, P())
+
+        def put(leaf: Any) -> Any:
+            if sharding.is_fully_addressable:
+                return jax.device_put(leaf, sharding)
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                return jax.random.wrap_key_data(put(jax.random.key_data(leaf)))
+            array = np.asarray(leaf)
+            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+        return jax.tree.map(put, state._replace(cache=None))._replace(cache=state.cache)
+
+    def run_loop(
+        self, loop: Callable[..., tuple[Any, ...]], decoding: Any, state: Any, until: Any, most: Any
+    ) -> tuple[Any, ...]:
+        """Runs a decoding loop once in each group of `data`, for the group's sequences.
+
+        Groups take as many steps as their sequences need, in buckets of their own. The steps are
+        counted as if all groups had run together: the rows of a forward are those of the group that
+        had most.
+        """
+        axis = batch_axis(self.mesh, state.tokens.shape[0])
+        groups = self.mesh.shape[DATA] if axis else 1
+
+        def in_group(decoding: Any, *arguments: Any) -> Any:
+            decoding = replace(decoding, denoiser=self.part)
+            state, records, rows, steps = loop(decoding, *arguments)
+            return state, records, rows[None], steps[None]
+
+        state_specs = batch_specs(state, axis)
+        run = jax.shard_map(
+            in_group,
+            mesh=self.mesh,
+            in_specs=(replace(decoding, spec=P(), params=self.specs), state_specs, P(), P()),
+            out_specs=(state_specs, P(None, axis), P(DATA), P(DATA)),
+            check_vma=False,
+        )
+        results = run(decoding, state, -(-until // groups), most)
+        state, records, rows, steps = _gathered(self.mesh, results)
+        return state, records, rows.max(axis=0), steps.max()
+
+
 def batch_axis(mesh: Mesh, batch: int) -> str | None:
-    """Returns the axis that shares out a batch; None where it does not divide it."""
+    """Returns the axis that divides a batch, or None if its size does not divide it."""
     return None if batch % mesh.shape[DATA] else DATA
 
 
-def places(tree: Any, axis: str | None) -> Any:
-    """Returns where the arrays of records lie: batches on an axis, key-value heads on `model`."""
+def batch_specs(tree: Any, axis: str | None) -> Any:
+    """Returns each array's `PartitionSpec`: the batch on `axis`, key-value heads on `model`."""
     cached = P(None, axis, None, MODEL)
 
-    def place(leaf: Any) -> Any:
+    def spec(leaf: Any) -> Any:
         if isinstance(leaf, KVCache):
             return KVCache(cached, cached)  # pyright: ignore
         if isinstance(leaf, RowsOut):
             return RowsOut(P(axis), cached, cached)  # pyright: ignore
-        if isinstance(leaf, Asked):
-            given = [each.name for each in fields(leaf) if "static" not in each.metadata]
-            rows = {name: P(axis) for name in given if getattr(leaf, name) is not None}
+        if isinstance(leaf, HeadRequest):
+            arrays = [field.name for field in fields(leaf) if "static" not in field.metadata]
+            rows = {name: P(axis) for name in arrays if getattr(leaf, name) is not None}
             return replace(leaf, **rows | {"class_of": leaf.class_of and P()})
         return P(axis)
 
-    return jax.tree.map(place, tree, is_leaf=lambda leaf: isinstance(leaf, _RECORDS))
+    return jax.tree.map(spec, tree, is_leaf=lambda leaf: isinstance(leaf, _RECORDS))
 
 
-_RECORDS = (KVCache, RowsOut, Asked)
+_RECORDS = (KVCache, RowsOut, HeadRequest)
 
 
-def everywhere(mesh: Mesh, tree: Any) -> Any:
-    """Returns records whose arrays every device has whole, but for keys and values."""
+def _gathered(mesh: Mesh, tree: Any) -> Any:
+    """Returns records whose arrays are whole on every device, except keys and values."""
 
-    def whole(leaf: Any) -> Any:
+    def gather(leaf: Any) -> Any:
         if isinstance(leaf, KVCache):
             return leaf
         if isinstance(leaf, RowsOut):
-            return leaf._replace(hidden=whole(leaf.hidden))
+            return leaf._replace(hidden=gather(leaf.hidden))
         return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, P()))
 
-    return jax.tree.map(whole, tree, is_leaf=lambda leaf: isinstance(leaf, _RECORDS))
+    return jax.tree.map(gather, tree, is_leaf=lambda leaf: isinstance(leaf, _RECORDS))
 
 
-def on_all(
-    mesh: Mesh, params: Params, function: Callable[..., Any], gives: type[RowsOut] | None = None
+def on_all_devices(
+    mesh: Mesh,
+    params_specs: Params,
+    function: Callable[..., Any],
+    returns: type[RowsOut] | None = None,
 ) -> Callable[..., Any]:
-    """Returns `function(params, of the batch, ...)` of a device's part as one of whole arrays.
+    """Returns `function(params, *arrays)` of a device's part as a function of whole arrays.
 
     Args:
-      params: where the parameters lie.
-      gives: the record that the function returns, where not all of its arrays begin with a batch.
+      params_specs: The `PartitionSpec` of each parameter.
+      returns: The record that the function returns, if some of its arrays do not start with the
+        batch axis.
     """
 
-    def whole(given: Params, *arguments: Any) -> Any:
+    def run(params: Params, *arguments: Any) -> Any:
         axis = batch_axis(mesh, jax.tree.leaves(arguments)[0].shape[0])
-        out = places(RowsOut(None, None, None), axis) if gives else P(axis)  # pyright: ignore
-        taken = (params, *(places(each, axis) for each in arguments))
-        run = jax.shard_map(function, mesh=mesh, in_specs=taken, out_specs=out, check_vma=False)
-        return everywhere(mesh, run(given, *arguments))
+        outputs = batch_specs(RowsOut(None, None, None), axis) if returns else P(axis)  # pyright: ignore
+        inputs = (params_specs, *(batch_specs(argument, axis) for argument in arguments))
+        sharded = jax.shard_map(
+            function, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False
+        )
+        return _gathered(mesh, sharded(params, *arguments))
 
-    return whole
-
-
-def loop_on_all(
-    place: OnMesh, loop: Callable[..., tuple[Any, ...]], decoding: Any, canvas: Any, *bounds: Any
-) -> tuple[Any, ...]:
-    """Runs a decoding loop, until so many rows are done or for so many steps, once in each group of
-    `data`, for the group's own rows of the canvas.
-
-    Groups take as many steps as their rows need, in buckets of their own. The steps of all count
-    as if they had begun together: the rows of a forward are those of the group that had most.
-    """
-    mesh, (until, most) = place.mesh, bounds
-    axis = batch_axis(mesh, canvas.tokens.shape[0])
-    groups = mesh.shape[DATA] if axis else 1
-
-    def in_group(decoding: Any, *given: Any) -> Any:
-        own = replace(decoding, denoiser=place.part)
-        canvas, records, rows, steps = loop(own, *given)
-        return canvas, records, rows[None], steps[None]
-
-    of_canvas = places(canvas, axis)
-    run = jax.shard_map(
-        in_group,
-        mesh=mesh,
-        in_specs=(replace(decoding, spec=P(), params=place.params), of_canvas, P(), P()),
-        out_specs=(of_canvas, P(None, axis), P(DATA), P(DATA)),
-        check_vma=False,
-    )
-    found = run(decoding, canvas, -(-until // groups), most)
-    canvas, records, rows, steps = everywhere(mesh, found)
-    return canvas, records, rows.max(axis=0), steps.max()
-
-
-def begun_on(place: OnMesh, canvas: Any) -> Any:
-    """Returns a canvas that begins on one device as one that is on the whole mesh; of several
-    processes, all have begun the same."""
-    where = NamedSharding(place.mesh, P())
-
-    def put(leaf: Any) -> Any:
-        if where.is_fully_addressable:
-            return jax.device_put(leaf, where)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(put(jax.random.key_data(leaf)))
-        here = np.asarray(leaf)
-        return jax.make_array_from_callback(here.shape, where, lambda index: here[index])
-
-    return jax.tree.map(put, canvas._replace(cache=None))._replace(cache=canvas.cache)
+    return run

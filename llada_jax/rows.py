@@ -1,8 +1,8 @@
 """The one primitive of decoding: rows of a canvas, what they see, and the cache they write.
 
-A row sees every position that its caller allows: the step's own fresh rows, and the cache wherever
-no live row stands. The order of positions (`order`) makes the mask causal between blocks: a row
-sees positions of its own order and of lower ones.
+A row sees every position that its caller allows: the other rows of the forward, and each cached
+position that none of them replaces. An order of positions makes attention causal: a row sees
+positions of its own order and of lower ones.
 """
 
 import jax.numpy as jnp
@@ -10,8 +10,7 @@ from jaxtyping import Array, Bool, Int
 
 from llada_jax.types import KVCache, Rows, RowsOut
 
-LONGEST = 1 << 24
-"""No canvas is longer."""
+MAX_CANVAS_LENGTH = 1 << 24  # added to a mask's order, so that masks come after all tokens
 
 
 def make_rows(
@@ -45,16 +44,15 @@ def make_rows(
 
 def filled_order(masked: Bool[Array, "B R"], positions: Int[Array, "B R"]) -> Int[Array, "B R"]:
     """Returns the order in which tokens come before masks, both by position."""
-    return positions + jnp.where(masked, jnp.int32(LONGEST), 0)
+    return positions + jnp.where(masked, jnp.int32(MAX_CANVAS_LENGTH), 0)
 
 
 def write_rows(cache: KVCache, rows: Rows, out: RowsOut) -> KVCache:
     """Returns the cache with the written rows' keys and values at their positions."""
-    batch = jnp.arange(rows.tokens.shape[0])[:, None]
-    length = cache.keys.shape[2]
+    batch, length = jnp.arange(rows.tokens.shape[0])[:, None], cache.keys.shape[2]
     slots = jnp.where(rows.written, rows.positions, length)  # out of range: dropped
-
-    def write(old: Array, new: Array) -> Array:
-        return old.at[:, batch, slots].set(new, mode="drop")
-
-    return KVCache(write(cache.keys, out.keys), write(cache.values, out.values))
+    keys, values = (
+        old.at[:, batch, slots].set(new, mode="drop")
+        for old, new in zip(cache, (out.keys, out.values), strict=True)
+    )
+    return KVCache(keys, values)

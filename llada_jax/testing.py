@@ -26,7 +26,7 @@ from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
-from llada_jax.types import Asked, Denoiser, HeadOut, KVCache, Rows, RowsOut, Scores
+from llada_jax.types import Denoiser, HeadOut, HeadRequest, KVCache, Rows, RowsOut, Scores
 
 VOCAB, MASK, EOS, EOT = 24, 23, 22, 21
 TOY = ModelConfig(
@@ -80,7 +80,7 @@ def score_rows(salt: Any, hidden: Float[Array, "B C D"], keys: Any, rules: Score
 
 
 def measure_rows(
-    salt: Any, hidden: Float[Array, "B C D"], keys: Any, asked: Asked, rules: ScoreRules
+    salt: Any, hidden: Float[Array, "B C D"], keys: Any, asked: HeadRequest, rules: ScoreRules
 ) -> HeadOut:
     """Returns what is asked of all logits at once."""
     rows, running = start_head(hidden, asked, rules)

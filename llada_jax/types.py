@@ -1,4 +1,4 @@
-"""Records that JAX maps over, and the callables that the parts of the framework hand each other.
+"""Records that JAX maps over, and the functions that make a model: what the rooms hand each other.
 
 Shape letters, used in every signature of this package:
 
@@ -19,10 +19,10 @@ Params = Any
 
 
 class Rows(NamedTuple):
-    """The rows of one forward: canvas positions, what they feed and what they may see.
+    """The rows of one forward: canvas positions, their tokens and what they may see.
 
     Rows that are not `live` pad the forward to a fixed size and change nothing. `writes` marks
-    those whose keys and values enter the cache; None stands for all live ones.
+    those whose keys and values enter the cache, or is None for all live ones.
     """
 
     tokens: Int[Array, "B R"]
@@ -39,14 +39,17 @@ class Rows(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """Keys (after RoPE) and values of canvas positions, per layer. L may be 0: nothing cached."""
+    """Keys (after RoPE) and values of canvas positions, per layer. L may be 0: nothing cached.
+
+    A backend that stores keys and values itself gives the sampler a cache without layers (N = 0).
+    """
 
     keys: Float[Array, "N B L K Dh"]
     values: Float[Array, "N B L K Dh"]
 
 
 class RowsOut(NamedTuple):
-    """What a forward gives: hidden states after the final norm, and each row's keys and values."""
+    """The output of a forward: states after the final norm, and the rows' keys and values."""
 
     hidden: Float[Array, "B R D"]
     keys: Float[Array, "N B R K Dh"]
@@ -54,7 +57,7 @@ class RowsOut(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What the head says about each row, in the confidence dtype. Entropy is in nats."""
+    """The head's prediction for each row, in the confidence dtype. Entropy is in nats."""
 
     token: Int[Array, "B C"]
     confidence: Float[Array, "B C"]
@@ -64,74 +67,75 @@ class Scores(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Asked:
-    """What a rule asks of the head beside the scores; 0 or None where it does not."""
+class HeadRequest:
+    """What a rule or a constraint requests of the head in addition to the scores; 0 or None for
+    nothing."""
 
-    top_k: int = field(default=0, metadata={"static": True})  # of the most probable ids
+    top_k: int = field(default=0, metadata={"static": True})  # number of most probable ids
     n_classes: int = field(default=0, metadata={"static": True})
-    listed: Int[Array, "B C K"] | None = None  # ids whose logits are wanted; below 0: none
-    added: Float[Array, "B C K"] | None = None  # to their logits, before all else is made of them
-    class_of: Int[Array, " V"] | None = None  # of each id, below `n_classes`
-    previous: Float[Array, "B C D"] | None = None  # states from which distributions may have moved
-    class_mass: bool = field(default=False, metadata={"static": True})  # a class's probability
+    listed: Int[Array, "B C K"] | None = None  # ids whose logits are needed; negative for none
+    added: Float[Array, "B C K"] | None = None  # to their logits, before anything else is computed
+    class_of: Int[Array, " V"] | None = None  # class of each id, below `n_classes`
+    previous: Float[Array, "B C D"] | None = None  # states to measure the divergence from
+    class_mass: bool = field(
+        default=False, metadata={"static": True}
+    )  # sum the class's probability
     class_samples: bool = field(default=False, metadata={"static": True})
-    """Whether the best id of a class is the one that sampling noise makes best."""
+    """Whether sampling noise takes part in choosing the best id of a class."""
 
-    def first(self, count: int) -> "Asked":
-        """Returns what is asked of so many rows."""
-        rows = ("listed", "added", "previous")
-        given = {name: getattr(self, name) for name in rows if getattr(self, name) is not None}
-        return replace(self, **{name: array[:, :count] for name, array in given.items()})
+    def first(self, count: int) -> "HeadRequest":
+        """Returns the request for the first `count` rows."""
+        arrays = {name: getattr(self, name) for name in ("listed", "added", "previous")}
+        cut = {name: array[:, :count] for name, array in arrays.items() if array is not None}
+        return replace(self, **cut)
 
 
-class Measured(NamedTuple):
-    """What was asked of the head, in the confidence dtype; None where it was not."""
+class HeadExtras(NamedTuple):
+    """The results of a `HeadRequest`, in the confidence dtype; None for what was not requested."""
 
     log_sum_exp: Float[Array, "B C"]
-    top_ids: Int[Array, "B C k"] | None  # the best one first; of equal ones the lowest
+    top_ids: Int[Array, "B C k"] | None  # the best one first; the lowest id wins ties
     top_logits: Float[Array, "B C k"] | None
     listed: Float[Array, "B C K"] | None  # logits; -inf for no id, and for one never predicted
     class_ids: Int[Array, "B C G"] | None  # the best id of each class; -1 for none
     class_logits: Float[Array, "B C G"] | None
-    divergence: Float[Array, "B C"] | None  # Kullback-Leibler, from the step before (nats)
-    class_noisy: Float[Array, "B C G"] | None = None  # logit with noise, where classes are sampled
+    divergence: Float[Array, "B C"] | None  # Kullback-Leibler, from `previous` (nats)
+    class_noisy: Float[Array, "B C G"] | None = None  # logit with noise, if classes are sampled
     class_mass: Float[Array, "B C G"] | None = None  # log of the sum of exp(logit) over each class
 
 
 class HeadOut(NamedTuple):
-    """What the head says of each row."""
+    """The head's output for each row."""
 
     scores: Scores
-    measured: Measured | None
+    measured: HeadExtras | None
 
 
 Hidden: TypeAlias = Float[Array, "B C D"]
 NoiseKeys: TypeAlias = Key[Array, "B C"] | None
 
 
-class Denoiser(NamedTuple):
-    """The model as the sampler knows it: three functions of the parameters.
+@dataclass(frozen=True)
+class Denoiser:
+    """The model as the sampler sees it: functions of the parameters.
 
-    The functions are compared by identity, so a denoiser that is kept is compiled once. One that is
-    not `traceable` runs outside JAX. One that `keeps_cache` has the keys and values to itself: its
-    `empty_cache` forgets them and gives a cache without layers.
+    Functions are compared by identity, so a denoiser that is reused is compiled once.
+
+    Attributes:
+      forward_rows: Runs rows against the cache, which it only reads.
+      score_rows: Scores hidden states.
+      empty_cache: `(params, batch, length)` to a cache of zeros for canvases of `length`.
+      measure_rows: As `score_rows`, with what a rule requests in addition to the scores; None if
+        the backend cannot.
+      traceable: Whether JAX can trace the functions; if not, they run outside JAX.
     """
 
     forward_rows: Callable[[Params, Rows, KVCache], RowsOut]
     score_rows: Callable[[Params, Hidden, NoiseKeys], Scores]
-    empty_cache: Callable[[Params, int, int], KVCache]  # of a batch, of canvases of a length
+    empty_cache: Callable[[Params, int, int], KVCache]
+    measure_rows: Callable[[Params, Hidden, NoiseKeys, HeadRequest], HeadOut] | None = None
     traceable: bool = True
-    keeps_cache: bool = False
-    measure_rows: Callable[[Params, Hidden, NoiseKeys, Asked], HeadOut] | None = None
-    """As `score_rows`, with what a rule asks beside the scores; None where a backend cannot."""
-    for_loops: Callable[[Params], Params] = lambda params: params
-    """Gives parameters the form in which a compiled loop reads them best."""
-    on_mesh: "OnMesh | None" = None  # how a loop runs where the parameters are on a mesh
 
-
-class OnMesh(NamedTuple):
-    """A denoiser's functions as a device runs them on its part, for `llada_jax.on_mesh`."""
-
-    mesh: jax.sharding.Mesh
-    part: Denoiser
-    params: Params  # the `PartitionSpec` of each
+    def loop_params(self, params: Params) -> Params:
+        """Returns the parameters in the form that a compiled loop reads fastest."""
+        return params

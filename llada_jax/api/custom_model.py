@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
 from llada_jax.model.measures import absorb_head, finish_head, start_head
-from llada_jax.types import Asked, Denoiser, HeadOut, KVCache, Params, Rows, RowsOut, Scores
+from llada_jax.types import Denoiser, HeadOut, HeadRequest, KVCache, Params, Rows, RowsOut, Scores
 
 
 class ModelFunctions(NamedTuple):
@@ -37,7 +37,7 @@ def custom_denoiser(functions: ModelFunctions, rules: ScoreRules) -> Denoiser:
         running = start_scores(hidden.shape[:2], logits.dtype)
         return finish_scores(absorb_chunk(running, logits, 0, noise_keys, rules))
 
-    def measure_rows(params: Params, hidden: Any, noise_keys: Any, asked: Asked) -> HeadOut:
+    def measure_rows(params: Params, hidden: Any, noise_keys: Any, asked: HeadRequest) -> HeadOut:
         states, running = start_head(hidden, asked, rules)
         logits = functions.logits(params, states).astype(rules.confidence_dtype)
         return finish_head(absorb_head(running, logits, 0, noise_keys, asked, rules))

@@ -15,6 +15,7 @@ from llada_jax.backend.protocol import Backend
 from llada_jax.backend.resources import available_cores
 from llada_jax.config import Loop, require
 from llada_jax.constraint.batch import Constraints, compile_constraints
+from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.revision.tile_multiplier import TileMultiplier
 from llada_jax.revision.tiled_forward import tiled_denoiser
 from llada_jax.sampler.config import SamplerConfig
@@ -98,7 +99,8 @@ def start(
     """
     config = with_ids(config or SamplerConfig(), model.config)
     denoiser = backend_denoiser(model, "xla", score_rules(config))
-    require(denoiser.on_mesh is None, "the model is on a mesh; allowed: a model on one device")
+    on_mesh = isinstance(denoiser, MeshDenoiser)
+    require(not on_mesh, "the model is on a mesh; allowed: a model on one device")
     require(
         not config.parity.wide,
         "confidence_dtype or noise_dtype is 'float64'; allowed: 'float32' in a single step",

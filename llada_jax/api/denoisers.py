@@ -131,6 +131,12 @@ def denoiser_for(config: ModelConfig, rules: ScoreRules, run: RunLayer = shared_
         return model_forward.cache_for(params, config, batch, length)
 
     score, measure = partial(score_rows, rules=rules), partial(measure_rows, rules=rules)
-    return Denoiser(
-        forward_rows, score, empty_cache, measure_rows=measure, for_loops=with_paired_int4
-    )
+    return XlaDenoiser(forward_rows, score, empty_cache, measure)
+
+
+class XlaDenoiser(Denoiser):
+    """The model's functions in JAX, on one device."""
+
+    def loop_params(self, params: ModelParams) -> ModelParams:
+        """Packs int4 experts: inside a loop XLA's CPU would unpack all of them for each product."""
+        return with_paired_int4(params)

@@ -83,10 +83,8 @@ class Session:
         self._penalty[list(rules.forbidden)] = FORBIDDEN_LOGIT
 
     def denoiser(self) -> Denoiser:
-        """Returns the functions that the sampler's host loop calls; they ignore `params`."""
-        return Denoiser(
-            self.forward_rows, self.score_rows, self.empty_cache, traceable=False, keeps_cache=True
-        )
+        """Returns the functions that the sampler's host loop calls; they ignore the parameters."""
+        return Denoiser(self.forward_rows, self.score_rows, self.empty_cache, traceable=False)
 
     def empty_cache(self, params: Params, batch: int, length: int) -> KVCache:
         """Discards all canvases. The returned cache has no layers, because the session has its

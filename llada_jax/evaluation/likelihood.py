@@ -28,7 +28,7 @@ from llada_jax.model.forward import hidden_states
 from llada_jax.model.head import ScoreRules
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.params import ModelParams
-from llada_jax.types import Asked
+from llada_jax.types import HeadRequest
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt, which may be empty, and of an answer, which must not be."""
@@ -208,7 +208,7 @@ def _log_probabilities(
     position: Int[Array, " M"],
     token: Int[Array, " M"],
 ) -> Float[Array, " M"]:
-    asked = Asked(listed=token[None, :, None])
+    asked = HeadRequest(listed=token[None, :, None])
     found = measure_rows(params, states[row, position][None], None, asked, ScoreRules()).measured
     return found.listed[0, :, 0] - found.log_sum_exp[0]  # pyright: ignore
 

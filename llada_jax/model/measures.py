@@ -1,7 +1,7 @@
 """What a rule may ask of the head beside the scores, measured in the same pass of the vocabulary.
 
 Each part is a running statistic of the logits of one chunk after another, as the softmax in
-`head` is. What is not asked is None, and no operation of the program.
+`head` is. What is not requested is None, and takes no operation of the program.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from llada_jax.model import head
 from llada_jax.model.head import RunningScores, ScoreRules, VocabId
 from llada_jax.model.params import ModelParams
 from llada_jax.on_mesh import MODEL
-from llada_jax.types import Asked, HeadOut, Hidden, Measured, NoiseKeys
+from llada_jax.types import HeadExtras, HeadOut, HeadRequest, Hidden, NoiseKeys
 
 PARTS = 8
 """Of the vocabulary, at the least, on a mesh."""
@@ -59,21 +59,29 @@ class RunningHead(NamedTuple):
 
 
 def measure_rows(
-    params: ModelParams, hidden: Hidden, noise_keys: NoiseKeys, asked: Asked, rules: ScoreRules
+    params: ModelParams,
+    hidden: Hidden,
+    noise_keys: NoiseKeys,
+    request: HeadRequest,
+    rules: ScoreRules,
 ) -> HeadOut:
-    """Returns what `score_rows` does, and what is asked beside it, from one pass.
+    """Returns what `score_rows` does, and what is requested in addition, from one pass.
 
     All but the sampled token is of the distribution that confidences are of: without noise, with
     what is `added`, without what `rules` forbid or discount.
     """
 
-    absorb = partial(absorb_head, noise_keys=noise_keys, asked=asked, rules=rules)
-    rows, running = start_head(hidden, asked, rules)
+    absorb = partial(absorb_head, noise_keys=noise_keys, request=request, rules=rules)
+    rows, running = start_head(hidden, request, rules)
     return finish_head(head.over_ids(head.head_weight(params), rows, rules, absorb, running))
 
 
 def measure_own_ids(
-    params: ModelParams, hidden: Hidden, noise_keys: NoiseKeys, asked: Asked, rules: ScoreRules
+    params: ModelParams,
+    hidden: Hidden,
+    noise_keys: NoiseKeys,
+    request: HeadRequest,
+    rules: ScoreRules,
 ) -> HeadOut:
     """Is `measure_rows` for a device's part of the parameters; the same on all that share them.
 
@@ -86,8 +94,8 @@ def measure_own_ids(
     parts = lcm(devices, gcd(vocab, PARTS))
     size, own = vocab // parts, parts // devices
     weight, rules = head.head_weight(params), replace(rules, anywhere=vocab)
-    rows, nothing = start_head(hidden, asked, rules)
-    absorb = partial(absorb_head, noise_keys=noise_keys, asked=asked, rules=rules)
+    rows, nothing = start_head(hidden, request, rules)
+    absorb = partial(absorb_head, noise_keys=noise_keys, request=request, rules=rules)
 
     def of_part(index: Int[Array, ""]) -> RunningHead:
         first = (jax.lax.axis_index(MODEL) * own + index) * size
@@ -100,7 +108,7 @@ def measure_own_ids(
 
 
 def start_head(
-    hidden: Hidden, asked: Asked, rules: ScoreRules
+    hidden: Hidden, request: HeadRequest, rules: ScoreRules
 ) -> tuple[Float[Array, "B X D"], RunningHead]:
     """Returns the states whose logits are absorbed, those of the step before behind the others, and
     statistics of no vocabulary at all."""
@@ -114,17 +122,17 @@ def start_head(
         nothing = jnp.full((*shape, count), -1, jnp.int32)
         return Best(nothing, lowest(*shape, count)) if count else None
 
-    listed = None if asked.listed is None else lowest(*asked.listed.shape)
-    classes, size = best(asked.n_classes), (*shape, asked.n_classes)
+    listed = None if request.listed is None else lowest(*request.listed.shape)
+    classes, size = best(request.n_classes), (*shape, request.n_classes)
     if classes is not None:
-        noisy = lowest(*size) if asked.class_samples else None
-        classes = Classes(*classes, noisy, jnp.zeros(size, dtype) if asked.class_mass else None)
-    running = RunningHead(scores, best(asked.top_k), listed, classes, None)
-    if asked.previous is None:
+        noisy = lowest(*size) if request.class_samples else None
+        classes = Classes(*classes, noisy, jnp.zeros(size, dtype) if request.class_mass else None)
+    running = RunningHead(scores, best(request.top_k), listed, classes, None)
+    if request.previous is None:
         return hidden, running
     zero = jnp.zeros(shape, dtype)
     running = running._replace(divergence=RunningDivergence(scores.first, zero, zero))
-    return jnp.concatenate([hidden, asked.previous.astype(hidden.dtype)], axis=1), running
+    return jnp.concatenate([hidden, request.previous.astype(hidden.dtype)], axis=1), running
 
 
 def absorb_head(
@@ -132,26 +140,26 @@ def absorb_head(
     logits: Float[Array, "B X chunk"],
     start: VocabId,
     noise_keys: NoiseKeys,
-    asked: Asked,
+    request: HeadRequest,
     rules: ScoreRules,
 ) -> RunningHead:
     """Returns the statistics with one more chunk of the vocabulary, whose first id is `start`."""
     never, count = (*rules.forbidden, *rules.discounted), seen.scores.token.shape[1]
     previous = head.without(logits[:, count:], never, start)
-    logits = _with_added(logits[:, :count], asked, start)
+    logits = _with_added(logits[:, :count], request, start)
     scores = head.absorb_chunk(seen.scores, logits, start, noise_keys, rules)
     logits = head.without(logits, never, start)
     top, listed, classes, divergence = seen[1:]
     if top is not None:
         ids = jnp.broadcast_to(head.ids_in(logits) + start, logits.shape)
         top = best_of(top, Best(ids, logits))
-    if listed is not None and asked.listed is not None:
-        at = _inside(asked.listed, start, logits.shape[-1])
+    if listed is not None and request.listed is not None:
+        at = _inside(request.listed, start, logits.shape[-1])
         found = jnp.take_along_axis(logits, jnp.minimum(at, logits.shape[-1] - 1), axis=-1)
         listed = jnp.where(at < logits.shape[-1], found, listed)
-    if classes is not None and asked.class_of is not None:
-        of_chunk = jax.lax.dynamic_slice_in_dim(asked.class_of, start, logits.shape[-1])
-        noise = rules.noise(noise_keys, start, logits) if asked.class_samples else None
+    if classes is not None and request.class_of is not None:
+        of_chunk = jax.lax.dynamic_slice_in_dim(request.class_of, start, logits.shape[-1])
+        noise = rules.noise(noise_keys, start, logits) if request.class_samples else None
         first = (seen.scores.first, scores.first)
         classes = _best_of_classes(classes, logits, noise, start, of_chunk, *first)
     if divergence is not None:
@@ -160,14 +168,14 @@ def absorb_head(
 
 
 def _with_added(
-    logits: Float[Array, "B C chunk"], asked: Asked, start: VocabId
+    logits: Float[Array, "B C chunk"], request: HeadRequest, start: VocabId
 ) -> Float[Array, "B C chunk"]:
-    if asked.listed is None or asked.added is None:
+    if request.listed is None or request.added is None:
         return logits
-    at = _inside(asked.listed, start, logits.shape[-1])
+    at = _inside(request.listed, start, logits.shape[-1])
     batch = jnp.arange(logits.shape[0])[:, None, None]
     row = jnp.arange(logits.shape[1])[:, None]
-    return logits.at[batch, row, at].add(asked.added.astype(logits.dtype), mode="drop")
+    return logits.at[batch, row, at].add(request.added.astype(logits.dtype), mode="drop")
 
 
 def _inside(ids: Int[Array, "B C K"], start: VocabId, size: int) -> Int[Array, "B C K"]:
@@ -277,5 +285,5 @@ def finish_head(seen: RunningHead) -> HeadOut:
     if total is not None and logits is not None:  # at the least that of the best id, however small
         mass = jnp.maximum(jnp.log(total) + scores.first[..., None], logits)
     top = seen.top or (None, None)
-    measured = Measured(log_sum_exp, *top, seen.listed, ids, logits, divergence, noisy, mass)
+    measured = HeadExtras(log_sum_exp, *top, seen.listed, ids, logits, divergence, noisy, mass)
     return HeadOut(head.finish_scores(scores), measured)

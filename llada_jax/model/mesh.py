@@ -27,8 +27,16 @@ from llada_jax.model.layers import attend_alike_to_cache
 from llada_jax.model.measures import measure_own_ids
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import INT4_GROUP, QuantArray, WeightShard, is_quantized
-from llada_jax.on_mesh import DATA, EXPERT, MODEL, batch_axis, on_all, places
-from llada_jax.types import Asked, Denoiser, KVCache, OnMesh, Params, RowsOut
+from llada_jax.on_mesh import (
+    DATA,
+    EXPERT,
+    MODEL,
+    MeshDenoiser,
+    batch_axis,
+    batch_specs,
+    on_all_devices,
+)
+from llada_jax.types import Denoiser, HeadRequest, KVCache, Params, RowsOut
 
 PLACES: Mapping[Axis, str | tuple[str, ...]] = {
     "heads": MODEL,
@@ -172,23 +180,19 @@ def mesh_denoiser(
         return model_forward.forward_rows(_as_parts(params, specs), config, rows, cache, run)
 
     def empty_cache(params, batch, length):
-        spec, _ = places(KVCache(None, None), batch_axis(mesh, batch))  # pyright: ignore
+        spec, _ = batch_specs(KVCache(None, None), batch_axis(mesh, batch))  # pyright: ignore
         place = NamedSharding(mesh, spec)
         return model_forward.cache_for(params, config, batch, length, place)
 
     measure = partial(measure_own_ids, rules=rules)
 
     def score(params, hidden, noise_keys):
-        return measure(params, hidden, noise_keys, Asked()).scores
+        return measure(params, hidden, noise_keys, HeadRequest()).scores
 
-    on_every = partial(on_all, mesh, specs)
-    part = Denoiser(forward_rows, score, empty_cache, measure_rows=measure)  # pyright: ignore
-    return part._replace(
-        forward_rows=on_every(forward_rows, RowsOut),
-        score_rows=on_every(score),
-        measure_rows=on_every(measure),
-        on_mesh=OnMesh(mesh, part, specs),
-    )
+    on_all = partial(on_all_devices, mesh, specs)
+    part = Denoiser(forward_rows, score, empty_cache, measure)  # pyright: ignore
+    whole = on_all(forward_rows, RowsOut), on_all(score), empty_cache, on_all(measure)
+    return MeshDenoiser(*whole, mesh=mesh, part=part, specs=specs)
 
 
 def _as_parts(params: ModelParams, specs: ModelParams) -> ModelParams:

@@ -17,7 +17,7 @@ from llada_jax.sampler.advance import advance, stop_at_eos
 from llada_jax.sampler.record import ClassScores, StepScores
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, put
-from llada_jax.types import Asked, HeadOut
+from llada_jax.types import HeadOut, HeadRequest
 
 _LOWEST = -1e4  # log-probability of a class without a possible id
 # Bonus of a token that the rule decided, in comparisons of texts by log-probability: keeping a
@@ -25,13 +25,13 @@ _LOWEST = -1e4  # log-probability of a class without a possible id
 _COMMITTED, _REPLACED = 200.0, 20.0
 
 
-def with_classes(spec: StepSpec, asked: Asked | None) -> Asked | None:
+def with_classes(spec: StepSpec, asked: HeadRequest | None) -> HeadRequest | None:
     """Returns the request to the head, with the classes of the constraint if there is one."""
     grammar = spec.grammar
     if grammar is None:
         return asked
     return replace(
-        asked or Asked(),
+        asked or HeadRequest(),
         n_classes=grammar.n_classes,
         class_of=grammar.class_of,
         class_mass=grammar.confidence == "allowed",

@@ -15,7 +15,7 @@ from llada_jax.config import Loop, ModelConfig, require, require_choice
 from llada_jax.constraint.batch import CompiledConstraints, grammar_of, locate_texts
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.reach import TextSpans
-from llada_jax.on_mesh import begun_on
+from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.constrained import start_constrained
@@ -116,8 +116,8 @@ class DecodingRun:
             rest = state._replace(cache=None)  # pyright: ignore
             start = _start_constrained(jax.tree.structure(rest), state.tokens.shape)
             state = start(self.decoding.spec, rest)._replace(cache=cache)
-        place = self.denoiser.on_mesh
-        return state if place is None else begun_on(place, state)
+        on_mesh = isinstance(self.denoiser, MeshDenoiser)
+        return self.denoiser.replicated(state) if on_mesh else state
 
     def forwards(self, state: DecodeState, until: int, most: int) -> tuple[DecodeState, Steps]:
         """Runs forwards until `until` sequences are done, at most `most`; consumes the state."""
@@ -182,7 +182,7 @@ def checked_run(
     )
     config = with_ids(config, model)
     spec = StepSpec(model, config, denoiser.measure_rows is not None, keeps_scores)
-    _check_spec(spec, denoiser, loop, refresher)
+    _check_spec(spec, denoiser, params, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
     require(
@@ -208,7 +208,11 @@ def checked_run(
 
 
 def _check_spec(
-    spec: StepSpec, denoiser: Denoiser, loop: Loop, refresher: Refresher | None
+    spec: StepSpec,
+    denoiser: Denoiser,
+    params: Params,
+    loop: Loop,
+    refresher: Refresher | None,
 ) -> None:
     """Raises ValueError if the model, the backend or the loop does not support the settings."""
     config, window, accept = spec.config, spec.window, spec.rule.name
@@ -268,7 +272,7 @@ def _check_spec(
             "model of its own for the worker",
         )
         require(
-            not denoiser.keeps_cache,
+            denoiser.empty_cache(params, 1, 0).keys.shape[0] > 0,
             "refresh is 'worker' and the backend keeps keys and values to itself, where no worker "
             "can read them; allowed: 'rows', 'none'",
         )

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from llada_jax.on_mesh import loop_on_all
+from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.decide import decide
 from llada_jax.sampler.plan import StepPlan, plan_rows
@@ -111,7 +111,7 @@ def decode_step(decoding: Decoding, state: DecodeState) -> tuple[DecodeState, St
       number of rows of each kind.
     """
     runner = TracedRunner(decoding.denoiser, decoding.buckets)
-    params = decoding.denoiser.for_loops(decoding.params)
+    params = decoding.denoiser.loop_params(decoding.params)
     state, record, _ = step(runner, decoding.spec, params, state)
     return state, record
 
@@ -119,10 +119,10 @@ def decode_step(decoding: Decoding, state: DecodeState) -> tuple[DecodeState, St
 def _run_all(
     decoding: Decoding, state: DecodeState, until: Int[Array, ""], most: Int[Array, ""]
 ) -> tuple[DecodeState, StepRecord, Int[Array, " S"], Int[Array, ""]]:
-    if decoding.denoiser.on_mesh is not None:
-        return loop_on_all(decoding.denoiser.on_mesh, _run_all, decoding, state, until, most)
+    if isinstance(decoding.denoiser, MeshDenoiser):
+        return decoding.denoiser.run_loop(_run_all, decoding, state, until, most)
     runner, limit = TracedRunner(decoding.denoiser, decoding.buckets), decoding.max_steps
-    params = decoding.denoiser.for_loops(decoding.params)
+    params = decoding.denoiser.loop_params(decoding.params)
     # Jitted once, so that the loop's body reuses the trace that found the record's shapes.
     one_step = jax.jit(partial(step, runner, decoding.spec), inline=True)
     record = jax.eval_shape(one_step, params, state)[1]
@@ -149,7 +149,7 @@ def _compiled(on_mesh: bool, *shape: Any) -> Callable[..., Any]:
 
 def program_of(decoding: Decoding, state: DecodeState) -> Callable[..., Any]:
     """Returns the compiled program that decodes canvases of this shape."""
-    on_mesh = decoding.denoiser.on_mesh is not None
+    on_mesh = isinstance(decoding.denoiser, MeshDenoiser)
     return _compiled(on_mesh, jax.tree.structure(decoding), state.tokens.shape)
 
 
@@ -296,8 +296,9 @@ def _callable(denoiser: Denoiser, shape: tuple[int, ...]) -> Denoiser:
 
 @kept
 def _jitted(denoiser: Denoiser, *shape: Any) -> Denoiser:
-    jitted = partial(own_jit, rounds=denoiser.on_mesh is not None)
-    return denoiser._replace(
+    jitted = partial(own_jit, rounds=isinstance(denoiser, MeshDenoiser))
+    return replace(
+        denoiser,
         forward_rows=jitted(denoiser.forward_rows),
         score_rows=jitted(denoiser.score_rows),
         measure_rows=denoiser.measure_rows and jitted(denoiser.measure_rows),

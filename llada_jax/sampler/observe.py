@@ -30,7 +30,7 @@ from llada_jax.sampler.state import (
     put,
     take,
 )
-from llada_jax.types import Asked, Scores
+from llada_jax.types import HeadRequest, Scores
 
 
 def new_memory(spec: StepSpec, batch: int, length: int) -> RuleMemory:
@@ -98,7 +98,7 @@ def start_blocks(state: DecodeState, moved: Bool[Array, " B"]) -> DecodeState:
     return state._replace(rule=memory._replace(state=rule_state, previous=previous))
 
 
-def head_request(spec: StepSpec, state: DecodeState, at: Int[Array, "B Q"]) -> Asked | None:
+def head_request(spec: StepSpec, state: DecodeState, at: Int[Array, "B Q"]) -> HeadRequest | None:
     """Returns what the rule requests of the head at positions `at`, or None for scores alone.
 
     Raises ValueError if the rule asks in wrong shapes.
@@ -107,7 +107,7 @@ def head_request(spec: StepSpec, state: DecodeState, at: Int[Array, "B Q"]) -> A
     if not rule.head_needs:
         if not (spec.needs("probability") and spec.measures):
             return None
-        return Asked(listed=take(state.tokens, at % state.tokens.shape[1])[..., None])
+        return HeadRequest(listed=take(state.tokens, at % state.tokens.shape[1])[..., None])
     length, batch = spec.config.block_length, state.tokens.shape[0]
     listed, added = _checked(rule, rule.ask(memory.state), (batch, length))
     if spec.needs("current", "probability"):  # the last one, to which nothing is added
@@ -122,7 +122,7 @@ def head_request(spec: StepSpec, state: DecodeState, at: Int[Array, "B Q"]) -> A
             return None
         return jnp.where(inside, take(array, offset), jnp.asarray(outside, array.dtype))
 
-    return Asked(
+    return HeadRequest(
         top_k=rule.top_k if spec.needs("top_k") else 0,
         listed=at_rows(listed, -1),
         added=at_rows(added, 0),

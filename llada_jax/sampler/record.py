@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.rules.rule import Rule
 from llada_jax.sampler.state import MASKED, STABLE, VISIBLE, DecodeState, put
-from llada_jax.types import HeadOut, Measured, Scores
+from llada_jax.types import HeadExtras, HeadOut, Scores
 
 
 class Event(IntEnum):
@@ -63,7 +63,7 @@ class StepScores(NamedTuple):
 
     here: Scores  # [B, L]
     rescored: Bool[Array, "B L"]  # committed tokens among the scored positions
-    measured: Measured | None = None  # of the block, if the rule requests it
+    measured: HeadExtras | None = None  # of the block, if the rule requests it
     hidden: Float[Array, "B C D"] | None = None  # of the block, if the rule needs it
     probability: Float[Array, "B L"] | None = None  # of the current tokens, if the rule needs it
     classes: ClassScores | None = None  # under a constraint

@@ -15,7 +15,7 @@ from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, choose, put, take
 from llada_jax.sampler.step_rows import rows_with_extra, with_unconditional
 from llada_jax.sampler.windows.window import RowSet, first_flags
-from llada_jax.types import Asked, HeadOut, Rows, RowsOut
+from llada_jax.types import HeadOut, HeadRequest, Rows, RowsOut
 
 
 class RefreshJob(NamedTuple):
@@ -24,7 +24,7 @@ class RefreshJob(NamedTuple):
     rows: Rows
     at: Int[Array, "B F"]  # positions of the tokens; L for none
     row: Int[Array, "B F"]  # the rows that score them
-    request: Asked
+    request: HeadRequest
 
 
 def refresh_job(spec: StepSpec, state: DecodeState, plan: StepPlan) -> RefreshJob:
@@ -37,7 +37,7 @@ def refresh_job(spec: StepSpec, state: DecodeState, plan: StepPlan) -> RefreshJo
     rows = rows_with_extra(spec, state, extra, no_window, (1 + shadow) * n_tokens)
     at = first_flags(chosen, n_tokens)
     row = take(extra.slots[:, PROBE if shadow else REFRESH], at)
-    request = with_classes(spec, Asked(listed=take(state.tokens, at)[..., None]))
+    request = with_classes(spec, HeadRequest(listed=take(state.tokens, at)[..., None]))
     assert request is not None
     return RefreshJob(with_unconditional(spec, state, rows), at, row, request)
 

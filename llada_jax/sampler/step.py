@@ -27,7 +27,7 @@ from llada_jax.sampler.record import (
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, put, take
 from llada_jax.sampler.step_rows import guide
-from llada_jax.types import Asked, Denoiser, HeadOut, Hidden, NoiseKeys, Params, Rows, RowsOut
+from llada_jax.types import Denoiser, HeadOut, HeadRequest, Hidden, NoiseKeys, Params, Rows, RowsOut
 
 
 class Denoised(NamedTuple):
@@ -38,7 +38,7 @@ class Denoised(NamedTuple):
     counts: StepCounts
     at: Int[Array, "B Q"]  # queried positions; L for none
     rescored: Bool[Array, "B L"]
-    request: Asked | None  # what the head measures beside scores
+    request: HeadRequest | None  # what the head measures beside scores
     block_start: Int[Array, " B"]
 
 
@@ -122,7 +122,7 @@ def run_head(denoiser: Denoiser, params: Params, denoised: Denoised, n_heads: in
 
 
 def head_out(
-    denoiser: Denoiser, params: Params, hidden: Hidden, keys: NoiseKeys, request: Asked | None
+    denoiser: Denoiser, params: Params, hidden: Hidden, keys: NoiseKeys, request: HeadRequest | None
 ) -> HeadOut:
     """Returns the scores of states, and what is requested beside them."""
     if request is None:

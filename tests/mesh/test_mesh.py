@@ -16,7 +16,7 @@ from llada_jax.model.measures import absorb_head, finish_head, merged, start_hea
 from llada_jax.model.mesh import partition_of, require_divides
 from llada_jax.model.moe import moe_feed_forward
 from llada_jax.model.quantize import QuantArray, WeightShard, quantize
-from llada_jax.types import Asked
+from llada_jax.types import HeadRequest
 from tests.drawn_params import drawn_params
 from tests.mesh.models import divisible
 from tests.model.test_head import random_case
@@ -100,7 +100,7 @@ def test_parts_of_the_vocabulary_merge_to_the_whole() -> None:
     params, hidden = random_case(VOCAB, 8, 5)
     keys = jax.random.split(jax.random.key(0), hidden.shape[:2])
     rng = np.random.default_rng(0)
-    asked = Asked(
+    asked = HeadRequest(
         top_k=3,
         n_classes=4,
         listed=jnp.asarray(rng.integers(0, VOCAB, (*hidden.shape[:2], 6))),

@@ -10,7 +10,7 @@ from scipy.special import log_softmax, logsumexp
 
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.measures import measure_rows
-from llada_jax.types import Asked
+from llada_jax.types import HeadRequest
 from tests.model.test_head import VOCAB, all_logits, random_case, score
 
 N_CLASSES, FORBIDDEN, DISCOUNTED = 5, 3, 11
@@ -33,7 +33,9 @@ def test_every_chunk_size_measures_the_same(chunk):
     params, hidden = random_case(VOCAB, 8, 5, 2.0)
     _, before = random_case(VOCAB, 8, 5, 1.0)
     ids = jnp.asarray(np.random.default_rng(3).integers(-1, VOCAB, (2, 5, 3)), jnp.int32)
-    asked = Asked(top_k=4, n_classes=N_CLASSES, listed=ids, class_of=CLASS_OF, previous=before)
+    asked = HeadRequest(
+        top_k=4, n_classes=N_CLASSES, listed=ids, class_of=CLASS_OF, previous=before
+    )
     scores, found = measure(params, hidden, asked, chunk)
     logits = counted(params, hidden)
 
@@ -60,7 +62,7 @@ def test_every_chunk_size_measures_the_same(chunk):
 
 def test_nothing_has_moved_from_itself():
     params, hidden = random_case(VOCAB, 8, 5, 2.0)
-    found = measure(params, hidden, Asked(previous=hidden)).measured
+    found = measure(params, hidden, HeadRequest(previous=hidden)).measured
     np.testing.assert_allclose(found.divergence, 0, atol=2e-6)
     assert found.top_ids is None and found.listed is None and found.class_ids is None
 
@@ -71,7 +73,9 @@ def test_what_is_added_changes_the_argmax_and_every_measure():
     best = logits.argmax(axis=-1)
     ids = jnp.stack([jnp.asarray(best), jnp.full(best.shape, 5)], axis=-1).astype(jnp.int32)
     added = jnp.broadcast_to(jnp.asarray([-jnp.inf, 0.5]), (*best.shape, 2))
-    scores, found = measure(params, hidden, Asked(top_k=1, listed=ids, added=added), discounted=())
+    scores, found = measure(
+        params, hidden, HeadRequest(top_k=1, listed=ids, added=added), discounted=()
+    )
     np.put_along_axis(logits, best[..., None], -np.inf, axis=-1)
     logits[..., 5] += 0.5
     np.testing.assert_array_equal(scores.token, logits.argmax(axis=-1))
@@ -94,6 +98,6 @@ def test_only_what_is_asked_is_computed():
     )
     least = plain.cost_analysis()["flops"]
     rows = hidden.shape[0] * hidden.shape[1]
-    assert flops(Asked()) == pytest.approx(least, abs=4 * rows)  # one logarithm a row
+    assert flops(HeadRequest()) == pytest.approx(least, abs=4 * rows)  # one logarithm a row
     product = 2 * rows * hidden.shape[2] * VOCAB
-    assert flops(Asked(previous=hidden)) >= least + product
+    assert flops(HeadRequest(previous=hidden)) >= least + product

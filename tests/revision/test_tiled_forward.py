@@ -3,6 +3,7 @@
 import functools
 import threading
 import tracemalloc
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -203,7 +204,7 @@ def fails_beside_a_job(monkeypatch):
                 raise RuntimeError("the NPU went away")
             return compiled(*args)
 
-        return denoiser._replace(forward_rows=forward_rows, traceable=False)
+        return replace(denoiser, forward_rows=forward_rows, traceable=False)
 
     monkeypatch.setattr(decoding, "_worker", lambda: worker)
     monkeypatch.setattr(denoisers, "denoiser_for", failing_denoiser)

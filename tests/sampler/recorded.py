@@ -1,5 +1,7 @@
 """The toy denoiser outside JAX, with a record of the rows that it was given."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +24,7 @@ def recorded_decode(
         forwards.append(jax.tree.map(np.asarray, rows))
         return toy.forward_rows(params, rows, cache)
 
-    recorded = toy._replace(forward_rows=forward_rows)
+    recorded = replace(toy, forward_rows=forward_rows)
     result = decode(
         recorded, jnp.int32(salt), model, prompts, config, loop="host", trace=True, **options
     )

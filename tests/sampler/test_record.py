@@ -1,5 +1,7 @@
 """Doubt is recorded as what a forward says of the token that stands there."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.record import token_probability
 from llada_jax.testing import toy_denoiser, toy_logits
-from llada_jax.types import Asked, HeadOut, Measured
+from llada_jax.types import HeadExtras, HeadOut, HeadRequest
 from tests.sampler.rules.test_staged import STAGED, doubted
 from tests.sampler.scripted import Scripted
 from tests.sampler.toy import CONFIG
@@ -27,7 +29,9 @@ def test_the_head_measures_it_exactly():
     config = with_ids(STAGED, CONFIG)
     denoiser = toy_denoiser(config)
     assert denoiser.measure_rows is not None
-    head = denoiser.measure_rows(jnp.int32(0), HIDDEN, None, Asked(listed=STANDING[..., None]))
+    head = denoiser.measure_rows(
+        jnp.int32(0), HIDDEN, None, HeadRequest(listed=STANDING[..., None])
+    )
     logits = toy_logits(jnp.int32(0), HIDDEN).at[..., jnp.array([CONFIG.mask_id])].set(-jnp.inf)
     share = jnp.take_along_axis(jax.nn.softmax(logits), STANDING[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(token_probability(head), share, rtol=1e-5)
@@ -43,10 +47,10 @@ def test_the_trace_has_it():
     def measure(params, hidden, keys, asked):
         listed = np.full(asked.listed.shape, np.log(0.05), np.float32)
         nothing = np.zeros(listed.shape[:2], np.float32)
-        rest = dict.fromkeys(set(Measured._fields) - {"listed", "log_sum_exp"})
+        rest = dict.fromkeys(set(HeadExtras._fields) - {"listed", "log_sum_exp"})
         scores = scripted.denoiser().score_rows(params, hidden, keys)
-        return HeadOut(scores, Measured(listed=listed, log_sum_exp=nothing, **rest))
+        return HeadOut(scores, HeadExtras(listed=listed, log_sum_exp=nothing, **rest))
 
-    denoiser, seen = scripted.denoiser()._replace(measure_rows=measure), []
+    denoiser, seen = replace(scripted.denoiser(), measure_rows=measure), []
     decode(denoiser, None, CONFIG, [[0, 1, 2]], config, loop="host", on_step=seen.append)
     np.testing.assert_allclose(seen[1].confidence[0, 3], 0.05, rtol=1e-6)

@@ -53,7 +53,7 @@ def test_states_and_windows_are_those_of_the_run(name, monkeypatch):
         return plain.forward_rows(salt, rows, cache)
 
     monkeypatch.setattr(
-        "llada_jax.testing._toy", lambda rules: plain._replace(forward_rows=watched)
+        "llada_jax.testing._toy", lambda rules: replace(plain, forward_rows=watched)
     )
     result = toy_decode(PROMPTS, sampler, loop="host", trace="scores", on_step=seen.append)
     for row, prompt in enumerate(PROMPTS):

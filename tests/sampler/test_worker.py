@@ -5,7 +5,9 @@ import threading
 import time
 import traceback
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -136,7 +138,7 @@ def test_a_run_that_fails_beside_a_job_leaves_no_thread():
             raise KeyboardInterrupt
         return denoiser.forward_rows(*args)
 
-    failing = denoiser._replace(forward_rows=forward_rows)
+    failing = replace(denoiser, forward_rows=forward_rows)
     with pytest.raises(KeyboardInterrupt), Held() as worker:
         refresher = Refresher(worker, denoiser, salt)
         decode(failing, salt, CONFIG, PROMPTS, config, loop="host", refresher=refresher)
@@ -173,7 +175,10 @@ def test_a_worker_needs_the_keys_and_values():
     def forward_rows(params, rows, cache):
         raise AssertionError("nothing may run")
 
-    aside = denoiser._replace(forward_rows=forward_rows, traceable=False, keeps_cache=True)
+    def empty_cache(params, batch, length):
+        return jax.tree.map(lambda array: array[:0], denoiser.empty_cache(params, batch, length))
+
+    aside = replace(denoiser, forward_rows=forward_rows, empty_cache=empty_cache, traceable=False)
     with pytest.raises(ValueError, match=r"keeps keys and values to itself.*; allowed: 'rows', '"):
         decode(
             aside, salt, CONFIG, PROMPTS, config, loop="host",

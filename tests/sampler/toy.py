@@ -1,6 +1,7 @@
 """The toy of `llada_jax.testing`, with a worker for refreshes."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -30,7 +31,7 @@ def in_parts(denoiser: Denoiser) -> Denoiser:
         name: partial(_compiled, getattr(denoiser, name))
         for name in ("forward_rows", "score_rows", "measure_rows")
     }
-    return denoiser._replace(**parts, traceable=False)
+    return replace(denoiser, **parts, traceable=False)
 
 
 class Worker(ThreadPoolExecutor):

@@ -9,6 +9,7 @@ that of Fast-dLLM's dual cache: each block begins with a forward of the whole ca
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ def clocked(denoiser: Denoiser, clock: LayerClock) -> Denoiser:
         clock.stop()
         return out
 
-    return denoiser._replace(
-        forward_rows=forward_rows, score_rows=score, measure_rows=None, traceable=False
+    return replace(
+        denoiser, forward_rows=forward_rows, score_rows=score, measure_rows=None, traceable=False
     )
 
 
