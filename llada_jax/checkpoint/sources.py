@@ -118,6 +118,8 @@ class Checkpoint(NamedTuple):
     config: ModelConfig
     sources: Sequence[ParamSource]  # in the order of the tree's leaves
     stored: Mapping[str, StoredTensor]
+    ignored_keys: tuple[str, ...] = ()
+    """Unknown keys of `config.json` that the caller chose to ignore."""
     row_order: Callable[[ParamSource], np.ndarray | None] = lambda source: None
     """The row of the parameter that each stored row is; None where they are in order."""
 

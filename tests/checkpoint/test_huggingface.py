@@ -363,3 +363,17 @@ def test_the_progress_bar_is_for_large_checkpoints(
     monkeypatch.setattr("llada_jax.checkpoint.tensors._PROGRESS_BYTES", 0)
     loaded(GOLDENS / "llada-gqa")
     assert "llada-gqa: 100%" in capsys.readouterr().err
+
+
+def test_a_conversion_to_llamas_names_is_the_same_model(tmp_path: Path) -> None:
+    spelled = families()["llada"]
+    tensors = golden_tensors("llada-gqa")
+    renamed = {
+        other.format(i=layer): tensors[spelled.names[path].format(i=layer)]
+        for path, other in spelled.other_names.items()
+        for layer in range(2)
+        if spelled.names.get(path, "").format(i=layer) in tensors
+    }
+    assert len(renamed) == len(tensors)
+    folder = write_folder(tmp_path, golden_config("llada-gqa"), renamed)
+    assert same_bits(loaded(folder)[1], loaded(GOLDENS / "llada-gqa")[1])

@@ -93,7 +93,7 @@ def test_unparsable_configuration(folder: Path, content: str | bytes, message: s
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, r"model_type is 'gpt2'; allowed: 'Dream', .*'llada'"),
+        ({"model_type": "gpt2"}, r"model_type is 'gpt2'; allowed: 'llada', .*'Dream'"),
         ({"model_type": None}, r"model_type is None; allowed:"),
         ({"d_model": None}, r"lacks 'd_model' or 'hidden_size'"),
         ({"d_model": "64"}, r"d_model is '64'; allowed: a number"),

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from llada_jax.config import ModelConfig, MoEConfig, require
@@ -29,6 +31,7 @@ def config_from_hf(
     tensors: Collection[str] | None = None,
     family_name: str | None = None,
     generation: Mapping[str, Any] | None = None,
+    ignore_keys: Collection[str] = (),
 ) -> ModelConfig:
     """Returns the configuration that a `config.json` gives, in either spelling of its keys.
 
@@ -37,10 +40,14 @@ def config_from_hf(
         open.
       family_name: the family, where the caller knows it better than the configuration says.
       generation: what `generation_config.json` says; of it, the ids that end an answer.
+      ignore_keys: unknown keys that are left out.
+
+    Keys are understood (`families.yaml`: keys of the family, `computed`), inert (`inert`, and any
+    whose value is null, false, 0 or empty), or unknown.
 
     Raises ValueError for an unknown family and for a look-alike, a missing key, a value that is no
     number, a feature that is not supported (ALiBi, RoPE scaling, an activation other than SiLU, a
-    norm other than RMSNorm), and a key that is unknown.
+    norm other than RMSNorm), a key that is unknown, and one to be ignored that is understood.
     """
     require("model_type" in hf, "the model's configuration lacks 'model_type'")
     quantized = hf.get("quantization_config") or hf.get("compression_config")
@@ -53,7 +60,7 @@ def config_from_hf(
     name = family_of(hf) if family_name is None else family_name
     family = families()[name]
     hf = {**hf, **_rope_parameters(hf)}
-    _reject_unsupported(hf, family)
+    _reject_unsupported(hf, family, ignore_keys)
     ends = [id_ for each in (hf, generation or {}) for id_ in _listed(each.get("eos_token_id"))]
     require(
         all(isinstance(id_, int) for id_ in ends), f"eos_token_id is {ends}; allowed: whole numbers"
@@ -188,15 +195,18 @@ def _yarn(hf: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "max_position_embeddings": min(longest, trained)}
 
 
-def _reject_unsupported(hf: Mapping[str, Any], family: Family) -> None:
+def _reject_unsupported(
+    hf: Mapping[str, Any], family: Family, ignore_keys: Collection[str]
+) -> None:
     """Raises ValueError for what the forward does not compute, and for keys that may decide it
     without anybody here knowing how."""
-    own = _own_keys(family)
-    harmless = ({*table()["harmless"]} - {*table()["computed"]}) | own
-    for key, allowed in {**table()["computed"], **family.constants}.items():
-        value = hf.get(key)
+    own, inert = _own_keys(family), partial(_matches, table()["inert"])
+    fixed = {**table()["computed"], **family.constants}
+    for key, allowed in fixed.items():
+        value, free = hf.get(key), inert(key) and key not in table()["computed"]
         require(
-            key in harmless or value in (allowed, None), f"{key} is {value!r}; allowed: {allowed!r}"
+            free or key in own or value in (allowed, None),
+            f"{key} is {value!r}; allowed: {allowed!r}",
         )
     layers = hf.get("layer_types") or []
     require(
@@ -205,12 +215,27 @@ def _reject_unsupported(hf: Mapping[str, Any], family: Family) -> None:
     )
     records = (ModelConfig, MoEConfig) if family.moe_facts is not None else (ModelConfig,)
     read = {key for each in records for f in fields(each) for key in _spellings(f.name, family)}
-    read |= {*harmless, *family.constants, *table()["computed"], *_READ_ELSEWHERE}
+    read |= {*fixed, *_READ_ELSEWHERE}
     if hf.get("use_sliding_window") is False:
         read.add("sliding_window")
-    unknown = {key: value for key, value in hf.items() if key not in read and value is not None}
+    understood = sorted(read.intersection(ignore_keys))
+    require(
+        not isinstance(ignore_keys, str) and not understood,
+        f"ignore_keys is {list(ignore_keys)}, and {understood} are understood; allowed: a list of "
+        "keys that are not",
+    )
+    unknown = {key: value for key, value in hf.items() if value and not (key in read or inert(key))}
+    decisive = {key: each for key, each in unknown.items() if _matches(table()["decisive"], key)}
+    require(not decisive, f"the model's configuration has {decisive!r:.200}, which decides what is "
+            "computed and is not supported; allowed: null, false, 0 or empty")  # fmt: skip
+    unknown = {key: value for key, value in unknown.items() if key not in ignore_keys}
     require(
         not unknown,
-        f"the model's configuration says {unknown!r:.200}, which nothing here reads; allowed: keys "
-        "of its family, harmless ones (families.yaml), and null",
+        f"the model's configuration has {unknown!r:.200}, which nothing here reads; allowed: keys "
+        "of its family, generic ones, and values that are null, false, 0 or empty (if these change "
+        f"no output, load with ignore_keys={[*unknown]})",
     )
+
+
+def _matches(patterns: Iterable[str], key: str) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
