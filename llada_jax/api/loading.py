@@ -172,21 +172,40 @@ def load(
         checkpoint.file_states(source) == before,
         f"{source} was changed while it was loaded; allowed: files that nobody writes meanwhile",
     )
-    config = _with_tokenizers_ids(config, tokenizer)
+    config = _with_tokenizers_ids(config, tokenizer, name)
     if block_length is not None:
         require(
             config.block_length in (None, block_length),
             f"block_length is {block_length}; allowed: {config.block_length}, the checkpoint's own",
         )
         config = config.replace(block_length=block_length)
+    for field in families()[config.family].required:
+        require(
+            getattr(config, field) is not None,
+            f"{field} is in no file of {source}, and family {config.family!r} needs it; allowed: "
+            f"{field}=...",
+        )
     return Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
 
 
-def _with_tokenizers_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
-    """Returns the configuration with the tokenizer's [MASK] and EOS if it has none of its own."""
+def _with_tokenizers_ids(
+    config: ModelConfig, tokenizer: Tokenizer | None, family: str | None = None
+) -> ModelConfig:
+    """Returns the configuration with the tokenizer's [MASK] and EOS if it has none of its own.
+
+    Raises ValueError for an autoregressive model whose tokenizer has [MASK], unless the caller
+    named the family: it may be a diffusion model in that family's names.
+    """
     if tokenizer is None:
         return config
-    ids = {name: getattr(tokenizer, name) for name in ("mask_id", "eos_id")}
+    require(
+        not config.autoregressive or tokenizer.mask_id is None or family is not None,
+        f"the tokenizer has [MASK], which no model of family {config.family!r} has: perhaps it is "
+        f"Open-dCoder; allowed: family='dream' if it is (full attention, shifted outputs), "
+        f"family={config.family!r} if it predicts one token after another",
+    )
+    names = ("eos_id",) if config.autoregressive else ("mask_id", "eos_id")
+    ids = {name: getattr(tokenizer, name) for name in names}
     return config.replace(**{k: v for k, v in ids.items() if getattr(config, k) is None})
 
 
@@ -329,11 +348,13 @@ class Description:
         ids |= {"stop": ", ".join(map(str, config.stop_ids)) or None}
         blocks = f"causal between blocks of {config.block_length}"
         own = "predict the next position" if config.shift_logits else "predict their own"
+        kind = "autoregressive" if config.autoregressive else config.causal
         attention, outputs = {
+            "autoregressive": ("causal", "predict the next position"),
             "finished": ("causal before the current block, which sees itself whole",
                          "predict the next position before the current block, there their own"),
             "filled": ("causal, tokens before masks", own),
-        }.get(config.causal or "", (blocks if config.block_length else "full", own))  # fmt: skip
+        }.get(kind or "", (blocks if config.block_length else "full", own))  # fmt: skip
         kinds = ", ".join(f"{n} {k}" for k, n in self.kinds.items()) or "by the index"
         lines = {
             "family": config.family,
@@ -370,10 +391,10 @@ def describe(
     name = None if family is None else add_family(family)
     opened, folder, size = describe_checkpoint(source, name, ignore_keys)
     tokenizer = folder and Tokenizer.from_folder(folder)
-    config, stored = _with_tokenizers_ids(opened.config, tokenizer), opened.stored.values()
+    config, stored = _with_tokenizers_ids(opened.config, tokenizer, name), opened.stored.values()
     needed = {
         "the weights": opened.stored or None,
-        "a mask id (SamplerConfig.from_flat(mask_id=...))": config.mask_id,
+        "a mask id (SamplerConfig.from_flat(mask_id=...))": config.autoregressive or config.mask_id,
         "an EOS id": config.eos_id,
         "tokenizer.json": tokenizer,
         "a chat template": tokenizer and tokenizer.chat_template,

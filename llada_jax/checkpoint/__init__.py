@@ -64,7 +64,7 @@ def open_checkpoint(
     folder = path if path.is_dir() else path.parent
     tokenizer_folder = tokenizer_folder_of(folder)
     if path.suffix == ".gguf":
-        return open_gguf(path), tokenizer_folder
+        return open_gguf(path, family), tokenizer_folder
     _require_model_folder(path)
     return open_huggingface(path, family, ignore_keys), tokenizer_folder
 

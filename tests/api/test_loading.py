@@ -100,8 +100,8 @@ def test_forward_refuses_what_is_longer_than_the_model_as_generate_does():
     """Beyond the length that RoPE was trained for, YaRN's queries would grow with their position,
     which nothing here computes."""
     model = lj.load(GOLDENS / "nemotron")
-    assert model.config.yarn_factor > 1 and model.config.max_length == model.config.yarn_length
-    model = model.replace(config=model.config.replace(max_length=64, yarn_length=64))
+    assert model.config.rope_factor > 1 and model.config.max_length == model.config.rope_length
+    model = model.replace(config=model.config.replace(max_length=64, rope_length=64))
     assert lj.forward(model, np.ones((1, 64), int)).shape[1] == 64
     with pytest.raises(ValueError, match=r"has 65 tokens; allowed: up to 64 \(the model's max_le"):
         lj.forward(model, np.ones((1, 65), int))
@@ -272,3 +272,21 @@ def test_the_tokenizers_eos_id_is_the_models_if_no_other_file_names_one(tmp_path
     expected = config.pop("eos_token_id")
     (tmp_path / "config.json").write_text(json.dumps(config | {"new": 1}))
     assert lj.load(tmp_path, ignore_keys=("new",)).config.eos_id == expected
+
+
+def test_an_autoregressive_model_is_described():
+    found = lj.describe(GOLDENS / "ar-llama")
+    assert "a mask id" not in str(found.missing) and found.presets == ("autoregressive",)
+    assert "attention   causal\noutputs     predict the next position" in str(found)
+
+
+def test_a_mask_token_of_an_autoregressive_models_tokenizer_is_doubted(tmp_path):
+    """Open-dCoder's configuration is Qwen2's; its tokenizer alone tells."""
+    shutil.copytree(GOLDENS / "ar-qwen2", tmp_path, dirs_exist_ok=True)
+    for path in model_path("tiny").glob("*token*"):
+        shutil.copy(path, tmp_path)
+    for look in (lj.load, lj.describe):
+        with pytest.raises(ValueError, match=r"tokenizer has \[MASK\].*family='dream' if it"):
+            look(tmp_path)
+    assert lj.load(tmp_path, family="qwen2").config.mask_id is None
+    assert lj.load(tmp_path, family="dream").config.shift_logits

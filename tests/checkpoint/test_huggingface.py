@@ -92,8 +92,17 @@ def test_rope_keys_of_transformers_5() -> None:
     moved = {**hf, "rope_parameters": {"rope_type": "default", "rope_theta": hf["rope_theta"]}}
     del moved["rope_theta"]
     assert config_from_hf(moved) == config_from_hf(hf)
-    with pytest.raises(ValueError, match=r"rope_type is 'llama3'; allowed: 'default', 'yarn'"):
-        config_from_hf({**hf, "rope_parameters": {"rope_type": "llama3"}})
+    with pytest.raises(ValueError, match=r"rope_type is 'linear'; allowed: 'default', 'yarn', 'll"):
+        config_from_hf({**hf, "rope_parameters": {"rope_type": "linear"}})
+
+
+def test_rope_scaling_of_transformers_4() -> None:
+    hf = golden_config("ar-llama3")
+    scaling = hf.pop("rope_parameters")
+    moved = {**hf, "rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
+    assert config_from_hf(moved) == config_from_hf(golden_config("ar-llama3"))
+    scaling["type"] = scaling.pop("rope_type")
+    assert config_from_hf(moved) == config_from_hf(golden_config("ar-llama3"))
 
 
 @pytest.mark.parametrize("name", ["nemotron", "wedlm", "wedlm-bias"])

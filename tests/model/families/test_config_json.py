@@ -1,10 +1,13 @@
 """A checkpoint is what its architectures, its model_type and its keys say together."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import llada_jax as lj
 from llada_jax.model.families.config_json import config_from_hf, config_to_hf
 from llada_jax.model.families.family import families, family_of
+from llada_jax.model.layers import rotation
 from llada_jax.sampler.config import PRESETS, SamplerConfig
 from tests.checkpoint.folders import GOLDENS as FOLDER
 from tests.checkpoint.folders import golden_config
@@ -21,11 +24,15 @@ GOLDENS = {
     "rnd1": "rnd1",
     "fast-dllm-v2": "fast_dllm_v2",
     "stable-diffcoder": "stable_diffcoder",
-    "a2d-qwen2-mdlm": "qwen2",
-    "a2d-qwen3-mdlm": "qwen3",
+    "a2d-qwen2-mdlm": "a2d_qwen2",
+    "a2d-qwen3-mdlm": "a2d_qwen3",
     "nemotron": "nemotron",
     "wedlm": "wedlm",
     "wedlm-bias": "wedlm",
+    "ar-llama": "llama",
+    "ar-llama3": "llama",
+    "ar-qwen2": "qwen2",
+    "ar-qwen3": "qwen3",
 }
 
 
@@ -38,18 +45,20 @@ def test_the_goldens_are_of_every_family():
     assert {*GOLDENS.values()} == {*families()}
 
 
+ONE = jnp.arange(2)[None]
 YARN = golden_config("nemotron")["rope_parameters"]
 LOOK_ALIKES = {
     "LLaDA2.2": ("llada2-moe", {"expert_capacity": 48}, "choose its experts together"),
     "merged": ("llada2-moe", {"model_type": "llada2_moe_veomni"}, "all experts of a layer"),
     "I-DLM": ("sdar-b4", {"eos_token_id": 151645}, "strictly causal, and its outputs are shifted"),
     "I-DLM b3": ("sdar-b4", {"block_size": 3}, "I-DLM is strictly causal"),
-    "Open-dCoder": (
-        "a2d-qwen2-mdlm",
-        {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
-        "Open-dCoder's outputs are shifted",
+    "Open-dCoder": ("ar-qwen2", {"mask_token_id": 3}, "it is family='dream'"),
+    "Llama": (
+        "stable-diffcoder",
+        {"architectures": ["LlamaForCausalLM"], "mask_token_id": 5},
+        "a diffusion model in the names of an autoregressive one",
     ),
-    "Llama": ("stable-diffcoder", {"architectures": ["LlamaForCausalLM"]}, "A causal language"),
+    "Qwen3-MoE": ("ar-qwen3", {"architectures": ["Qwen3MoeForCausalLM"]}, "the dense ones"),
     "Nemotron": (
         "nemotron",
         {"model_type": "nemotron_labs_diffusion_vlm"},
@@ -97,11 +106,16 @@ def test_who_knows_better_names_the_family():
         ("sdar-b4", {"architectures": "SDARForCausalLM"}, "allowed: a list of names"),
         ("dream", {"layer_types": [{}]}, "allowed: 'full_attention' alone"),
         ("dream", {"rope_parameters": [1]}, "rope_parameters is .*; allowed: an object"),
-        ("dream", {"rope_parameters": {"rope_type": "llama3"}}, "allowed: 'default', 'yarn'"),
-        ("dream", {"rope_parameters": {"rope_type": "yarn"}}, "beta_fast of YaRN is None"),
-        ("nemotron", {"rope_parameters": {**YARN, "mscale": 0.7}}, "mscale of YaRN is 0.7"),
+        ("dream", {"rope_parameters": {"rope_type": "longrope"}}, "allowed: 'default', 'yarn'"),
+        ("ar-llama3", {"rope_parameters": {"rope_type": "llama3", "low_freq_factor": 2}},
+         "low_freq_factor of llama3 is 2; allowed: 1"),
+        ("ar-qwen3", {"is_causal": False}, "is_causal is False; allowed: True"),
+        ("ar-llama", {"attention_bias": True}, "attention_bias is True; allowed: False"),
+        ("ar-qwen2", {"use_sliding_window": True}, "use_sliding_window is True; allowed: False"),
+        ("dream", {"rope_parameters": {"rope_type": "yarn"}}, "beta_fast of yarn is None"),
+        ("nemotron", {"rope_parameters": {**YARN, "mscale": 0.7}}, "mscale of yarn is 0.7"),
         ("nemotron", {"rope_parameters": {**YARN, "factor": None}}, "factor is None; allowed"),
-        ("nemotron", {"rope_parameters": {**YARN, "factor": 0}}, "yarn_factor is 0; allowed: ab"),
+        ("nemotron", {"rope_parameters": {**YARN, "factor": 0}}, "rope_factor is 0; allowed: ab"),
         ("nemotron", {"dlm_type": "dream"}, "dlm_type is 'dream'; allowed: 'llada'"),
         ("wedlm", {"attention_bias": "yes"}, "attention_bias is 'yes'; allowed: true or false"),
         ("a2d-qwen3-mdlm", {"attention_bias": True}, "attention_bias is True; allowed: False"),
@@ -213,5 +227,12 @@ def test_a_context_shorter_than_ropes_own():
     rope = {**YARN, "factor": 0.25, "original_max_position_embeddings": 16384}
     hf = {**golden_config("nemotron"), "rope_parameters": rope, "max_position_embeddings": 4096}
     config = config_from_hf(hf)
-    assert (config.yarn_factor, config.max_length) == (0.25, 4096)
+    assert (config.rope_factor, config.max_length) == (0.25, 4096)
     assert config_from_hf(config_to_hf(config)).max_length == 4096
+    # By transformers 5.0.0, `ROPE_INIT_FUNCTIONS["yarn"]` of a Ministral3Config.
+    config = config.replace(rope_theta=1e6, head_dim=32, rotary_dims=32)
+    cos, sin = (part[0, 1, 0] for part in rotation(config, ONE))
+    expected = [1.0, 0.4217, 0.17783, 0.074989, 0.031623, 0.013335, 0.0089975, 0.005217]
+    expected += [0.0028, 0.0014338, 7.1131e-4, 2.9996e-4, 1.2649e-4, 5.3341e-5, 2.2494e-5]
+    expected += [9.4855e-6]
+    np.testing.assert_allclose(np.arctan2(sin, cos), expected, rtol=1e-4)
