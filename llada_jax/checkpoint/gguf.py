@@ -10,9 +10,8 @@ wants them: in their order, each aligned, without a gap.
 import math
 import mmap
 import struct
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,7 @@ from llada_jax.model.families.gguf_metadata import (
     with_rope_factors,
 )
 
-BLOCKS = ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "IQ4_XS", "IQ4_NL")
-_KINDS: Mapping[str, np.dtype] = {**FLOATS, **dict.fromkeys(BLOCKS, np.dtype(ml_dtypes.bfloat16))}
+_BLOCK_DTYPE = np.dtype(ml_dtypes.bfloat16)
 _PERMUTED = ("query", "key", "query_bias", "key_bias")
 _VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
@@ -85,7 +83,25 @@ def open_gguf(path: Path, family: str | None = None) -> Checkpoint:
     checkpoint = Checkpoint(path, config, sources, stored)
     if rows_are_permuted(metadata):
         checkpoint = checkpoint._replace(row_order=partial(_row_order, config))
-    return checked(checkpoint, tuple(_KINDS))
+    return checked(checkpoint, (*FLOATS, *block_kinds()))
+
+
+@cache
+def block_kinds() -> tuple[str, ...]:
+    """Returns the kinds of blocks that the installed `gguf` turns into floats."""
+    import gguf
+
+    return tuple(kind.name for kind in gguf.GGMLQuantizationType
+                 if kind.name not in FLOATS and _decodes(gguf, kind))  # fmt: skip
+
+
+def _decodes(gguf: Any, kind: Any) -> bool:
+    block = np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+    try:
+        gguf.dequantize(block, kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _row_order(config: ModelConfig, source: ParamSource) -> np.ndarray | None:
@@ -160,7 +176,7 @@ class _Header:
                 shape=rows,
                 row_bytes=size // rows[0],
                 kind=kind.name,
-                dtype=_KINDS.get(kind.name),
+                dtype=FLOATS.get(kind.name, _BLOCK_DTYPE),
                 blocks=None if kind.name in FLOATS else partial(self._gguf.dequantize, qtype=kind),
                 int4=_q4_0 if kind.name == "Q4_0" else None,
             )

@@ -70,7 +70,7 @@ class StoredTensor:
 
     def _floats(self, raw: np.ndarray) -> np.ndarray:
         if self.blocks is not None:
-            with np.errstate(invalid="ignore"):  # which `decode` says better
+            with np.errstate(invalid="ignore", over="ignore"):  # which `decode` says better
                 return self.blocks(raw)
         assert self.dtype is not None  # checked before anything is read
         return raw.view(self.dtype)
