@@ -19,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import llada_jax as lj
+from experiments.harness.model_source import ModelSource
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, command_that_goes_on, entry_point
 from experiments.train.resume import TRAINING, Training
@@ -35,11 +36,9 @@ from llada_jax.training.state import trained
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuneConfig:
+class FineTuneConfig(ModelSource):
     """What is tuned on what. The comments are in conf/fine_tune.yaml."""
 
-    model: str
-    dtype: str | None = None
     file: str
     test_file: str | None = None
     train: TrainConfig
@@ -59,7 +58,9 @@ class FineTuneConfig:
 def fine_tune(config: FineTuneConfig, run: Run) -> None:
     """Checks all that is given, trains from the last checkpoint of the folder, and exports."""
     mesh = mesh_for(config.mesh)
-    model, parent, folder = load_params(config.model, config.dtype, mesh=mesh)
+    model, parent, folder = load_params(
+        config.model, config.dtype, config.family, mesh=mesh, ignore_keys=config.ignore_keys
+    )
     if folder is None:
         raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
     tokenizer, longest = Tokenizer.from_folder(folder), config.train.max_gen_length

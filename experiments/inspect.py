@@ -2,9 +2,9 @@
 
     python -m experiments.inspect
     python -m experiments.inspect model=path/to/folder
-    python -m experiments.inspect model=path/to/model.gguf family=llada
+    python -m experiments.inspect model=path/to/folder family=llada ignore_keys=[new_key]
 
-No weight is read. What does not load is refused in one sentence.
+No weight is read, and `config.json` is enough. What does not load is refused in one sentence.
 """
 
 from dataclasses import dataclass
@@ -20,15 +20,20 @@ class InspectConfig:
 
     model: str = "tiny"
     family: str | None = None
+    ignore_keys: tuple[str, ...] = ()
 
 
 def inspect(config: InspectConfig, run: Run) -> None:
     """Describes a checkpoint, on the screen and in the run's folder."""
-    found = lj.describe(config.model, family=config.family)
+    found = lj.describe(config.model, family=config.family, ignore_keys=config.ignore_keys)
     run.begin()
     run.write("description.txt", f"{found}\n")
     sizes = {"parameters": found.parameters, "bytes": found.bytes}
-    rows = [ResultRow(name=k, value=v, unit=k, kind="measured") for k, v in sizes.items()]
+    rows = [
+        ResultRow(name=k, value=v, unit=k, kind="measured")
+        for k, v in sizes.items()
+        if v is not None
+    ]
     run.finish(rows, shown=str(found))
 
 

@@ -41,7 +41,9 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
         asked = any(name_of(change) == "task.difficulty" for change in changes)
         difficulty = config.task.difficulty if asked else None
         return evaluate_suite(config.suite, config, run, difficulty)
-    trial = config.trial(config.load(), config.task.asked, config.sampler, sampler_name())
+    trial = config.trial(
+        config.load(config.mesh), config.task.asked, config.sampler, sampler_name()
+    )
     store = trial.store(run.folder)
     run.begin()
     if not config.worker.is_alone:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from hydra.core.config_store import ConfigStore
 
 import llada_jax as lj
+from experiments.harness.model_source import ModelSource
 from experiments.harness.tiled import check_tiles
 from llada_jax.config import ONE_DEVICE, MeshConfig, require, require_counts
 from llada_jax.evaluation.evaluate import PLACES, Trial, with_answer_length
 from llada_jax.evaluation.generations import ALONE, Worker
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task, task_names
-from llada_jax.model.mesh import mesh_for
 from llada_jax.phones.profile import load_profile
 from llada_jax.revision.tiles import Kind
 from llada_jax.sampler.config import SamplerConfig
@@ -83,11 +83,9 @@ class SuiteConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
+class EvaluateConfig(ModelSource):
     """What to decode, with what. The comments are in conf/evaluate.yaml."""
 
-    model: str
-    dtype: str | None = None
     task: TaskConfig
     sampler: SamplerConfig
     backend: str = "xla"
@@ -106,10 +104,6 @@ class EvaluateConfig:
             check_tiles(self.tiles, self.backend, self.sampler)
         for soc in self.phones:
             _ = load_profile(soc)
-
-    def load(self) -> lj.Model:
-        """Loads the model, onto the mesh where one is asked for."""
-        return lj.load(self.model, self.dtype, mesh=mesh_for(self.mesh))
 
     def trial(
         self, model: lj.Model, items: TaskItems, sampler: SamplerConfig, sampler_name: str

@@ -40,7 +40,7 @@ def evaluate_suite(
     }
     for decoder in suite.decoders:
         check_tiles(config.tiles, config.backend, decoder.sampler)
-    model = run.of(config.load())
+    model = run.of(config.load(config.mesh))
     trials = {
         (decoder.name, name): config.trial(
             model, items, with_answer_length(decoder.sampler, items.task), decoder.name

@@ -30,13 +30,13 @@ from hydra.core.override_parser.types import Quote, QuotedString
 import llada_jax as lj
 from experiments.generate.elsewhere import on_phones, plain_sampler_here, side_by_side
 from experiments.generate.live_canvas import CanvasPage, printable, watching
+from experiments.harness.model_source import ModelSource
 from experiments.harness.questions import tokenizer_of
 from experiments.harness.results import ResultRow, table, traces
 from experiments.harness.run import Run, entry_point
 from experiments.harness.tiled import check_tiles
 from llada_jax.config import ONE_DEVICE, MeshConfig, require
 from llada_jax.constraint.patterns import Measure
-from llada_jax.model.mesh import mesh_for
 from llada_jax.phones.profile import load_profile
 from llada_jax.revision.tiles import Kind
 from llada_jax.sampler.config import SamplerConfig
@@ -89,11 +89,9 @@ class ConstrainedSampler:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateConfig:
+class GenerateConfig(ModelSource):
     """What to decode, with what, and how to show it. The comments are in conf/generate.yaml."""
 
-    model: str
-    dtype: str | None = None
     prompt: str
     chat: bool = True
     infill: bool = False
@@ -126,7 +124,7 @@ class GenerateConfig:
 
 def generate(config: GenerateConfig, run: Run) -> None:
     """Decodes, prints the answer and the results, and fills the run folder."""
-    model = run.of(lj.load(config.model, config.dtype, mesh=mesh_for(config.mesh)))
+    model = run.of(config.load(config.mesh))
     tokenizer = tokenizer_of(model)
     sampler = config.sampler.config
     decode = partial(

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import llada_jax as lj
+from experiments.harness.model_source import ModelSource
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import REPOSITORY, Run, entry_point
 from experiments.harness.workers import told
@@ -63,11 +63,9 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LmEvalConfig:
+class LmEvalConfig(ModelSource):
     """What to score, on what. The comments are in conf/lm_eval.yaml."""
 
-    model: str
-    dtype: str | None = None
     tasks: tuple[str, ...]
     data: str
     task_folder: str | None = None
@@ -115,7 +113,7 @@ def score(config: LmEvalConfig, run: Run) -> None:
     from llada_jax.evaluation.lm_eval_model import LmEvalModel, StoredAnswers  # need the extra
 
     asked = config.asked()
-    model = run.of(lj.load(config.model, config.dtype))
+    model = run.of(config.load())
     settings = {"fingerprint": run.fingerprint, "dtype": model.stored_as}
     settings |= {key: value for key, value in asdict(config).items() if key in _DECIDING}
     settings |= {"sampler": config.sampler.as_dict(), "tasks": list(config.tasks)}

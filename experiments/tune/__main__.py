@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import llada_jax as lj
 from experiments.harness.pictures import ScorePoint, forwards_curves, require_plots, save
 from experiments.harness.results import Kind, ResultRow
 from experiments.harness.run import Run, entry_point
@@ -38,7 +37,7 @@ BEST = "best.json"
 def tune(config: TuneConfig, run: Run) -> None:
     """Searches, says which setting does what, confirms, and writes the preset."""
     require_plots("front.png")
-    model = run.of(lj.load(config.model, config.dtype))
+    model = run.of(config.load())
     run.begin()
     judge = Judge(config, model, Path(config.answers or run.folder / "answers"))
     *_, reference = judge.searched(config.reference)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from functools import partial
 from typing import Any
 
+from experiments.harness.model_source import ModelSource
 from experiments.harness.results import Kind
 from llada_jax.config import require, require_counts
 from llada_jax.evaluation.evaluate import PLACES, with_answer_length
@@ -59,11 +60,9 @@ class SamplerFamily:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneConfig:
+class TuneConfig(ModelSource):
     """What to search, for which phone, on which items. The comments are in conf/tune.yaml."""
 
-    model: str
-    dtype: str | None = None
     backend: str = "xla"
     phone: str
     shape: str

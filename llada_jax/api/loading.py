@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.protocol import Inputs
-from llada_jax.checkpoint import open_checkpoint
+from llada_jax.checkpoint import describe_checkpoint, open_checkpoint
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.io.content import content_hash
 from llada_jax.model import forward as model_forward
@@ -130,6 +130,7 @@ def load(
     block_length: int | None = None,
     experts: bool = True,
     mesh: Mesh | None = None,
+    ignore_keys: Collection[str] = (),
 ) -> Model:
     """Loads a model.
 
@@ -146,6 +147,8 @@ def load(
       experts: False leaves the routed experts of a mixture out: `generate_within_budget` reads
         them from a file of their own.
       mesh: the devices that share the model, of `llada_jax.mesh`; default: one has it whole.
+      ignore_keys: keys of `config.json` that are not known, and that change no output. A key that
+        is known, or that decides what is computed, cannot be ignored.
 
     Raises:
       FileNotFoundError, ValueError: one message that names the file and what is wrong with it,
@@ -160,28 +163,50 @@ def load(
         return _load_exported(Path(source), dtype)
     settings = f"model {source}, dtype {dtype}, mesh {mesh and dict(mesh.shape)}"
     before = checkpoint.file_states(source)
-    config, params, tokenizer_folder = checkpoint.load_params(source, dtype, name, experts, mesh)
+    config, params, tokenizer_folder = checkpoint.load_params(
+        source, dtype, name, experts, mesh, ignore_keys
+    )
     tokenizer = tokenizer_folder and _tokenizer(tokenizer_folder, config)
     fingerprint = agreed(settings, partial(checkpoint.fingerprint, source))
     require(
         checkpoint.file_states(source) == before,
         f"{source} was changed while it was loaded; allowed: files that nobody writes meanwhile",
     )
-    config = _with_mask_id(config, tokenizer)
+    config = _with_tokenizers_ids(config, tokenizer, name)
     if block_length is not None:
         require(
             config.block_length in (None, block_length),
             f"block_length is {block_length}; allowed: {config.block_length}, the checkpoint's own",
         )
         config = config.replace(block_length=block_length)
+    for field in families()[config.family].required:
+        require(
+            getattr(config, field) is not None,
+            f"{field} is in no file of {source}, and family {config.family!r} needs it; allowed: "
+            f"{field}=...",
+        )
     return Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
 
 
-def _with_mask_id(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
-    """Returns the configuration with the tokenizer's [MASK] if it has none of its own."""
-    if config.mask_id is not None or tokenizer is None:
+def _with_tokenizers_ids(
+    config: ModelConfig, tokenizer: Tokenizer | None, family: str | None = None
+) -> ModelConfig:
+    """Returns the configuration with the tokenizer's [MASK] and EOS if it has none of its own.
+
+    Raises ValueError for an autoregressive model whose tokenizer has [MASK], unless the caller
+    named the family: it may be a diffusion model in that family's names.
+    """
+    if tokenizer is None:
         return config
-    return config.replace(mask_id=tokenizer.mask_id)
+    require(
+        not config.autoregressive or tokenizer.mask_id is None or family is not None,
+        f"the tokenizer has [MASK], which no model of family {config.family!r} has: perhaps it is "
+        f"Open-dCoder; allowed: family='dream' if it is (full attention, shifted outputs), "
+        f"family={config.family!r} if it predicts one token after another",
+    )
+    names = ("eos_id",) if config.autoregressive else ("mask_id", "eos_id")
+    ids = {name: getattr(tokenizer, name) for name in names}
+    return config.replace(**{k: v for k, v in ids.items() if getattr(config, k) is None})
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
@@ -226,7 +251,7 @@ def export(
       ImportError: the extra `npu` is not installed.
     """
     weights, tokenizer = open_checkpoint(source)
-    config = _with_mask_id(weights.config, tokenizer and Tokenizer.from_folder(tokenizer))
+    config = _with_tokenizers_ids(weights.config, tokenizer and Tokenizer.from_folder(tokenizer))
     settings = settings or ExportConfig()
     fingerprint = partial(checkpoint.fingerprint, source)
     what = Export(config, weights, settings, str(source), tokenizer, verify, samples, fingerprint)
@@ -304,14 +329,16 @@ class Description:
 
     config: ModelConfig
     parameters: int
-    bytes: int
-    """Of its tensors, as they are stored."""
+    bytes: int | None
+    """Of its tensors, as they are stored; None if neither they nor an index of them are there."""
     kinds: dict[str, int]
     """How many tensors there are of each number type."""
     presets: tuple[str, ...]
     """Presets of `SamplerConfig` that decode it, the published one first."""
     missing: tuple[str, ...]
     """What decoding or a chat needs and the folder does not have."""
+    ignored_keys: tuple[str, ...] = ()
+    """Unknown keys of `config.json` that were ignored, as the caller wished."""
 
     def __str__(self) -> str:
         """Says it in lines."""
@@ -321,39 +348,53 @@ class Description:
         ids |= {"stop": ", ".join(map(str, config.stop_ids)) or None}
         blocks = f"causal between blocks of {config.block_length}"
         own = "predict the next position" if config.shift_logits else "predict their own"
+        kind = "autoregressive" if config.autoregressive else config.causal
         attention, outputs = {
+            "autoregressive": ("causal", "predict the next position"),
             "finished": ("causal before the current block, which sees itself whole",
                          "predict the next position before the current block, there their own"),
             "filled": ("causal, tokens before masks", own),
-        }.get(config.causal or "", (blocks if config.block_length else "full", own))  # fmt: skip
+        }.get(kind or "", (blocks if config.block_length else "full", own))  # fmt: skip
+        kinds = ", ".join(f"{n} {k}" for k, n in self.kinds.items()) or "by the index"
         lines = {
             "family": config.family,
             "shape": f"{config.n_layers} layers, width {config.width}, {config.n_heads} heads on "
             f"{config.n_kv_heads} of {config.head_dim}, feed-forward {config.ffn_width}, "
             f"vocabulary {config.vocab_size:,}, up to {config.max_length:,} tokens{experts}",
             "parameters": f"{self.parameters:,}",
-            "bytes": f"{self.bytes:,} ({', '.join(f'{n} {k}' for k, n in self.kinds.items())})",
+            "bytes": "unknown" if self.bytes is None else f"{self.bytes:,} ({kinds})",
             "ids": ", ".join(f"{name} {id_}" for name, id_ in ids.items() if id_ is not None),
             "attention": attention,
             "outputs": outputs,
             "decoded by": ", ".join(self.presets) or "no preset",
             "missing": "; ".join(self.missing) or "nothing",
         }
+        if self.ignored_keys:
+            lines["ignored"] = ", ".join(self.ignored_keys)
         return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
 
 
-def describe(source: str | os.PathLike[str], *, family: Family | str | None = None) -> Description:
+def describe(
+    source: str | os.PathLike[str],
+    *,
+    family: Family | str | None = None,
+    ignore_keys: Collection[str] = (),
+) -> Description:
     """Looks a checkpoint through without loading it: the header of each file, no weight.
+
+    A folder of `config.json` alone, or of that and the index of the shards, is described from
+    these; the weights are then what is missing.
 
     Arguments and errors as `load`: what would not load is refused in the same sentence. Exports are
     refused.
     """
     name = None if family is None else add_family(family)
-    opened, folder = open_checkpoint(source, name)
+    opened, folder, size = describe_checkpoint(source, name, ignore_keys)
     tokenizer = folder and Tokenizer.from_folder(folder)
-    config, stored = _with_mask_id(opened.config, tokenizer), opened.stored.values()
+    config, stored = _with_tokenizers_ids(opened.config, tokenizer, name), opened.stored.values()
     needed = {
-        "a mask id (SamplerConfig.from_flat(mask_id=...))": config.mask_id,
+        "the weights": opened.stored or None,
+        "a mask id (SamplerConfig.from_flat(mask_id=...))": config.autoregressive or config.mask_id,
         "an EOS id": config.eos_id,
         "tokenizer.json": tokenizer,
         "a chat template": tokenizer and tokenizer.chat_template,
@@ -361,8 +402,9 @@ def describe(source: str | os.PathLike[str], *, family: Family | str | None = No
     return Description(
         config,
         param_count(config),
-        sum(tensor.row_bytes * tensor.shape[0] for tensor in stored),
+        size,
         dict(Counter(tensor.kind for tensor in stored)),
         tuple(families()[config.family].presets),
         tuple(what for what, found in needed.items() if found is None),
+        opened.ignored_keys,
     )

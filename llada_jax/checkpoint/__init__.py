@@ -2,6 +2,7 @@
 meant: where it lies, and what its files hold, wherever they are."""
 
 import re
+from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from llada_jax.checkpoint.huggingface import (
     CONFIG_FILE,
     GENERATION_FILE,
     INDEX_FILE,
+    lacks_weights,
     open_huggingface,
+    outline,
     save_huggingface,
 )
 from llada_jax.checkpoint.sources import Checkpoint
@@ -32,6 +35,7 @@ def load_params(
     family: str | None = None,
     experts: bool = True,
     mesh: Mesh | None = None,
+    ignore_keys: Collection[str] = (),
 ) -> tuple[ModelConfig, ModelParams, Path | None]:
     """Loads a model from wherever it is; arguments and errors as `llada_jax.load`, of no exports.
 
@@ -44,25 +48,44 @@ def load_params(
       where it has no `tokenizer.json`.
     """
     require_choice("dtype", dtype, Dtype)
-    checkpoint, tokenizer_folder = open_checkpoint(source, family)
+    checkpoint, tokenizer_folder = open_checkpoint(source, family, ignore_keys)
     if str(source) in bundled_names():
         dtype = dtype or "float32"
     return checkpoint.config, read_params(checkpoint, dtype, experts, mesh), tokenizer_folder
 
 
 def open_checkpoint(
-    source: str | PathLike[str], family: str | None = None
+    source: str | PathLike[str], family: str | None = None, ignore_keys: Collection[str] = ()
 ) -> tuple[Checkpoint, Path | None]:
     """Looks a model through, and returns what it holds and the folder of its tokenizer.
 
     Arguments and errors as `load_params`."""
     path = model_path(source)
     folder = path if path.is_dir() else path.parent
-    tokenizer_folder = folder if (folder / "tokenizer.json").is_file() else None
+    tokenizer_folder = tokenizer_folder_of(folder)
     if path.suffix == ".gguf":
-        return open_gguf(path), tokenizer_folder
+        return open_gguf(path, family), tokenizer_folder
     _require_model_folder(path)
-    return open_huggingface(path, family), tokenizer_folder
+    return open_huggingface(path, family, ignore_keys), tokenizer_folder
+
+
+def tokenizer_folder_of(folder: Path) -> Path | None:
+    """Returns the folder if it has a tokenizer."""
+    return folder if (folder / "tokenizer.json").is_file() else None
+
+
+def describe_checkpoint(
+    source: str | PathLike[str], family: str | None = None, ignore_keys: Collection[str] = ()
+) -> tuple[Checkpoint, Path | None, int | None]:
+    """Returns what a model holds, as `open_checkpoint`, and the bytes of its tensors; without the
+    tensors, and with the bytes that an index has, if there are no weights yet."""
+    path = model_path(source)
+    if (path / CONFIG_FILE).is_file() and lacks_weights(path):
+        checkpoint, size = outline(path, family, ignore_keys)
+        return checkpoint, tokenizer_folder_of(path), size
+    checkpoint, folder = open_checkpoint(source, family, ignore_keys)
+    sizes = (tensor.row_bytes * tensor.shape[0] for tensor in checkpoint.stored.values())
+    return checkpoint, folder, sum(sizes)
 
 
 def _require_model_folder(path: Path) -> None:

@@ -1,5 +1,5 @@
-"""GGUF files of llama.cpp: LLaDA, LLaDA-MoE, Dream and RND1, in floats or in blocks of integers;
-and diffuse-cpp's of LLaDA and Dream.
+"""GGUF files of llama.cpp: LLaDA, LLaDA-MoE, Dream, RND1, Llama and Qwen, in floats or in blocks of
+integers; and diffuse-cpp's of LLaDA and Dream.
 
 The library's own reader is not used: it makes two objects of each token of a vocabulary, it takes
 what lies behind the end of the file for nothing and goes on, and it multiplies dimensions modulo
@@ -10,9 +10,8 @@ wants them: in their order, each aligned, without a gap.
 import math
 import mmap
 import struct
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,14 @@ from llada_jax.checkpoint.sources import (
     tensor_shapes,
 )
 from llada_jax.config import ModelConfig, require
-from llada_jax.model.families.gguf_metadata import config_from_gguf, gguf_names, rows_are_permuted
+from llada_jax.model.families.gguf_metadata import (
+    config_from_gguf,
+    gguf_names,
+    rows_are_permuted,
+    with_rope_factors,
+)
 
-BLOCKS = ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "IQ4_XS", "IQ4_NL")
-_KINDS: Mapping[str, np.dtype] = {**FLOATS, **dict.fromkeys(BLOCKS, np.dtype(ml_dtypes.bfloat16))}
+_BLOCK_DTYPE = np.dtype(ml_dtypes.bfloat16)
 _PERMUTED = ("query", "key", "query_bias", "key_bias")
 _VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
@@ -46,7 +49,7 @@ _MOST_BYTES = 1 << 25
 _MOST_DIMENSIONS = 4
 
 
-def open_gguf(path: Path) -> Checkpoint:
+def open_gguf(path: Path, family: str | None = None) -> Checkpoint:
     """Looks a file of one of llama.cpp's architectures through. Needs the extra `gguf`.
 
     As int4, matrices in Q4_0 keep their integers and scales; as stored, blocks become bfloat16, and
@@ -63,7 +66,11 @@ def open_gguf(path: Path) -> Checkpoint:
     names = gguf_names()
     embedding = names["embedding"]
     require(embedding in stored, f"{path} lacks {embedding}")
-    config = config_from_gguf(metadata, stored[embedding].shape[0])
+    config = config_from_gguf(metadata, stored[embedding].shape[0], family)
+    if factors := stored.pop("rope_freqs.weight", None):
+        require(factors.kind == "F32", f"{factors.name} is {factors.kind}; allowed: F32")
+        rows = factors.pieces(0, factors.shape[0], factors.shape[0])
+        config = with_rope_factors(config, np.concatenate([*map(factors.decode, rows)])[:, 0])
     config = config.replace(tied_embeddings=names["head"] not in stored)
     sources = param_sources(config, names)
     unread = sorted(stored.keys() - tensor_shapes(sources).keys())
@@ -71,10 +78,30 @@ def open_gguf(path: Path) -> Checkpoint:
         names["head"] in stored or not unread,
         f"{path} lacks {names['head']}, and holds {listed(unread)}, which no parameter reads",
     )
+    biases = [name for name in unread if name.endswith(".bias")]
+    require(not biases, f"{path} holds {listed(biases)}, which family {config.family!r} lacks")
     checkpoint = Checkpoint(path, config, sources, stored)
-    if rows_are_permuted(metadata, config):
+    if rows_are_permuted(metadata):
         checkpoint = checkpoint._replace(row_order=partial(_row_order, config))
-    return checked(checkpoint, tuple(_KINDS))
+    return checked(checkpoint, (*FLOATS, *block_kinds()))
+
+
+@cache
+def block_kinds() -> tuple[str, ...]:
+    """Returns the kinds of blocks that the installed `gguf` turns into floats."""
+    import gguf
+
+    return tuple(kind.name for kind in gguf.GGMLQuantizationType
+                 if kind.name not in FLOATS and _decodes(gguf, kind))  # fmt: skip
+
+
+def _decodes(gguf: Any, kind: Any) -> bool:
+    block = np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+    try:
+        gguf.dequantize(block, kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _row_order(config: ModelConfig, source: ParamSource) -> np.ndarray | None:
@@ -149,7 +176,7 @@ class _Header:
                 shape=rows,
                 row_bytes=size // rows[0],
                 kind=kind.name,
-                dtype=_KINDS.get(kind.name),
+                dtype=FLOATS.get(kind.name, _BLOCK_DTYPE),
                 blocks=None if kind.name in FLOATS else partial(self._gguf.dequantize, qtype=kind),
                 int4=_q4_0 if kind.name == "Q4_0" else None,
             )

@@ -6,7 +6,7 @@ where each tensor lies, so that its rows can be read without the rest.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from llada_jax.checkpoint.sources import (
     checked,
     listed,
     param_sources,
+    tensor_shapes,
 )
 from llada_jax.checkpoint.tensors import kept_dtype
 from llada_jax.config import ModelConfig, require, require_choice, shortened
@@ -41,19 +42,62 @@ INDEX_FILE = "model.safetensors.index.json"
 SaveDtype = Literal["float32", "bfloat16"]
 
 
-def open_huggingface(folder: Path, family: str | None = None) -> Checkpoint:
+def open_huggingface(
+    folder: Path, family: str | None = None, ignore_keys: Collection[str] = ()
+) -> Checkpoint:
     """Looks through a folder that has `config.json`, and `model.safetensors` or shards with their
     index. No tensor is read yet.
 
     Raises FileNotFoundError or ValueError: a missing file, a file that is cut short or unparsable,
     an unknown family, a tensor that is missing or of the wrong shape.
     """
+    stored = stored_tensors(folder)
+    config, sources = _described(folder, stored, family, ignore_keys)
+    ignored = tuple(ignore_keys)
+    return checked(Checkpoint(folder, config, sources, stored, ignored), tuple(FLOATS))
+
+
+def lacks_weights(folder: Path) -> bool:
+    """Tells whether a folder has no file of weights, in whatever format, or a part of its shards:
+    so a download may look that goes on."""
+    if (folder / INDEX_FILE).is_file():
+        files = _file_of(folder, read_object(folder / INDEX_FILE)).values()
+        return not all(os.path.isfile(inside(folder, name)) for name in files)
+    return not any(file.suffix in (".safetensors", ".bin") for file in folder.iterdir())
+
+
+def outline(
+    folder: Path, family: str | None = None, ignore_keys: Collection[str] = ()
+) -> tuple[Checkpoint, int | None]:
+    """Returns what `config.json` alone tells of a checkpoint, whose tensors are not there yet, and
+    the bytes of the tensors if the index of the shards, which may be there, has them.
+
+    Raises FileNotFoundError or ValueError as `open_huggingface`, and for an index that lacks
+    tensors which the configuration needs.
+    """
+    index = read_object(folder / INDEX_FILE) if (folder / INDEX_FILE).is_file() else None
+    names = None if index is None else [*_file_of(folder, index)]
+    config, sources = _described(folder, names, family, ignore_keys)
+    missing = [name for name in tensor_shapes(sources) if names is not None and name not in names]
+    require(not missing, f"{folder / INDEX_FILE} lacks {listed(missing)}")
+    metadata = (index or {}).get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    size = size if isinstance(size, int) else None
+    return Checkpoint(folder, config, sources, {}, tuple(ignore_keys)), size
+
+
+def _described(
+    folder: Path, names: Collection[str] | None, family: str | None, ignore_keys: Collection[str]
+) -> tuple[ModelConfig, list[ParamSource]]:
+    """Returns the configuration, and where each parameter is among tensors of these names."""
     hf, ends = read_object(folder / CONFIG_FILE), folder / GENERATION_FILE
     generation = read_object(ends) if ends.is_file() else None
-    stored = stored_tensors(folder)
-    config = config_from_hf(hf, stored, family, generation)
-    sources = param_sources(config, families()[config.family].names)
-    return checked(Checkpoint(folder, config, sources, stored), tuple(FLOATS))
+    config = config_from_hf(hf, names, family, generation, ignore_keys)
+    spelled, other = (getattr(families()[config.family], each) for each in ("names", "other_names"))
+    converted = names is not None and spelled["embedding"] not in names
+    if converted and other and other["embedding"] in names:
+        spelled = other
+    return config, param_sources(config, spelled)
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -65,7 +109,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """
     index = folder / INDEX_FILE
     if index.is_file():
-        return _mapped_tensors(folder, read_object(index).get("weight_map"))
+        return _mapped_tensors(folder, _file_of(folder, read_object(index)))
     if not (folder / SINGLE_FILE).is_file():
         pickled = sorted(path.name for path in folder.glob("*.bin"))
         require(
@@ -77,11 +121,16 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return _tensors_of(folder / SINGLE_FILE)
 
 
-def _mapped_tensors(folder: Path, file_of: Any) -> dict[str, StoredTensor]:
+def _file_of(folder: Path, index: Mapping[str, Any]) -> dict[str, str]:
+    file_of = index.get("weight_map")
     require(
         isinstance(file_of, dict) and all(isinstance(name, str) for name in file_of.values()),
         f"{folder / INDEX_FILE} lacks 'weight_map', the name of a file for each tensor",
     )
+    return file_of  # pyright: ignore
+
+
+def _mapped_tensors(folder: Path, file_of: Mapping[str, str]) -> dict[str, StoredTensor]:
     files = {name: inside(folder, name) for name in dict.fromkeys(file_of.values())}
     missing = [name for name, file in files.items() if not os.path.isfile(file)]
     if missing:

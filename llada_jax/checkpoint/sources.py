@@ -70,7 +70,7 @@ class StoredTensor:
 
     def _floats(self, raw: np.ndarray) -> np.ndarray:
         if self.blocks is not None:
-            with np.errstate(invalid="ignore"):  # which `decode` says better
+            with np.errstate(invalid="ignore", over="ignore"):  # which `decode` says better
                 return self.blocks(raw)
         assert self.dtype is not None  # checked before anything is read
         return raw.view(self.dtype)
@@ -118,6 +118,8 @@ class Checkpoint(NamedTuple):
     config: ModelConfig
     sources: Sequence[ParamSource]  # in the order of the tree's leaves
     stored: Mapping[str, StoredTensor]
+    ignored_keys: tuple[str, ...] = ()
+    """Unknown keys of `config.json` that the caller chose to ignore."""
     row_order: Callable[[ParamSource], np.ndarray | None] = lambda source: None
     """The row of the parameter that each stored row is; None where they are in order."""
 

@@ -9,6 +9,7 @@ from llada_jax.config.checks import require, require_choices, require_counts, re
 
 Router = Literal["softmax", "sigmoid"]
 Causal = Literal["finished", "filled"]
+RopeScaling = Literal["yarn", "llama3"]
 _MOST_LAYERS, _MOST_EXPERTS = 1000, 4096  # each is looked for by name, which must end
 _MAX_SIZE = 1 << 24  # far above any model's, and small enough to allocate an array of it
 _IDS = ("mask_id", "eos_id", "eot_id", "pad_id")
@@ -68,10 +69,13 @@ class ModelConfig:
     """Longest canvas (prompt and generation) that the model was made for, in tokens."""
     rotary_dims: int = 0
     """Leading dimensions of each head that RoPE rotates; 0 stands for all of them."""
-    yarn_factor: float = 1.0
-    """How much longer YaRN makes the context than `yarn_length`; 1 for plain RoPE."""
-    yarn_length: int | None = None
-    """Positions that RoPE was trained for, before YaRN."""
+    rope_scaling: RopeScaling | None = None
+    """How RoPE's slow dimensions are slowed down for contexts longer than it was trained for: YaRN
+    (arXiv 2309.00071), or as Llama 3.1 does (arXiv 2407.21783); None for plain RoPE."""
+    rope_factor: float = 1.0
+    """By how much; below 1 (Nemotron's base models: 0.25) they are sped up."""
+    rope_length: int | None = None
+    """Positions that RoPE was trained for, before it was scaled."""
     qkv_bias: bool = False
     qk_norm: bool = False
     tied_embeddings: bool = False
@@ -84,6 +88,7 @@ class ModelConfig:
 
     - `finished`: tokens before the current block are by position, and each predicts the next one;
       the current block comes after them, sees itself whole, and predicts its own (Nemotron).
+      Without a mask id the model is autoregressive, and blocks have one token (Llama).
     - `filled`: tokens come first, then masks, both by position (WeDLM).
     """
     moe: MoEConfig | None = None
@@ -98,10 +103,10 @@ class ModelConfig:
         require_counts(self, "n_layers", most=_MOST_LAYERS)
         require_counts(self, "vocab_size", "width", "n_heads", "n_kv_heads", "head_dim",
                        "ffn_width", most=_MAX_SIZE)  # fmt: skip
-        require_counts(self, "max_length", "block_length", "yarn_length")
+        require_counts(self, "max_length", "block_length", "rope_length")
         require_numbers(self, "rope_theta", above=0)
         require_numbers(self, "norm_eps", least=0, most=0.1)
-        require_numbers(self, "yarn_factor", least=1)
+        require_numbers(self, "rope_factor", above=0)
         require_choices(self)
         require(
             self.causal is None or (self.block_length is None and not self.shift_logits),
@@ -109,8 +114,8 @@ class ModelConfig:
             f"causal is {self.causal!r}; allowed: None and False",
         )
         require(
-            self.yarn_factor == 1 or self.yarn_length is not None,
-            f"yarn_factor is {self.yarn_factor} and yarn_length None; allowed: a whole number",
+            self.rope_scaling is None or self.rope_length is not None,
+            f"rope_scaling is {self.rope_scaling!r} and rope_length None; allowed: a whole number",
         )
         require_counts(self, *_IDS, least=0, most=self.vocab_size - 1)
         require(
@@ -129,6 +134,11 @@ class ModelConfig:
                 isinstance(id_, int) and 0 <= id_ < self.vocab_size,
                 f"stop_ids has {id_!r}; allowed: 0 to {self.vocab_size - 1}",
             )
+
+    @property
+    def autoregressive(self) -> bool:
+        """Whether it predicts the next token alone, and has no [MASK]."""
+        return self.causal == "finished" and self.mask_id is None
 
     def replace(self, **changes: Any) -> "ModelConfig":
         """Returns a copy with some fields changed, checked again."""

@@ -19,8 +19,8 @@ from llada_jax.model.params import Attention, FeedForward
 from llada_jax.model.quantize import along_last, linear, per_row
 from llada_jax.types import Rows
 
-YARN_TURNS = (32, 1)
-"""Turns of RoPE's fast and slow frequencies, between which YaRN blends (arXiv 2309.00071)."""
+ROPE_TURNS = {"yarn": (32, 1), "llama3": (4, 1)}
+"""Turns of RoPE's fast and slow frequencies, between which scaling blends."""
 HIDDEN_SCORE = -3e4
 """Added to the score of what a row may not see: its share is exactly 0, and float16 holds it."""
 
@@ -68,26 +68,32 @@ def rotation(config: ModelConfig, positions: Int[Array, "B R"]) -> Rotation:
     """Returns RoPE's angles at absolute positions, in float32."""
     half = config.rotary_dims // 2
     frequency = config.rope_theta ** -(jnp.arange(half, dtype=jnp.float32) / half)
-    frequency = (frequency * _stretch(config))[None, None, None, :]
+    frequency = (frequency * rope_stretch(config))[None, None, None, :]
     angle = positions[:, :, None, None].astype(jnp.float32) * frequency
     return Rotation(jnp.cos(angle), jnp.sin(angle))
 
 
-def _stretch(config: ModelConfig) -> Float[np.ndarray, " half"] | float:
-    """Returns what YaRN multiplies each frequency of RoPE by: 1 where it turns more than
-    `YARN_TURNS[0]` times in the length that was trained, 1/factor where less than `YARN_TURNS[1]`
-    times, and what is linear between them elsewhere."""
-    half, length = config.rotary_dims // 2, config.yarn_length
-    if config.yarn_factor == 1 or length is None:
+def rope_stretch(config: ModelConfig) -> Float[np.ndarray, " half"] | float:
+    """Returns what scaled RoPE multiplies each frequency by: 1 where it turns more than so many
+    times in the length that was trained, 1/factor where less than so many (`ROPE_TURNS`), and what
+    is linear between them elsewhere: in the dimension for YaRN, in the turns for Llama 3."""
+    half, length = config.rotary_dims // 2, config.rope_length
+    if config.rope_scaling is None or length is None:
         return 1.0
+    index = np.arange(half, dtype=np.float32)
+    fast, slow = ROPE_TURNS[config.rope_scaling]
+    if config.rope_scaling == "llama3":
+        turns = length / (2 * math.pi) * config.rope_theta ** -(index / half)
+        slowed = 1 - np.clip((turns - slow) / (fast - slow), 0, 1)
+    else:
 
-    def dimension(turns: float) -> float:
-        return half * math.log(length / (turns * 2 * math.pi)) / math.log(config.rope_theta)
+        def dimension(turns: float) -> float:
+            return half * math.log(length / (turns * 2 * math.pi)) / math.log(config.rope_theta)
 
-    fast, slow = map(dimension, YARN_TURNS)
-    low, high = max(math.floor(fast), 0), min(math.ceil(slow), 2 * half - 1)
-    slowed = np.clip((np.arange(half, dtype=np.float32) - low) / max(high - low, 1e-3), 0, 1)
-    return 1 + slowed * (1 / config.yarn_factor - 1)
+        low = max(math.floor(dimension(fast)), 0)
+        high = min(math.ceil(dimension(slow)), 2 * half - 1)
+        slowed = np.clip((index - low) / max(high - low, 1e-3), 0, 1)
+    return 1 + slowed * (1 / config.rope_factor - 1)
 
 
 def rotate(x: Float[Array, "B R K Dh"], angles: Rotation) -> Float[Array, "B R K Dh"]:

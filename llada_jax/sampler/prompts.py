@@ -37,6 +37,14 @@ def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
         "eot_id": ("confidence_eos_eot_inf", late),
     }
     ids = {}
+    if model.autoregressive and config.mask_id in (None, model.vocab_size):
+        require(
+            config.block_length == 1,
+            f"block_length is {config.block_length} and the model has no [MASK], as an "
+            "autoregressive one; allowed: 1 (preset 'autoregressive')",
+        )
+        needs.pop("mask_id")
+        ids["mask_id"] = model.vocab_size  # no token: it marks what is open, and is never embedded
     for name, (user, needed) in needs.items():
         own = getattr(config, name)
         ids[name] = found = getattr(model, name) if own is None else own

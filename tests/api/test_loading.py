@@ -1,5 +1,6 @@
 """A loaded model: how it is shown, and its logits; and what `describe` says of a checkpoint."""
 
+import json
 import operator
 import pickle
 import shutil
@@ -99,8 +100,8 @@ def test_forward_refuses_what_is_longer_than_the_model_as_generate_does():
     """Beyond the length that RoPE was trained for, YaRN's queries would grow with their position,
     which nothing here computes."""
     model = lj.load(GOLDENS / "nemotron")
-    assert model.config.yarn_factor > 1 and model.config.max_length == model.config.yarn_length
-    model = model.replace(config=model.config.replace(max_length=64, yarn_length=64))
+    assert model.config.rope_factor > 1 and model.config.max_length == model.config.rope_length
+    model = model.replace(config=model.config.replace(max_length=64, rope_length=64))
     assert lj.forward(model, np.ones((1, 64), int)).shape[1] == 64
     with pytest.raises(ValueError, match=r"has 65 tokens; allowed: up to 64 \(the model's max_le"):
         lj.forward(model, np.ones((1, 65), int))
@@ -225,3 +226,67 @@ def test_what_does_not_load_is_refused(tmp_path):
         lj.describe(tmp_path / "absent")
     with pytest.raises(ValueError, match="family is 'lama'; allowed"):
         lj.describe("tiny", family="lama")
+
+
+class TestDescribedFromTheConfigurationAlone:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        for name in ("config.json", "generation_config.json"):
+            shutil.copy(GOLDENS / "sdar-b4" / name, tmp_path)
+        return tmp_path
+
+    def _index(self, folder, names, metadata):
+        index = {"metadata": metadata, "weight_map": dict.fromkeys(names, "model-1.safetensors")}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    def test_without_weights(self, folder):
+        whole, found = lj.describe(GOLDENS / "sdar-b4"), lj.describe(folder)
+        assert (found.config, found.parameters) == (whole.config, whole.parameters)
+        assert found.bytes is None and found.missing[0] == "the weights"
+        assert "bytes       unknown" in str(found)
+        with pytest.raises(FileNotFoundError, match=r"no model\.safetensors and no "):
+            lj.load(folder)
+
+    def test_with_the_index(self, folder):
+        self._index(folder, golden_tensors("sdar-b4"), {"total_size": 12345})
+        assert "bytes       12,345 (by the index)" in str(lj.describe(folder))
+        (folder / "model-1.safetensors.part").touch()  # a download goes on
+        assert lj.describe(folder).missing[0] == "the weights"
+
+    def test_an_index_that_lacks_tensors(self, folder):
+        self._index(folder, [*golden_tensors("sdar-b4")][1:], None)
+        with pytest.raises(ValueError, match=r"index\.json lacks "):
+            lj.describe(folder)
+
+    def test_ignored_keys_are_told(self, folder):
+        config = json.loads((folder / "config.json").read_text()) | {"new": 1}
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match="'new': 1}, which nothing here reads"):
+            lj.describe(folder)
+        assert "ignored     new" in str(lj.describe(folder, ignore_keys=["new"]))
+
+
+def test_the_tokenizers_eos_id_is_the_models_if_no_other_file_names_one(tmp_path):
+    shutil.copytree(model_path("tiny"), tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    expected = config.pop("eos_token_id")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"new": 1}))
+    assert lj.load(tmp_path, ignore_keys=("new",)).config.eos_id == expected
+
+
+def test_an_autoregressive_model_is_described():
+    found = lj.describe(GOLDENS / "ar-llama")
+    assert "a mask id" not in str(found.missing) and found.presets == ("autoregressive",)
+    assert "attention   causal\noutputs     predict the next position" in str(found)
+
+
+def test_a_mask_token_of_an_autoregressive_models_tokenizer_is_doubted(tmp_path):
+    """Open-dCoder's configuration is Qwen2's; its tokenizer alone tells."""
+    shutil.copytree(GOLDENS / "ar-qwen2", tmp_path, dirs_exist_ok=True)
+    for path in model_path("tiny").glob("*token*"):
+        shutil.copy(path, tmp_path)
+    for look in (lj.load, lj.describe):
+        with pytest.raises(ValueError, match=r"tokenizer has \[MASK\].*family='dream' if it"):
+            look(tmp_path)
+    assert lj.load(tmp_path, family="qwen2").config.mask_id is None
+    assert lj.load(tmp_path, family="dream").config.shift_logits

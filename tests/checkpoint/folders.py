@@ -28,6 +28,10 @@ NEW_FAMILIES = (
     "nemotron",
     "wedlm",
     "wedlm-bias",
+    "ar-llama",
+    "ar-llama3",
+    "ar-qwen2",
+    "ar-qwen3",
 )
 """Of which every forward is tested, and what is their own."""
 TOLERANCE = 2e-4

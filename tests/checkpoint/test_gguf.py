@@ -10,10 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import llada_jax as lj
+from llada_jax.checkpoint import load_params
 from llada_jax.checkpoint.sources import StoredTensor
 from llada_jax.model.families.config_json import config_from_hf
 from llada_jax.model.families.family import families
 from llada_jax.model.families.gguf_metadata import config_from_gguf, gguf_names
+from llada_jax.model.layers import rope_stretch
 from llada_jax.model.quantize import QuantArray, dequantize
 from tests.checkpoint.folders import (
     TOLERANCE,
@@ -26,7 +29,8 @@ from tests.checkpoint.folders import (
     write_folder,
 )
 
-MODELS = ("llada-mha", "llada-gqa", "llada-moe", "dream", "rnd1")
+AUTOREGRESSIVE = ("ar-llama", "ar-llama3", "ar-qwen2", "ar-qwen3")
+MODELS = ("llada-mha", "llada-gqa", "llada-moe", "dream", "rnd1", *AUTOREGRESSIVE)
 ARCHITECTURES = {"llada_moe": "llada-moe"}
 DREAM = {
     "general.architecture": "dream",
@@ -67,11 +71,17 @@ def gguf_tensors(model: str, tensors: Tensors, permuted: bool = True) -> Tensors
             if name not in tensors:
                 continue
             tensor = tensors[name]
-            if permuted and config.family == "llada" and path.endswith((".query", ".key")):
+            if (
+                permuted
+                and config.family in ("llada", "llama")
+                and path.endswith((".query", ".key"))
+            ):
                 heads = config.n_heads if path.endswith(".query") else config.n_kv_heads
                 tensor = interleave(tensor, heads)
             renamed[gguf_names()[path.removeprefix("dense:")].format(i=layer)] = tensor
     assert sum(tensor.size for tensor in renamed.values()) == sum(map(np.size, tensors.values()))
+    if config.rope_scaling == "llama3":
+        renamed["rope_freqs.weight"] = np.float32(1 / rope_stretch(config))
     return renamed
 
 
@@ -94,7 +104,8 @@ def writer(path: Path, model: str, architecture: str | None = None) -> gguf.GGUF
         out.add_mask_token_id(config.mask_id)
     out.add_key_length(config.head_dim)
     out.add_eos_token_id(config.eos_id)
-    out.add_pad_token_id(config.pad_id)
+    if config.pad_id is not None:
+        out.add_pad_token_id(config.pad_id)
     out.add_token_list(["a", "b"])
     if config.family == "llada":
         out.add_vocab_size(config.vocab_size)
@@ -265,10 +276,10 @@ class TestErrors:
             loaded(path)
 
     def test_an_unknown_architecture(self, tmp_path: Path) -> None:
-        out = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+        out = gguf.GGUFWriter(tmp_path / "model.gguf", "gpt2")
         out.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
         finish(out)
-        with pytest.raises(ValueError, match=r"is 'llama'; allowed: 'llada', 'llada-moe', 'dream'"):
+        with pytest.raises(ValueError, match=r"is 'gpt2'; allowed: 'llada', 'llada-moe', 'dream'"):
             loaded(tmp_path / "model.gguf")
 
     def test_a_missing_key(self, tmp_path: Path) -> None:
@@ -305,3 +316,56 @@ class TestErrors:
         monkeypatch.setattr(builtins, "__import__", without_gguf)
         with pytest.raises(ImportError, match=r"GGUF files need the extra 'gguf' of llada_jax"):
             loaded(path)
+
+
+class TestFamiliesThatTheFileDoesNotName:
+    def test_a_diffusion_model_converted_as_llama(self, tmp_path: Path) -> None:
+        golden = "stable-diffcoder"
+        tensors = gguf_tensors(golden, golden_tensors(golden), permuted=False)
+        config = config_from_hf(golden_config(golden))
+        for name in tensors:
+            if "attn_q." in name or "attn_k." in name:
+                heads = config.n_heads if "attn_q." in name else config.n_kv_heads
+                tensors[name] = interleave(tensors[name], heads)
+        out = writer(tmp_path / "model.gguf", golden, "llama")
+        for name, tensor in tensors.items():
+            out.add_tensor(name, tensor)
+        finish(out)
+        with pytest.raises(ValueError, match="architecture of an autoregressive model, 'llama'"):
+            loaded(tmp_path / "model.gguf")
+        found, params, _ = load_params(tmp_path / "model.gguf", family="stable_diffcoder")
+        assert (found.family, found.block_length) == ("stable_diffcoder", 4)
+        tokens, expected, _ = golden_forward(golden)
+        np.testing.assert_allclose(logits(found, params, tokens), expected, rtol=0, atol=TOLERANCE)
+
+    def test_a_block_that_only_the_caller_knows(self, tmp_path: Path) -> None:
+        out = writer(tmp_path / "model.gguf", "sdar-b4", "qwen3")
+        for name, tensor in gguf_tensors("sdar-b4", golden_tensors("sdar-b4")).items():
+            out.add_tensor(name, tensor)
+        finish(out)
+        with pytest.raises(ValueError, match=r"block_length is in no file of .*; allowed: block_l"):
+            lj.load(tmp_path / "model.gguf", family="sdar")
+        model = lj.load(tmp_path / "model.gguf", family="sdar", block_length=4)
+        assert model.config.block_length == 4 and model.config.qk_norm
+
+
+def test_other_divisors_of_rope_are_refused(tmp_path: Path) -> None:
+    out = writer(tmp_path / "model.gguf", "ar-llama")
+    out.add_tensor("rope_freqs.weight", np.linspace(1, 9, 8, dtype=np.float32))
+    for name, tensor in gguf_tensors("ar-llama", golden_tensors("ar-llama")).items():
+        out.add_tensor(name, tensor)
+    finish(out)
+    with pytest.raises(
+        ValueError, match=r"rope_freqs\.weight is .*; allowed: the divisors of Llama"
+    ):
+        loaded(tmp_path / "model.gguf")
+
+
+def test_biases_that_the_family_lacks_are_refused(tmp_path: Path) -> None:
+    out = writer(tmp_path / "model.gguf", "ar-llama")
+    for name, tensor in gguf_tensors("ar-llama", golden_tensors("ar-llama")).items():
+        out.add_tensor(name, tensor)
+    out.add_tensor("blk.0.attn_q.bias", np.zeros(64, np.float32))
+    finish(out)
+    with pytest.raises(ValueError, match=r"holds blk\.0\.attn_q\.bias, which family 'llama' lacks"):
+        loaded(tmp_path / "model.gguf")

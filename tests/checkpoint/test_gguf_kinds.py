@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llada_jax.checkpoint.gguf import BLOCKS
+from llada_jax.checkpoint.gguf import block_kinds
 from llada_jax.checkpoint.sources import param_sources
 from llada_jax.model.families.gguf_metadata import config_from_gguf, gguf_names
 from llada_jax.model.quantize import dequantize, is_quantized
@@ -21,7 +21,13 @@ SCALES = {
     "Q4_K": [0, 2],
     "Q5_1": [0, 2],
     "Q4_1": [0, 2],
+    "Q3_K": [108],
+    "Q2_K": [80, 82],
     "TQ2_0": [64],
+    "TQ1_0": [52],
+    "IQ1_M": [],
+    "MXFP4": [],
+    "NVFP4": [],
 }
 """Where a block has its numbers in float16, of which some bytes would be NaN; others: first."""
 METADATA = {
@@ -40,6 +46,10 @@ def drawn_blocks(kind: str, n_rows: int, rng: np.random.Generator) -> np.ndarray
     for at in SCALES.get(kind, [0]):
         scale = rng.uniform(-0.01, 0.01, raw.shape[:2]).astype(np.float16)
         raw[..., at : at + 2] = scale[..., None].view(np.uint8)
+    if kind == "MXFP4":  # whose scales are exponents
+        raw[..., 0] = rng.integers(110, 127, raw.shape[:2])
+    if kind == "IQ1_M":  # whose float16 is four bits each of four numbers
+        raw[..., 55] = 0x20
     return raw.reshape(n_rows, -1)
 
 
@@ -78,7 +88,7 @@ def matrices(config, params) -> dict[str, np.ndarray]:
     return {source.name: leaf for source, leaf in named if len(source.spec.shape) > 1}
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", block_kinds())
 def test_values_are_those_of_the_library(kind: str, tmp_path: Path) -> None:
     values = drawn_file(tmp_path / "model.gguf", kind)
     found = matrices(*loaded(tmp_path / "model.gguf", "float32"))
@@ -112,7 +122,26 @@ def _squares(numbers: np.ndarray) -> float:
     return float(np.square(numbers, dtype=np.float64).sum())
 
 
+def test_every_kind_of_released_files_is_among_them() -> None:
+    assert {"Q2_K", "Q3_K", "Q4_K", "IQ3_S", "IQ3_XXS", "MXFP4", "TQ1_0", "TQ2_0"} <= {
+        *block_kinds()
+    }
+
+
 def test_another_kind_is_named(tmp_path: Path) -> None:
-    drawn_file(tmp_path / "model.gguf", "TQ2_0")
-    with pytest.raises(ValueError, match=r"is TQ2_0.*; allowed: F32, F16, BF16, Q8_0, Q6_K, .*_NL"):
+    out = gguf.GGUFWriter(tmp_path / "model.gguf", "dream")
+    for key, value in METADATA.items():
+        out.add_uint32(f"dream.{key}", value)
+    out.add_rope_freq_base(1e6)
+    out.add_layer_norm_rms_eps(1e-6)
+    facts = {f"dream.{key}": value for key, value in METADATA.items()}
+    facts |= {"general.architecture": "dream", "dream.rope.freq_base": 1e6,
+              "dream.attention.layer_norm_rms_epsilon": 1e-6}  # fmt: skip
+    for source in param_sources(config_from_gguf(facts, VOCAB), gguf_names()):
+        out.add_tensor(source.tensors[0], np.ones(source.spec.shape, np.int16))
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    with pytest.raises(ValueError, match=r"is I16.*; allowed: F32, F16, BF16, Q4_0, .*Q2_K"):
         loaded(tmp_path / "model.gguf")

@@ -92,8 +92,17 @@ def test_rope_keys_of_transformers_5() -> None:
     moved = {**hf, "rope_parameters": {"rope_type": "default", "rope_theta": hf["rope_theta"]}}
     del moved["rope_theta"]
     assert config_from_hf(moved) == config_from_hf(hf)
-    with pytest.raises(ValueError, match=r"rope_type is 'llama3'; allowed: 'default', 'yarn'"):
-        config_from_hf({**hf, "rope_parameters": {"rope_type": "llama3"}})
+    with pytest.raises(ValueError, match=r"rope_type is 'linear'; allowed: 'default', 'yarn', 'll"):
+        config_from_hf({**hf, "rope_parameters": {"rope_type": "linear"}})
+
+
+def test_rope_scaling_of_transformers_4() -> None:
+    hf = golden_config("ar-llama3")
+    scaling = hf.pop("rope_parameters")
+    moved = {**hf, "rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
+    assert config_from_hf(moved) == config_from_hf(golden_config("ar-llama3"))
+    scaling["type"] = scaling.pop("rope_type")
+    assert config_from_hf(moved) == config_from_hf(golden_config("ar-llama3"))
 
 
 @pytest.mark.parametrize("name", ["nemotron", "wedlm", "wedlm-bias"])
@@ -363,3 +372,17 @@ def test_the_progress_bar_is_for_large_checkpoints(
     monkeypatch.setattr("llada_jax.checkpoint.tensors._PROGRESS_BYTES", 0)
     loaded(GOLDENS / "llada-gqa")
     assert "llada-gqa: 100%" in capsys.readouterr().err
+
+
+def test_a_conversion_to_llamas_names_is_the_same_model(tmp_path: Path) -> None:
+    spelled = families()["llada"]
+    tensors = golden_tensors("llada-gqa")
+    renamed = {
+        other.format(i=layer): tensors[spelled.names[path].format(i=layer)]
+        for path, other in spelled.other_names.items()
+        for layer in range(2)
+        if spelled.names.get(path, "").format(i=layer) in tensors
+    }
+    assert len(renamed) == len(tensors)
+    folder = write_folder(tmp_path, golden_config("llada-gqa"), renamed)
+    assert same_bits(loaded(folder)[1], loaded(GOLDENS / "llada-gqa")[1])

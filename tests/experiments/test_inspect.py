@@ -19,3 +19,10 @@ def test_it_prints_and_keeps_the_description(tmp_path):
         row["name"]: row["value"] for row in json.loads((tmp_path / "results.json").read_text())
     }
     assert rows == {"parameters": 180032, "bytes": 720128}
+
+
+def test_keys_that_nothing_knows_are_ignored_on_the_command_line(tmp_path):
+    config = json.loads((GOLDENS / "dream" / "config.json").read_text()) | {"new": 1, "other": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arguments = [f"model={tmp_path}", "ignore_keys=[new,other]", f"hydra.run.dir={tmp_path}/run"]
+    assert "ignored     new, other" in run_experiment(entry.main, arguments)

@@ -118,7 +118,7 @@ def test_random_parameters_by_their_specification() -> None:
     assert np.std(params.embedding) == pytest.approx(0.02, rel=0.05)
     assert np.std(attention.query) == pytest.approx(256**-0.5, rel=0.05)
     assert np.std(ffn.down) == pytest.approx((512 * 2 * config.n_layers) ** -0.5, rel=0.05)
-    biased = init_params(tiny("qwen2"), jax.random.key(1))
+    biased = init_params(tiny("a2d_qwen2"), jax.random.key(1))
     assert not np.any(biased.layers[0].attention.query_bias)
 
 

@@ -1,6 +1,7 @@
 """Families whose rows see what comes before them, in an order that their canvas gives."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,27 @@ def drawn(name: str, seed: int) -> lj.Model:
     )
     swapped = params.head.at[jnp.array([EOS, likely])].set(params.head[jnp.array([likely, EOS])])
     return model.replace(params=params._replace(head=swapped) if seed % 3 == 0 else params)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ar-llama3"]
+    + [pytest.param(f"ar-{each}", marks=pytest.mark.slow) for each in ("llama", "qwen2", "qwen3")],
+)
+def test_autoregressive_models_generate_as_transformers_do(name):
+    model = golden(name)
+    cases = json.loads((GOLDENS / name / "generate.json").read_text())
+    prompts = [case["prompt"][0] for case in cases]
+    found = lj.generate(model, prompts, PRESET("autoregressive", gen_length=24)).generated
+    for case, prompt, tokens in zip(cases, prompts, found, strict=True):
+        expected = case["tokens"][0][len(prompt) :]
+        assert tokens[: len(expected)].tolist() == expected
+
+
+def test_an_autoregressive_model_decodes_one_token_a_forward():
+    for preset in ("nemotron", "self_speculation"):
+        with pytest.raises(ValueError, match=r"the model has no \[MASK\], as .*; allowed: 1"):
+            lj.generate(golden("ar-qwen3"), [[1, 2]], PRESET(preset, gen_length=32))
 
 
 def test_a_block_sees_itself_whole_behind_what_is_finished():

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from llada_jax.config import ModelConfig, MoEConfig, require
@@ -20,7 +22,9 @@ _READ_ELSEWHERE = ("layer_types", "num_shared_experts", "partial_rotary_factor",
                    "rotary_dim")  # fmt: skip
 _YARN = {"rope_type": "yarn", "beta_fast": 32, "beta_slow": 1, "mscale": 1, "mscale_all_dim": 1,
          "llama_4_scaling_beta": 0.1}  # fmt: skip
-_YARN_NUMBERS = ("factor", "original_max_position_embeddings")
+_LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4}
+_SCALED = {"yarn": _YARN, "llama3": _LLAMA3}
+_SCALED_BY = ("factor", "original_max_position_embeddings")
 _REQUIRED_MOE = ("n_experts", "experts_per_token", "expert_width")
 
 
@@ -29,6 +33,7 @@ def config_from_hf(
     tensors: Collection[str] | None = None,
     family_name: str | None = None,
     generation: Mapping[str, Any] | None = None,
+    ignore_keys: Collection[str] = (),
 ) -> ModelConfig:
     """Returns the configuration that a `config.json` gives, in either spelling of its keys.
 
@@ -37,10 +42,14 @@ def config_from_hf(
         open.
       family_name: the family, where the caller knows it better than the configuration says.
       generation: what `generation_config.json` says; of it, the ids that end an answer.
+      ignore_keys: unknown keys that are left out.
+
+    Keys are understood (`families.yaml`: keys of the family, `computed`), inert (`inert`, and any
+    whose value is null, false, 0 or empty), or unknown.
 
     Raises ValueError for an unknown family and for a look-alike, a missing key, a value that is no
     number, a feature that is not supported (ALiBi, RoPE scaling, an activation other than SiLU, a
-    norm other than RMSNorm), and a key that is unknown.
+    norm other than RMSNorm), a key that is unknown, and one to be ignored that is understood.
     """
     require("model_type" in hf, "the model's configuration lacks 'model_type'")
     quantized = hf.get("quantization_config") or hf.get("compression_config")
@@ -52,14 +61,15 @@ def config_from_hf(
     )
     name = family_of(hf) if family_name is None else family_name
     family = families()[name]
-    hf = {**hf, **_rope_parameters(hf)}
-    _reject_unsupported(hf, family)
+    hf, scaling = _with_rope(hf)
+    _reject_unsupported(hf, family, ignore_keys)
     ends = [id_ for each in (hf, generation or {}) for id_ in _listed(each.get("eos_token_id"))]
     require(
         all(isinstance(id_, int) for id_ in ends), f"eos_token_id is {ends}; allowed: whole numbers"
     )
     hf["eos_token_id"], *stops = list(dict.fromkeys(ends)) or [None]
-    found = {**family.facts, **_read(hf, family, ModelConfig), "stop_ids": tuple(stops)}
+    found = {**family.facts, **_read(hf, family, ModelConfig), **scaling}
+    found["stop_ids"] = tuple(stops)
     _require_fields(found, (*REQUIRED, *family.required), family)
     for flag, tensor in family.presence.items():
         found.setdefault(flag, tensors is None or tensor in tensors)
@@ -106,10 +116,13 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     for ours, keys in family.keys.items():
         value = getattr(config if hasattr(config, ours) else config.moe, ours, None)
         hf.update((key, _spell(key, value, config)) for key in keys if value is not None)
-    if config.yarn_length is not None:
-        numbers = (hf.pop(key, None) for key in ("yarn_factor", "yarn_length"))
-        named = dict(zip(_YARN_NUMBERS, numbers, strict=True))
-        hf["rope_parameters"] = {**_YARN, **named, "rope_theta": hf.pop("rope_theta")}
+    if config.rope_scaling is not None:
+        numbers = zip(_SCALED_BY, (config.rope_factor, config.rope_length), strict=True)
+        scaling = {**_SCALED[config.rope_scaling], **dict(numbers)}
+        if config.rope_scaling == "yarn":  # a table of transformers 5 alone
+            hf["rope_parameters"] = {**scaling, "rope_theta": hf.pop("rope_theta")}
+        else:
+            hf["rope_scaling"] = scaling
     if config.rotary_dims != config.head_dim:
         hf["partial_rotary_factor"] = config.rotary_dims / config.head_dim
     back = config_from_hf(hf, family_name=config.family).replace(stop_ids=config.stop_ids)
@@ -166,37 +179,43 @@ def _plain(key: str, value: Any, kind: Any = int) -> Any:
     return number(key, value)
 
 
-def _rope_parameters(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns RoPE's keys from where transformers 5 writes them: a table of their own."""
-    rope = hf.get("rope_parameters") or {}
+def _with_rope(hf: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the keys with RoPE's where transformers 4 writes them, out of the table of their own
+    that 5 writes; and the fields of a scaled RoPE, which stands in either's."""
+    rope, key = hf.get("rope_parameters") or {}, "rope_parameters"
     require(isinstance(rope, Mapping), f"rope_parameters is {rope!r}; allowed: an object")
-    kind = rope.get("rope_type", "default")
-    require(kind in ("default", "yarn"), f"rope_type is {kind!r}; allowed: 'default', 'yarn'")
     read = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-    return read if kind == "default" else {**read, **_yarn(hf, rope)}
+    if not rope and isinstance(hf.get("rope_scaling"), Mapping):
+        rope, key = hf["rope_scaling"], "rope_scaling"
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    plain = {**hf, key: None, **read}
+    if kind == "default":
+        return plain, {}
+    require(kind in [*_SCALED], f"rope_type is {kind!r}; allowed: 'default', 'yarn', 'llama3'")
+    for name, allowed in _SCALED[kind].items():
+        value = kind if name == "rope_type" else rope.get(name)
+        require(value == allowed, f"{name} of {kind} is {value!r}; allowed: {allowed!r}")
+    factor, trained = (number(name, rope.get(name)) for name in _SCALED_BY)
+    if kind == "yarn":
+        # Behind what RoPE was trained for, queries would grow with their position, which nothing
+        # here computes: that is the longest canvas.
+        longest = number("max_position_embeddings", hf.get("max_position_embeddings", trained))
+        plain["max_position_embeddings"] = min(longest, trained)
+    return plain, {"rope_scaling": kind, "rope_factor": factor, "rope_length": trained}
 
 
-def _yarn(hf: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns YaRN's numbers, and the longest canvas: behind what RoPE was trained for, queries
-    would grow with their position, which nothing here computes."""
-    for key, allowed in _YARN.items():
-        value = rope.get(key)
-        require(value == allowed, f"{key} of YaRN is {value!r}; allowed: {allowed!r}")
-    factor, trained = (number(key, rope.get(key)) for key in _YARN_NUMBERS)
-    longest = number("max_position_embeddings", hf.get("max_position_embeddings", trained))
-    found = {"yarn_factor": factor, "yarn_length": trained}
-    return {**found, "max_position_embeddings": min(longest, trained)}
-
-
-def _reject_unsupported(hf: Mapping[str, Any], family: Family) -> None:
+def _reject_unsupported(
+    hf: Mapping[str, Any], family: Family, ignore_keys: Collection[str]
+) -> None:
     """Raises ValueError for what the forward does not compute, and for keys that may decide it
     without anybody here knowing how."""
-    own = _own_keys(family)
-    harmless = ({*table()["harmless"]} - {*table()["computed"]}) | own
-    for key, allowed in {**table()["computed"], **family.constants}.items():
-        value = hf.get(key)
+    own, inert = _own_keys(family), partial(_matches, table()["inert"])
+    fixed = {**table()["computed"], **family.constants}
+    for key, allowed in fixed.items():
+        value, free = hf.get(key), inert(key) and key not in (*table()["computed"], "is_causal")
         require(
-            key in harmless or value in (allowed, None), f"{key} is {value!r}; allowed: {allowed!r}"
+            free or key in own or value in (allowed, None),
+            f"{key} is {value!r}; allowed: {allowed!r}",
         )
     layers = hf.get("layer_types") or []
     require(
@@ -205,12 +224,27 @@ def _reject_unsupported(hf: Mapping[str, Any], family: Family) -> None:
     )
     records = (ModelConfig, MoEConfig) if family.moe_facts is not None else (ModelConfig,)
     read = {key for each in records for f in fields(each) for key in _spellings(f.name, family)}
-    read |= {*harmless, *family.constants, *table()["computed"], *_READ_ELSEWHERE}
+    read |= {*fixed, *_READ_ELSEWHERE}
     if hf.get("use_sliding_window") is False:
         read.add("sliding_window")
-    unknown = {key: value for key, value in hf.items() if key not in read and value is not None}
+    understood = sorted(read.intersection(ignore_keys))
+    require(
+        not isinstance(ignore_keys, str) and not understood,
+        f"ignore_keys is {list(ignore_keys)}, and {understood} are understood; allowed: a list of "
+        "keys that are not",
+    )
+    unknown = {key: value for key, value in hf.items() if value and not (key in read or inert(key))}
+    decisive = {key: each for key, each in unknown.items() if _matches(table()["decisive"], key)}
+    require(not decisive, f"the model's configuration has {decisive!r:.200}, which decides what is "
+            "computed and is not supported; allowed: null, false, 0 or empty")  # fmt: skip
+    unknown = {key: value for key, value in unknown.items() if key not in ignore_keys}
     require(
         not unknown,
-        f"the model's configuration says {unknown!r:.200}, which nothing here reads; allowed: keys "
-        "of its family, harmless ones (families.yaml), and null",
+        f"the model's configuration has {unknown!r:.200}, which nothing here reads; allowed: keys "
+        "of its family, generic ones, and values that are null, false, 0 or empty (if these change "
+        f"no output, load with ignore_keys={[*unknown]})",
     )
+
+
+def _matches(patterns: Iterable[str], key: str) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in patterns)

@@ -3,12 +3,13 @@
 The code that runs a model does not know families; it reads the `ModelConfig` that an entry gives.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.config_files import read_yaml
@@ -19,6 +20,8 @@ name are row ranges of one tensor, in the order of the tree. `dense:` before a p
 without routed experts, where their names differ."""
 GROUP = "llada_jax.families"
 """Entry points by which other distributions add families: a name, and the `Family`."""
+_IMAGES = ("vision_", "mm_", "image_", "visual", "audio_", "video_")
+"""What keys of multimodal models begin with."""
 REQUIRED = ("width", "n_layers", "n_heads", "vocab_size", "ffn_width", "rope_theta")
 """Fields that every checkpoint's configuration must give."""
 
@@ -34,6 +37,8 @@ class Family:
     also: Sequence[str] = ()
     """Other classes that it answers to."""
     names: Names
+    other_names: Names = field(default_factory=dict)
+    """The names that converted checkpoints have instead, as read only."""
     keys: Mapping[str, Sequence[str]]
     """Configuration field -> its keys in `config.json`: all are written, the first present is
     read."""
@@ -103,21 +108,15 @@ def _add(known: dict[str, Family], name: str, family: object) -> None:
 def family_of(hf: Mapping[str, Any]) -> str:
     """Returns the family of a `config.json`, by its `model_type`, `architectures` and keys.
 
-    Raises ValueError that names the known ones, or says why a look-alike is not decoded.
+    Raises ValueError that names the known ones, or says which model it is and why that one is not
+    supported.
     """
     kind, named = hf.get("model_type"), hf.get("architectures") or [None]
     require(isinstance(named, list), f"architectures is {named!r}; allowed: a list of names")
+    require_supported(hf)
     architecture = named[0]
-    strings = {**hf, "architectures": architecture}
-    for name, entry in table()["look_alikes"].items():
-        alike = all(_is(strings.get(key), wanted) for key, wanted in entry["when"].items())
-        require(
-            not alike,
-            f"the configuration looks like {name}: {entry['why']}; allowed: {', '.join(families())}"
-            " (family=... where it is one of these after all)",
-        )
-    known = sorted(kind for family in families().values() for kind in family.model_types)
     of_type = {name: each for name, each in families().items() if kind in each.model_types}
+    known = dict.fromkeys(kind for family in families().values() for kind in family.model_types)
     require(len(of_type) > 0, f"model_type is {kind!r}; allowed: {', '.join(map(repr, known))}")
     classes = {name: (each.architecture, *each.also) for name, each in of_type.items()}
     fits = [name for name in of_type if architecture is None or architecture in classes[name]]
@@ -129,9 +128,34 @@ def family_of(hf: Mapping[str, Any]) -> str:
     return fits[0]
 
 
+def require_supported(hf: Mapping[str, Any]) -> None:
+    """Raises ValueError for a model that is known and not supported, and says why."""
+    architectures = hf.get("architectures") or [None]
+    strings = {**hf, "architectures": architectures[0]}
+    for name, entry in table()["look_alikes"].items():
+        if all(_is(strings.get(key), wanted) for key, wanted in entry["when"].items()):
+            _refuse(name, f"{entry['why']} (family=... if it is one of these after all)")
+    classes = hf.get("auto_map") if isinstance(hf.get("auto_map"), Mapping) else {}
+    own = [hf.get("model_type"), *architectures, *dict(classes or {}).values()]
+    plain = [re.sub(r"[^a-z0-9]", "", str(each).lower()) for each in own]
+    for name, entry in table()["other_models"].items():
+        if any(part in each for part in entry["named"] for each in plain):
+            _refuse(name, entry["why"])
+    images = [key for key, value in hf.items() if value and any(map(key.startswith, _IMAGES))]
+    if images:
+        _refuse("a multimodal model", f"{images[0]} describes an encoder that is not read")
+
+
 def _is(value: object, wanted: object) -> bool:
     """Tells whether a key's value is one of those wanted; `any` is whatever is not off."""
     return bool(value) if wanted == "any" else value in wanted  # pyright: ignore
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    raise ValueError(
+        f"this is {name}, which is not supported because {why}; allowed families: "
+        f"{', '.join(families())}"
+    )
 
 
 def checkpoint_name(names: Names, path: str, *, routed: bool) -> str:

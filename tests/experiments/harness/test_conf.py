@@ -109,7 +109,10 @@ def test_settings_that_a_preset_does_not_name_can_be_overridden():
             "+sampler.treshold=0.9",
             r"^sampler\.treshold is no setting; allowed: gen_length, block_l",
         ),
-        ("+promt=hello", r"^promt is no setting; allowed: model, dtype, prompt"),
+        (
+            "+promt=hello",
+            r"^promt is no setting; allowed: model, dtype, family, ignore_keys",
+        ),
         ("sampler.gen_length=100", r"^sampler: gen_length is 100; allowed: a multiple"),
         ("sampler.threshold=high", r"^sampler\.threshold is 'high'; allowed: a number$"),
         ("sampler.cache=all", r"^sampler\.cache is 'all'; allowed: 'none', 'prefix'"),
