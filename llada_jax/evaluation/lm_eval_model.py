@@ -110,7 +110,7 @@ class _Request(NamedTuple):
     """What a task wants to be generated."""
 
     prompt: list[int]
-    until: list[str]
+    until: tuple[str, ...]
     max_tokens: int
 
 
@@ -216,19 +216,23 @@ class LmEvalModel(LM):
 
     def _texts(self, requests: Sequence[Instance], seeds: Sequence[int]) -> list[str]:
         asked = [self._request(*request.args) for request in requests]
-        stream = generate_stream(
-            self._model,
-            [each.prompt for each in asked],
-            self._sampler,
-            places=self._batch_size,
-            backend=self._backend,
-            seed=seeds,
-        )
-        texts = []
-        bar = tqdm(stream, "texts", len(asked), disable=not self._progress)
-        for request, each, found in zip(requests, asked, bar, strict=True):
-            texts.append(self._text(found.answers[0], each))
-            self.cache_hook.add_partial("generate_until", request.args, texts[-1])
+        texts = [""] * len(asked)
+        with tqdm(desc="texts", total=len(asked), disable=not self._progress) as bar:
+            for until in dict.fromkeys(each.until for each in asked):  # a sampler for each
+                places = [place for place, each in enumerate(asked) if each.until == until]
+                stream = generate_stream(
+                    self._model,
+                    [asked[place].prompt for place in places],
+                    self._sampler.replace(stop=until),
+                    places=self._batch_size,
+                    backend=self._backend,
+                    seed=[seeds[place] for place in places],
+                )
+                for place, found in zip(places, stream, strict=True):
+                    texts[place] = self._text(found.answers[0], asked[place])
+                    arguments = requests[place].args
+                    self.cache_hook.add_partial("generate_until", arguments, texts[place])
+                    bar.update()
         return texts
 
     def _encode(self, text: str) -> list[int]:
@@ -262,7 +266,7 @@ class LmEvalModel(LM):
         until = settings.get("until") or []
         return _Request(
             self._encode(context),
-            [until] if isinstance(until, str) else list(until),
+            (until,) if isinstance(until, str) else tuple(until),
             int(settings.get("max_gen_toks", self._sampler.gen_length)),
         )
 
