@@ -44,6 +44,8 @@ EVERYTHING = {
         "evaluation",
         "tasks",
         "api",
+        "serve",
+        "cli",
         "testing",
     ),
 }
@@ -86,6 +88,8 @@ ALLOWED = {
     "evaluation": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "api": EVERYTHING,
     "testing": EVERYTHING,
+    "serve": EVERYTHING | {"__init__"},  # on the public names
+    "cli": EVERYTHING | {"__init__"},
     "__init__": EVERYTHING,
 }
 

@@ -105,6 +105,7 @@ def start(
         not config.parity.wide,
         "confidence_dtype or noise_dtype is 'float64'; allowed: 'float32' in a single step",
     )
+    require(not config.stop, f"stop is {config.stop!r}; allowed in single steps, as ids: ()")
     run = checked_run(denoiser, model.params, model.config, prompts, config, seed=seed)
     return run.decoding, run.state(range(len(run.prompts)))
 
@@ -198,6 +199,7 @@ def _settings(
         "loop": loop or ("host" if needs_host else "compiled"),
         "refresher": Refresher(worker, *refreshing),
         "texts": texts,
+        "to_text": model.tokenizer and model.tokenizer.decode,
     }
 
 

@@ -110,7 +110,7 @@ class _Request(NamedTuple):
     """A generation request: encoded prompt, stop strings and maximum number of tokens."""
 
     prompt: list[int]
-    until: list[str]
+    until: tuple[str, ...]
     max_tokens: int
 
 
@@ -218,19 +218,22 @@ class LmEvalModel(LM):
 
     def _texts(self, requests: Sequence[Instance], seeds: Sequence[int]) -> list[str]:
         encoded = [self._request(*request.args) for request in requests]
-        stream = generate_stream(
-            self._model,
-            [request.prompt for request in encoded],
-            self._sampler,
-            places=self._batch_size,
-            backend=self._backend,
-            seed=seeds,
-        )
-        texts = []
-        bar = tqdm(stream, "texts", len(encoded), disable=not self._progress)
-        for instance, request, result in zip(requests, encoded, bar, strict=True):
-            texts.append(self._text(result.answers[0], request))
-            self.cache_hook.add_partial("generate_until", instance.args, texts[-1])
+        texts = [""] * len(encoded)
+        with tqdm(desc="texts", total=len(encoded), disable=not self._progress) as bar:
+            for until in dict.fromkeys(request.until for request in encoded):  # a sampler for each
+                indices = [i for i, request in enumerate(encoded) if request.until == until]
+                stream = generate_stream(
+                    self._model,
+                    [encoded[i].prompt for i in indices],
+                    self._sampler.replace(stop=until),
+                    places=self._batch_size,
+                    backend=self._backend,
+                    seed=[seeds[i] for i in indices],
+                )
+                for i, result in zip(indices, stream, strict=True):
+                    texts[i] = self._text(result.answers[0], encoded[i])
+                    self.cache_hook.add_partial("generate_until", requests[i].args, texts[i])
+                    bar.update()
         return texts
 
     def _encode(self, text: str) -> list[int]:
@@ -268,7 +271,7 @@ class LmEvalModel(LM):
         until = settings.get("until") or []
         return _Request(
             self._encode(context),
-            [until] if isinstance(until, str) else list(until),
+            (until,) if isinstance(until, str) else tuple(until),
             int(settings.get("max_gen_toks", self._sampler.gen_length)),
         )
 

@@ -1,7 +1,7 @@
 """How a canvas is decoded: a rule, a window, and what they have in common."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from inspect import cleandoc
 from pathlib import Path
@@ -66,6 +66,8 @@ class SamplerConfig:
         predicted (LLaDA).
       eos_early_stop: Stop a sequence, and fill it with EOS, once an EOS has only committed tokens
         before it.
+      stop: Stop strings: the text ends before the first one, and a sequence stops at the end of
+        the block in which its final tokens have one. Needs a tokenizer; see `Result.text`.
       latency_table: What a forward costs by its rows, for windows that grow: a `LatencyTable`, or
         the name of a phone (`SM8750`) for the modelled times of LLaDA-8B on it, or None if it is
         unknown.
@@ -83,6 +85,7 @@ class SamplerConfig:
     logits_eos_inf: bool = False
     confidence_eos_eot_inf: bool = False
     eos_early_stop: bool = False
+    stop: tuple[str, ...] = ()
     latency_table: LatencyTable | None = None
     mask_id: int | None = None
     eos_id: int | None = None
@@ -96,6 +99,7 @@ class SamplerConfig:
             object.__setattr__(self, "steps", self.gen_length)
         if isinstance(self.latency_table, str):
             object.__setattr__(self, "latency_table", LatencyTable.named(self.latency_table))
+        self._check_stop()
         require_counts(self, "gen_length", "block_length", "steps")
         require_counts(self, "mask_id", "eos_id", "eot_id", least=0)
         require_multiple(self, "gen_length", of="block_length")
@@ -119,6 +123,16 @@ class SamplerConfig:
             )
         require(isinstance(self.parity, Parity), f"parity is {self.parity!r}; allowed: a Parity")
         self._check_policies()
+
+    def _check_stop(self) -> None:
+        """Keeps `stop` as a tuple. Raises ValueError unless it is a list of texts."""
+        given = self.stop
+        is_list = isinstance(given, Sequence) and not isinstance(given, str)
+        require(
+            is_list and all(isinstance(each, str) and each for each in given),
+            f"stop is {given!r}; allowed: a list of texts, none of them empty",
+        )
+        object.__setattr__(self, "stop", tuple(given))
 
     def _check_policies(self) -> None:
         """Raises ValueError if the rule and the window do not work together, or with the rest."""
@@ -214,6 +228,7 @@ class SamplerConfig:
         settings = {name: getattr(self, name) for name in _PLAIN_FIELDS}
         settings |= flat.policy_settings(self.rule, self.window)
         plain = {name: flat.plain(value) for name, value in settings.items()}
+        plain["stop"] = list(self.stop)  # as JSON has it
         return {**plain, **asdict(self.parity)}
 
     @classmethod

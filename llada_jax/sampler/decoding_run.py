@@ -31,9 +31,10 @@ from llada_jax.sampler.prompts import (
     sequence_key,
     with_ids,
 )
-from llada_jax.sampler.record import OnStep
+from llada_jax.sampler.record import OnStep, StepView
 from llada_jax.sampler.spec import KeptScores, StepSpec
 from llada_jax.sampler.state import DecodeState
+from llada_jax.sampler.stops import TextEnds, ToText, stop_at_strings
 from llada_jax.sampler.windows.window import CanvasLayout
 from llada_jax.types import Denoiser, KVCache, Params
 
@@ -53,6 +54,7 @@ class DecodingRun:
     refresher: Refresher | None = None
     placed: TextSpans | None = None  # where each prompt's text lies, under a constraint
     constraints: tuple[Constraint, ...] = ()  # one of all prompts, or one of each
+    ends: TextEnds | None = None  # of answers' texts; None without a tokenizer
 
     @property
     def config(self) -> SamplerConfig:
@@ -121,9 +123,30 @@ class DecodingRun:
 
     def forwards(self, state: DecodeState, until: int, most: int) -> tuple[DecodeState, Steps]:
         """Runs forwards until `until` sequences are done, at most `most`; consumes the state."""
+        state, steps = self._forwards(state, until, most, 0)
+        parts, left = [steps], most - len(steps.rows)
+        while self.config.stop:  # the loops have paused between blocks
+            assert self.ends is not None and self.config.eos_id is not None
+            state = stop_at_strings(state, self.ends, self.config.eos_id)
+            if left <= 0 or np.asarray(state.done).sum() >= until:
+                break
+            state, steps = self._forwards(state, until, left, most - left)
+            parts, left = [*parts, steps], left - len(steps.rows)
+        return state, jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+
+    def _forwards(
+        self, state: DecodeState, until: int, most: int, before: int
+    ) -> tuple[DecodeState, Steps]:
+        """Runs one of the loops, once; `before` is how many forwards have been run."""
         if self.loop == "compiled":
             return compiled_loop(self.decoding, state, until, most)
-        return host_loop(self.decoding, state, until, most, self.on_step, self.refresher)
+
+        def on_step(view: StepView) -> None:
+            assert self.on_step is not None
+            self.on_step(view._replace(step=before + view.step))
+
+        called = on_step if self.on_step else None
+        return host_loop(self.decoding, state, until, most, called, self.refresher)
 
     def lowered(self) -> jax.stages.Lowered:
         """Returns the compiled loop of all prompts at once, before it is compiled. Of parameters,
@@ -136,11 +159,13 @@ class DecodingRun:
     def decoding(self) -> Decoding:
         """Returns what the loops drive."""
         dtype = self.config.parity.confidence_dtype
-        numbers = jax.tree.map(lambda number: jnp.asarray(number, dtype), self.config)
+        config = replace(self.config, stop=())  # for the host alone: no program depends on it
+        numbers = jax.tree.map(lambda number: jnp.asarray(number, dtype), config)
         allowed = jax.tree.map(jnp.asarray, self.spec.grammar)
         spec = replace(self.spec, config=numbers, grammar=allowed)
         buckets = self.buckets(range(len(self.prompts)))
-        return Decoding(spec, self.params, self.denoiser, buckets, self.max_steps)
+        pauses = bool(self.config.stop)
+        return Decoding(spec, self.params, self.denoiser, buckets, self.max_steps, pauses)
 
 
 _start_constrained = kept(lambda *shape: own_jit(start_constrained))
@@ -160,6 +185,7 @@ def checked_run(
     refresher: Refresher | None = None,
     texts: CompiledConstraints | None = None,
     keeps_scores: KeptScores = False,
+    to_text: ToText | None = None,
 ) -> DecodingRun:
     """Checks everything before anything is computed.
 
@@ -170,6 +196,7 @@ def checked_run(
       infill: the masks in the prompts are the holes; nothing is appended.
       refresher: for the `host` loop, where the settings ask for a worker. What it gives may differ
         from the denoiser's in rounding, of which the tokens then depend.
+      to_text: the tokenizer's decoding of ids, for stop strings.
 
     Raises ValueError for a prompt that is empty, too long, has ids outside the vocabulary or,
     unless `infill`, contains [MASK]; for ids that neither the model nor `config` names.
@@ -189,7 +216,12 @@ def checked_run(
         not (spec.rule.verifies and (infill or texts is not None)),
         f"accept is {spec.rule.name!r} with holes or a constraint; allowed: another rule",
     )
-    placed = None
+    require(
+        not config.stop or (to_text is not None and not infill),
+        f"stop is {config.stop!r}, and {'canvases are infilled' if infill else 'no tokenizer'}; "
+        "allowed: ()",
+    )
+    placed, text_ends = None, end_ids(config, model)
     if texts is not None:
         for name in ("logits_eos_inf", "confidence_eos_eot_inf"):
             require(
@@ -198,12 +230,13 @@ def checked_run(
             )
         require(spec.measures, "the backend measures no classes, which a constraint needs; "
                 "allowed: another one, as xla")  # fmt: skip
-        ends, mask_id = end_ids(config, model), spec.mask_id
+        mask_id = spec.mask_id
         placed = locate_texts(texts, rows, mask_id, config.gen_length, infill=infill)
-        spec = replace(spec, grammar=grammar_of(texts, ends))
+        spec = replace(spec, grammar=grammar_of(texts, text_ends))
     given = texts.constraints if texts else ()
+    ends = to_text and TextEnds(() if infill else text_ends, config.stop, to_text)
     return DecodingRun(
-        spec, denoiser, params, rows, seeds, loop, infill, on_step, refresher, placed, given
+        spec, denoiser, params, rows, seeds, loop, infill, on_step, refresher, placed, given, ends
     )
 
 

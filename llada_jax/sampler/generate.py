@@ -19,6 +19,7 @@ from llada_jax.sampler.observe import require_finite_rule
 from llada_jax.sampler.prompts import Prompts, end_ids, plain_seed
 from llada_jax.sampler.record import tokens_committed
 from llada_jax.sampler.state import VISIBLE
+from llada_jax.sampler.stops import before_end, before_stop
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.types import Denoiser, Params
 from llada_jax.view.page import Page
@@ -49,6 +50,8 @@ class Result:
     """Ids that end a text or a turn; empty for infilling."""
     to_text: Callable[[Int[np.ndarray, " G"]], str] | None = field(default=None, repr=False)
     """The tokenizer's decoding of ids; None where the model has no tokenizer."""
+    stop: tuple[str, ...] = ()
+    """Stop strings of the sampler."""
 
     @property
     def trace(self) -> Trace:
@@ -71,22 +74,19 @@ class Result:
 
     @property
     def answers(self) -> list[Int[np.ndarray, " G"]]:
-        """Each row's generation before the first token that ends a text or a turn."""
-        found = []
-        for tokens in self.generated:
-            (ends,) = np.isin(tokens, self.ends).nonzero()
-            found.append(tokens[: ends[0]] if len(ends) else tokens)
-        return found
+        """Each row's generation before the first token that ends a text or a turn. A stop string
+        may be among these tokens; `text` ends before it."""
+        return [before_end(tokens, self.ends) for tokens in self.generated]
 
     @property
     def text(self) -> list[str]:
-        """The answers as text, decoded when asked for.
+        """The answers as text, each before its first stop string; decoded when asked for.
 
         Raises ValueError where the model has no tokenizer.
         """
         if self.to_text is None:
             raise ValueError("the model has no tokenizer; allowed: text of a model that has one")
-        return [self.to_text(tokens) for tokens in self.answers]
+        return [before_stop(self.to_text(tokens), self.stop) for tokens in self.answers]
 
 
 def decode(
@@ -175,4 +175,5 @@ def result_of(
         generated=[tokens[row, begin[row] : end[row]] for row in range(len(chosen))],
         recorded=trace_of(steps, tokens, status >= VISIBLE, lengths, settings) if trace else None,
         ends=() if infill else end_ids(config, model),
+        stop=config.stop,
     )

@@ -44,6 +44,8 @@ class Decoding:
     denoiser: Denoiser = field(metadata={"static": True})
     buckets: tuple[int, ...] = field(metadata={"static": True})  # rows of a forward, ascending
     max_steps: int = field(metadata={"static": True})  # of a canvas
+    pauses: bool = field(default=False, metadata={"static": True})
+    """Whether the loops return once a sequence has moved to another block."""
 
 
 class Steps(NamedTuple):
@@ -135,8 +137,10 @@ def _run_all(
         return index + 1, state, records, rows.at[index].set(n_rows)
 
     def unfinished(carry):
-        return (carry[0] < most) & (carry[1].done.sum() < until)
+        goes_on = (carry[0] < most) & (carry[1].done.sum() < until)
+        return goes_on & (carry[1].block == blocks).all() if decoding.pauses else goes_on
 
+    blocks = state.block
     start = (jnp.int32(0), state, records, jnp.zeros(limit, jnp.int32))
     index, state, records, rows = jax.lax.while_loop(unfinished, body, start)
     return state, records, rows, index
@@ -274,7 +278,7 @@ def host_loop(
     done, or for `most` steps; consumes the state."""
     runner = HostRunner(decoding, state.tokens.shape, refresher)
     spec, params = decoding.spec, decoding.params
-    records, rows, seconds = [], [], []
+    records, rows, seconds, blocks = [], [], [], np.array(state.block)
     # At least one step, whose record has the shapes. Sequences that are done take no part in it.
     while not records or (len(records) < most and np.asarray(state.done).sum() < until):
         began = time.perf_counter()
@@ -285,6 +289,8 @@ def host_loop(
         seconds.append(time.perf_counter() - began)
         if on_step:
             on_step(view_of(len(records) - 1, int(n_rows), state, before))
+        if decoding.pauses and (np.asarray(state.block) != blocks).any():
+            break
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
     return state, Steps(stacked, np.asarray(rows, np.int32), np.asarray(seconds))
 

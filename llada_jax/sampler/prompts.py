@@ -31,8 +31,8 @@ def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
     needs = {
         "mask_id": ("decoding", True),
         "eos_id": (
-            "logits_eos_inf, confidence_eos_eot_inf and eos_early_stop",
-            config.logits_eos_inf or late or config.eos_early_stop,
+            "logits_eos_inf, confidence_eos_eot_inf, eos_early_stop and stop",
+            config.logits_eos_inf or late or config.eos_early_stop or bool(config.stop),
         ),
         "eot_id": ("confidence_eos_eot_inf", late),
     }

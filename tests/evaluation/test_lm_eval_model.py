@@ -40,12 +40,13 @@ def answers(monkeypatch):
 
 class Answers:
     def __init__(self, monkeypatch):
-        self.text, self.asked = "A. B\n\nC", []
+        self.text, self.asked, self.stops = "A. B\n\nC", [], []
         monkeypatch.setattr(lm_eval_model, "generate_stream", self)
 
     def __call__(self, model, prompts, config, *, places, backend, seed):
-        assert config == SAMPLER and places == 4 and backend == "xla"
+        assert config.replace(stop=()) == SAMPLER and places == 4 and backend == "xla"
         self.asked.append((prompts, seed))
+        self.stops.append(config.stop)
         return (SimpleNamespace(answers=[self.answer(prompt)]) for prompt in prompts)
 
     def answer(self, prompt):
@@ -103,6 +104,15 @@ def test_prompts_are_decoded_in_one_stream_and_answered_in_order(answers):
     assert model_with().generate_until([asking(text, {}) for text in texts]) == texts
     assert model_with().generate_until([asking("a", {})]) == ["a"]
     assert [len(prompts) for prompts, _ in answers.asked] == [6, 1]
+
+
+def test_each_stop_string_has_a_stream_of_its_own(answers):
+    answers.answer = np.array
+    settings = [{"until": ["."]}, {"until": "\n"}, {"until": ["."]}]
+    asked = [asking(text, each) for text, each in zip("abc", settings, strict=True)]
+    assert model_with().generate_until(asked) == ["a", "b", "c"]
+    assert answers.stops == [(".",), ("\n",)]
+    assert [len(prompts) for prompts, _ in answers.asked] == [2, 1]
 
 
 def test_an_answer_excludes_the_end_of_turn():
