@@ -32,7 +32,7 @@ from llada_jax.training.data import Example
 from llada_jax.training.loop import read_metrics, require_steps, train
 from llada_jax.training.model_folder import export_model
 from llada_jax.training.sft import read_examples, shuffled
-from llada_jax.training.state import trained
+from llada_jax.training.state import trained_params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def fine_tune(config: FineTuneConfig, run: Run) -> None:
     run.write(TRAINING, training.as_json())
     source = shuffled(examples, config.train.seed)
     state = train(run.folder, model, config.train, source, parent=parent, mesh=mesh)
-    params = trained(state.params, config.train, parent)
+    params = trained_params(state.params, config.train, parent)
     card = _card(config, len(examples), training.commands)
     metrics = read_metrics(run.folder)
     export_model(run.folder / "model", model, params, folder, card, metrics)

@@ -34,7 +34,7 @@ from llada_jax.config import ModelConfig, TrainConfig, require, require_counts
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.training.data import batches
 from llada_jax.training.loop import require_steps, train
-from llada_jax.training.objectives import Found, Objective, Reader
+from llada_jax.training.objectives import LossAndMetrics, Objective, Reader
 from llada_jax.training.quality_remask import QualityHead, QualityRemask, fit_quality_head
 
 PUBLISHED: Mapping[str, tuple[float, str]] = {
@@ -98,7 +98,7 @@ class CellsOf(Objective):
 
     inner: Objective
 
-    def __call__(self, reader: Reader, batch: Any, key: jax.Array) -> Found:
+    def __call__(self, reader: Reader, batch: Any, key: jax.Array) -> LossAndMetrics:
         return self.inner(reader, cells_alone(batch), key)
 
 

@@ -41,9 +41,9 @@ from llada_jax.training.copying import check_shape
 from llada_jax.training.loop import read_metrics, require_steps, train
 from llada_jax.training.model_folder import export_model
 from llada_jax.training.objectives import Objective
-from llada_jax.training.state import MASKED, trained
+from llada_jax.training.state import MASKED, trained_params
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
-from llada_jax.training.upcycling import dense_shape, upcycled
+from llada_jax.training.upcycling import dense_shape, upcycle
 
 TOKENIZER_TEXTS = 20_000
 
@@ -132,7 +132,7 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     evaluate = probe(config.tasks, config.score, model_config, tokenizer)
     how: Any = {"mesh": mesh_for(config.mesh), "objective": config.objective, "parent": parent}
     state = train(run.folder, model_config, config.train, source, evaluate, **how)
-    model = Model(model_config, trained(state.params, config.train, parent), tokenizer)
+    model = Model(model_config, trained_params(state.params, config.train, parent), tokenizer)
     finish(config, run, model, folder, training.commands)
 
 
@@ -148,7 +148,7 @@ def parent_params(name: str, model: ModelConfig, seed: int = 0) -> ModelParams:
             found[field] == wanted[field],
             f"model.{field} is {wanted[field]!r}; allowed: {found[field]!r}, as of parent {name!r}",
         )
-    return upcycled(params, model, seed) if sparse else params
+    return upcycle(params, model, seed) if sparse else params
 
 
 def finish(

@@ -1,1 +1,1 @@
-"""Training of masked-diffusion models: tokenizer, data, loss and loop."""
+"""Trains masked-diffusion models: data, objectives, the loop, adapters, and policy gradients."""

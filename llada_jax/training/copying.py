@@ -1,12 +1,13 @@
-"""Heads that copy, put into a model before its training starts.
+"""Initialises a model with attention heads that copy from the prompt.
 
-Answers repeat names and numbers of their questions, and to copy them two layers have to work
-together: heads that bring what stands one place before and after, and heads that find where else
-the same neighbours stand and bring what they surround. A choice's letter is copied alike, by what
-stands a few places after it. A small model that we trained from random weights still guessed most
-names after 3,000 steps, and the letters after 16,000. Here such heads are written into the first
-three layers of a model with random weights, which training then changes as it likes. Structured
-starts are known to help small transformers (Trockman & Kolter, arXiv 2305.09828); this one is ours.
+Answers repeat names and numbers of their questions. To copy them, two layers must cooperate, like
+induction heads: heads in the first layer bring each position its neighbours' tokens, and heads in a
+later one find positions with the same neighbours and bring the token there. The letter of a choice
+is found by the text a few positions after it. A small model trained from random weights still
+guessed most names after 3,000 steps, and the letters after 16,000. Here such heads are written into
+the first three layers of a model with random weights; training then changes them freely. Structured
+initialisation is known to help small transformers (Trockman & Kolter, arXiv 2305.09828); this one
+is our own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,25 +20,25 @@ from jaxtyping import Array, Float
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import Attention, FeedForward, Layer, ModelParams
 
-# Dimensions of the residual stream that are equal for all tokens, and set for [MASK] alone; and the
-# first one's share of a token's energy after the norm.
+# Two dimensions of the residual stream: one is equal for all tokens, one is set for [MASK] only.
+# And the share of the first in a token's energy after the norm.
 CONSTANT, IS_MASK, CONSTANT_SHARE = 0, 1, 1 / 8
-# A place some tokens away scores `NEIGHBOUR_SCORE`, for frequencies of weight one. The highest ones
-# of RoPE tell one place from the next; without the very highest, several places come into view.
+# Attention score of the position that a head looks at, for RoPE frequencies of weight one. The
+# highest frequencies tell adjacent positions apart; without the very highest, a head sees several.
 NEIGHBOUR_SCORE = 7.5
 NEIGHBOUR_FREQUENCIES, AHEAD_FREQUENCIES = (2.0, 1.0, 1.0), (0.0, 1.0, 1.0, 1.0)
-AHEAD = 2.7  # places from a letter and its bracket to the middle of what they stand for
-FIRST_SLOW_FREQUENCY = 6  # from here on they turn little over a canvas, and can compare content
-# Sharpness of comparing neighbours, a letter's bracket, and what stands ahead of it; and how much
-# less a place scores that is masked itself, where what stands ahead is compared.
+AHEAD = 2.7  # positions from a letter and its bracket to the middle of the text of the choice
+FIRST_SLOW_FREQUENCY = 6  # lower ones hardly turn over a canvas, so they can compare content
+# Sharpness of comparing neighbours, the bracket of a letter, and the text ahead of it; and the
+# penalty of a masked position if the text ahead is compared.
 MATCH, MATCH_BRACKET, MATCH_AHEAD, NOT_MASKED = 2.2, 1.5, 4.5, 16.0
-# Scales of what the first layers write, of what is brought, of the head's rows, and of what all
-# other random weights write.
-STREAM, BROUGHT, READ_OUT, REST = 0.5, 1.5, 1.5, 0.3
+# Scales of the first layers' outputs, of the copied content, of the head's rows, and of all other
+# random weights' outputs.
+STREAM, COPIED, READ_OUT, REST = 0.5, 1.5, 1.5, 0.3
 
 
 class _Stream(NamedTuple):
-    """Which dimensions of the residual stream hold what."""
+    """The dimensions of the residual stream for the token itself and for its neighbours."""
 
     content: np.ndarray
     ahead: np.ndarray
@@ -46,9 +47,9 @@ class _Stream(NamedTuple):
 
 
 def with_copying_heads(params: ModelParams, config: ModelConfig, seed: int) -> ModelParams:
-    """Puts heads that copy into the first three layers of random parameters, in float32.
+    """Writes heads that copy into the first three layers of random parameters, in float32.
 
-    Raises ValueError for shapes that have no room for them.
+    Raises ValueError for shapes without room for them.
     """
     check_shape(config)
     require(config.mask_id is not None, "mask_id is None; allowed with copying heads: a token id")
@@ -62,18 +63,19 @@ def with_copying_heads(params: ModelParams, config: ModelConfig, seed: int) -> M
         np.arange(width - size, width),
     )
     embedding, head = _vocabulary(params, config, stream, rng)
-    layers = [_quiet(layer, index) for index, layer in enumerate(params.layers)]
-    matrices = [[np.array(each) for each in layer.attention[:4]] for layer in layers[:3]]
-    _write_heads(config, stream, rng, [_heads(each, config.head_dim) for each in matrices])
-    for index, four in enumerate(matrices):
-        written = (jnp.asarray(each, jnp.float32) for each in four)
-        named = dict(zip(Attention._fields, written, strict=False))
-        layers[index] = layers[index]._replace(attention=layers[index].attention._replace(**named))
+    layers = [_scale_down(layer, index) for index, layer in enumerate(params.layers)]
+    matrices = [[np.array(matrix) for matrix in layer.attention[:4]] for layer in layers[:3]]
+    _write_heads(config, stream, rng, [_clear_heads(layer, size) for layer in matrices])
+    for index, layer_matrices in enumerate(matrices):
+        arrays = (jnp.asarray(matrix, jnp.float32) for matrix in layer_matrices)
+        changes = dict(zip(Attention._fields, arrays, strict=False))
+        attention = layers[index].attention._replace(**changes)
+        layers[index] = layers[index]._replace(attention=attention)
     return params._replace(embedding=embedding, head=head, layers=tuple(layers))
 
 
 def check_shape(config: ModelConfig) -> None:
-    """Raises ValueError for a shape that has no room for the heads."""
+    """Raises ValueError for a shape without room for the heads."""
     heads, size = config.n_heads, config.head_dim
     require(config.moe is None, "moe is set; allowed with copying heads: None")
     require(not config.tied_embeddings, "tied_embeddings is True; allowed here: False")
@@ -95,7 +97,7 @@ def check_shape(config: ModelConfig) -> None:
 def _vocabulary(
     params: ModelParams, config: ModelConfig, stream: _Stream, rng: np.random.Generator
 ) -> tuple[Float[Array, "V D"], Float[Array, "V D"]]:
-    """Makes embedding and head: a random direction for each token, and the same to read it."""
+    """Returns embedding and head: a random direction for each token, and the same to read it."""
     size, dims = config.vocab_size, len(stream.content)
     energy = (1 - CONSTANT_SHARE) * config.width
     embedding = np.zeros((size, config.width))
@@ -111,8 +113,8 @@ def _vocabulary(
     return jnp.asarray(embedding, jnp.float32), jnp.asarray(head, jnp.float32)
 
 
-def _quiet(layer: Layer, index: int) -> Layer:
-    """Turns what random weights write down, so that what copies does not drown in it."""
+def _scale_down(layer: Layer, index: int) -> Layer:
+    """Scales down the outputs of random weights, which would drown what the heads write."""
     attention, ffn = layer.attention, layer.ffn
     assert isinstance(ffn, FeedForward)
     if index > 1:
@@ -121,8 +123,7 @@ def _quiet(layer: Layer, index: int) -> Layer:
 
 
 class _Head(NamedTuple):
-    """Views of a head's rows and columns: what it asks, offers and takes, each [head_dim, D], and
-    what it writes, [D, head_dim]."""
+    """Views of a head's matrices: query, key and value [head_dim, D], output [D, head_dim]."""
 
     query: np.ndarray
     key: np.ndarray
@@ -130,8 +131,8 @@ class _Head(NamedTuple):
     output: np.ndarray
 
 
-def _heads(matrices: Sequence[np.ndarray], size: int) -> Iterator[_Head]:
-    """Yields the heads of a layer's four matrices, one after the other, emptied."""
+def _clear_heads(matrices: Sequence[np.ndarray], size: int) -> Iterator[_Head]:
+    """Yields the heads of a layer's four matrices one after the other, set to zero."""
     query, key, value, output = matrices
     for start in range(0, len(query), size):
         rows = slice(start, start + size)
@@ -144,77 +145,77 @@ def _heads(matrices: Sequence[np.ndarray], size: int) -> Iterator[_Head]:
 def _write_heads(
     config: ModelConfig, stream: _Stream, rng: np.random.Generator, heads: list[Iterator[_Head]]
 ) -> None:
-    """Writes the first heads of the first three layers.
+    """Writes the heads of the first three layers; `heads` has an iterator for each layer.
 
-    The content is as wide as two heads, where there is room: what one neighbour matches is brought
-    in two halves.
+    Content may be wider than a head's value, so two heads with the same comparison copy one half
+    each.
     """
     nearby, matching, lettered = heads
     content, size = stream.content, config.head_dim
     halves = np.split(content, [size])
-    one = _orthonormal(rng, len(content), size)  # for both sides, to be compared
+    one = _orthonormal(rng, len(content), size)  # the same for both sides, so they can be compared
     several = _orthonormal(rng, len(content), len(stream.ahead))
-    for offset, weights, seen_as, target in (
+    for offset, weights, projection, target in (
         (-1, NEIGHBOUR_FREQUENCIES, one, stream.before),
         (1, NEIGHBOUR_FREQUENCIES, one, stream.after),
         (AHEAD, AHEAD_FREQUENCIES, several, stream.ahead),
     ):
         head = next(nearby)
         _look(head, config, offset, weights)
-        head.value[: len(target), content] = seen_as.T
+        head.value[: len(target), content] = projection.T
         head.output[target, np.arange(len(target))] = STREAM
     for side in (stream.before, stream.after):
-        likeness = MATCH * _orthonormal(rng, size, len(side))
+        projection = MATCH * _orthonormal(rng, size, len(side))
         for half in halves:
-            _match(next(matching), config, side, likeness, half)
+            _match(next(matching), config, side, projection, half)
     bracket = MATCH_BRACKET * _orthonormal(rng, size, len(stream.after))
     ahead = MATCH_AHEAD * _orthonormal(rng, size, len(stream.ahead))
-    likeness = np.concatenate([bracket, ahead], axis=1)
+    projection = np.concatenate([bracket, ahead], axis=1)
     sides = np.concatenate([stream.after, stream.ahead])
     for half, layer in zip(halves, (matching, lettered), strict=True):
-        _match(next(layer), config, sides, likeness, half, masked=-NOT_MASKED)
+        _match(next(layer), config, sides, projection, half, masked=-NOT_MASKED)
 
 
 def _look(head: _Head, config: ModelConfig, offset: float, weights: tuple[float, ...]) -> None:
-    """Lets a head look some places away.
+    """Makes a head attend to the position at an offset.
 
-    Query and key read the constant alone. A query turned by the angles of `offset` places scores
-    highest where the key's place differs by as much.
+    Query and key depend on the constant dimension alone. With the query turned by the RoPE angles
+    of `offset` positions, the score is highest for the key at this offset.
     """
     half = config.head_dim // 2
-    reach = (NEIGHBOUR_SCORE * config.head_dim**0.5) ** 0.5 / (CONSTANT_SHARE * config.width) ** 0.5
+    scale = (NEIGHBOUR_SCORE * config.head_dim**0.5) ** 0.5 / (CONSTANT_SHARE * config.width) ** 0.5
     for pair, weight in enumerate(weights):
         angle = offset * config.rope_theta ** (-pair / half)
-        head.query[pair, CONSTANT] = reach * weight**0.5 * np.cos(angle)
-        head.query[pair + half, CONSTANT] = reach * weight**0.5 * np.sin(angle)
-        head.key[pair, CONSTANT] = reach * weight**0.5
+        head.query[pair, CONSTANT] = scale * weight**0.5 * np.cos(angle)
+        head.query[pair + half, CONSTANT] = scale * weight**0.5 * np.sin(angle)
+        head.key[pair, CONSTANT] = scale * weight**0.5
 
 
 def _match(
     head: _Head,
     config: ModelConfig,
     compared: np.ndarray,
-    likeness: Float[np.ndarray, "size compared"],
+    projection: Float[np.ndarray, "size compared"],
     content: np.ndarray,
     masked: float = 0.0,
 ) -> None:
-    """Lets a head bring the content from where the same stands in the dimensions compared.
+    """Makes a head copy `content` from positions that agree in the dimensions `compared`.
 
-    Query and key are one matrix, so that a place is most like those with the same neighbour.
-    `masked` is what the score of a masked place gets besides, by RoPE's slowest frequency.
+    Query and key are the same matrix, so positions with equal neighbours have the highest scores.
+    `masked` is added to the score of masked positions, with RoPE's slowest frequency.
     """
     half = config.head_dim // 2
     pairs = np.arange(FIRST_SLOW_FREQUENCY, half - (masked != 0))
     slow = np.concatenate([pairs, pairs + half])
     for matrix in (head.query, head.key):
-        matrix[np.ix_(slow, compared)] = likeness[: len(slow)]
+        matrix[np.ix_(slow, compared)] = projection[: len(slow)]
     if masked:
         energy = CONSTANT_SHARE * config.width, (1 - CONSTANT_SHARE) * config.width
         head.query[half - 1, CONSTANT] = config.head_dim**0.5 / energy[0] ** 0.5
         head.key[half - 1, IS_MASK] = masked / energy[1] ** 0.5
-    own = np.arange(len(content))
-    head.value[own, content] = 1
-    head.output[content, own] = BROUGHT
+    index = np.arange(len(content))
+    head.value[index, content] = 1
+    head.output[content, index] = COPIED
 
 
 def _orthonormal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:

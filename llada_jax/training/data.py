@@ -1,12 +1,12 @@
-"""Canvases to train on: a batch is a pure function of the seed and the step.
+"""Makes training batches; a batch is a pure function of the seed and the step.
 
-A canvas is a prompt and a region for the answer, padded with EOS so that the model learns where
-answers end. Two things vary so that every window of the sampler has been seen in training:
+A canvas is a prompt and an answer region, padded with EOS so that the model learns where answers
+end. Two properties vary, so that every state of the sampler's windows occurs in training:
 
-- Where the canvas ends. Canvases of one length teach the model to count from the end.
-- What is masked. Besides the whole region at random, as in LLaDA, some canvases stand where a
-  block-wise decoder stands: the blocks before are clean, one block is partly masked, and after it
-  come only masks, or nothing (a window without masked suffix).
+- The end of the canvas. With a fixed length the model would learn to count from the end.
+- The masks. In addition to LLaDA's masking of the whole region at random, some canvases are masked
+  as a block-wise decoder sees them: earlier blocks are clean, one block is partly masked, and after
+  it come only masks, or nothing (a window without masked suffix).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,45 +19,46 @@ from llada_jax.config import TrainConfig
 
 
 class Example(NamedTuple):
-    """Token ids of a prompt and of its answer, with the token that ends the answer."""
+    """Token ids of a prompt and of its answer, including the token that ends the answer."""
 
     prompt: Sequence[int]
     answer: Sequence[int]
     gen_length: int | None = None
-    """Longest answer region to draw; None: the configuration's."""
+    """Maximum length of the answer region, or None for the configuration's."""
 
 
 ExampleSource = Callable[[int], Example]
-"""Example by index, 0 and up without end; a pure function."""
+"""Returns the example with an index, 0 and up without end; a pure function."""
 
 
 class TrainingBatch(NamedTuple):
-    """Canvases padded on the right to one length."""
+    """Canvases padded on the right to the same length."""
 
-    tokens: Int[np.ndarray, "B L"]  # nothing masked yet
-    live: Bool[np.ndarray, "B L"]  # the canvas, without padding
-    target: Bool[np.ndarray, "B L"]  # may be masked, and is then predicted
+    tokens: Int[np.ndarray, "B L"]  # unmasked
+    live: Bool[np.ndarray, "B L"]  # the canvas without padding
+    target: Bool[np.ndarray, "B L"]  # may be masked, and is predicted if so
     hidden: Bool[np.ndarray, "B L"]  # always masked, never predicted
 
 
 _Canvas = tuple[Int[np.ndarray, " L"], slice, slice]
-"""Tokens, and where those are that may be masked and those that always are."""
+"""Tokens, the slice that may be masked, and the slice that is always masked."""
 
 
 def batches(
     source: ExampleSource, config: TrainConfig, eos_id: int, first_step: int = 0
 ) -> Iterator[TrainingBatch]:
     """Yields the batches of steps `first_step`, `first_step + 1` and so on, without end."""
-    group, place = divmod(first_step, config.group_steps)
+    group, index = divmod(first_step, config.group_steps)
     while True:
-        yield from _group(source, config, eos_id, group)[place:]
-        group, place = group + 1, 0
+        yield from _group(source, config, eos_id, group)[index:]
+        group, index = group + 1, 0
 
 
 def _group(
     source: ExampleSource, config: TrainConfig, eos_id: int, group: int
 ) -> list[TrainingBatch]:
-    """Makes the batches of `group_steps` successive steps: canvases of like length together."""
+    """Makes the batches of `group_steps` steps together, so that canvases of similar length share a
+    batch and little of it is padding."""
     rng = np.random.default_rng([config.seed, group])
     size = config.batch_size * config.group_steps
     canvases = [
@@ -76,15 +77,15 @@ def _canvas(
     example: Example, config: TrainConfig, eos_id: int, rng: np.random.Generator
 ) -> _Canvas:
     start, answer = len(example.prompt), len(example.answer)
-    longest = min(example.gen_length or config.max_gen_length, config.max_gen_length)
-    if answer > longest:
-        raise ValueError(f"an answer has {answer} tokens; allowed: up to {longest}")
-    gen_length = int(rng.integers(answer, longest + 1))
+    max_length = min(example.gen_length or config.max_gen_length, config.max_gen_length)
+    if answer > max_length:
+        raise ValueError(f"an answer has {answer} tokens; allowed: up to {max_length}")
+    gen_length = int(rng.integers(answer, max_length + 1))
     first, last = 0, gen_length
     if config.objective == "finetune" and rng.random() < config.block_share:
-        # The block where only EOS is left is drawn too, where the answer fills its last block.
+        # Includes the block after an answer that fills its last block; it contains only EOS.
         first = int(rng.integers(answer // config.block_length + 1)) * config.block_length
-        first = min(first, longest - config.block_length)
+        first = min(first, max_length - config.block_length)
         last = first + config.block_length
         gen_length = last if rng.random() < config.cut_share else max(last, gen_length)
     tokens = np.full(start + gen_length, eos_id, np.int32)

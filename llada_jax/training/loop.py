@@ -1,11 +1,11 @@
-"""The training loop: a run that is killed at any moment resumes, bit for bit.
+"""The training loop: a run that is killed at any moment resumes with bit-identical results.
 
-A run folder holds `checkpoints/` (orbax) and `metrics.jsonl`. Nothing else is state: batches and
-masks follow from the seed and the step, and metrics written after the last whole checkpoint are
-dropped when the run resumes, so that they are written again.
+A run folder contains `checkpoints/` (orbax) and `metrics.jsonl`. There is no other state: batches
+and masks follow from the seed and the step. When a run resumes, metrics later than the last
+complete checkpoint are deleted, because they will be written again.
 
-On a mesh a batch lies on the axis `data`, matrices and their moments on `model`; XLA puts in what
-devices must tell each other. Each process makes the whole batch, and keeps its devices' rows.
+On a mesh, batches are divided along the axis `data`, matrices and their moments along `model`; XLA
+inserts the communication. Each process makes the whole batch, and uses its devices' rows.
 """
 
 import json
@@ -31,7 +31,13 @@ from llada_jax.model.params import ModelParams, parameter_name
 from llada_jax.on_mesh import DATA
 from llada_jax.training.data import ExampleSource, TrainingBatch, batches
 from llada_jax.training.objectives import Objective
-from llada_jax.training.state import MASKED, create_state, learning_rate, make_train_step, trained
+from llada_jax.training.state import (
+    MASKED,
+    create_state,
+    learning_rate,
+    make_train_step,
+    trained_params,
+)
 
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINT_FOLDER = "checkpoints"
@@ -50,44 +56,45 @@ def train(
     objective: Objective = MASKED,
     mesh: Mesh | None = None,
 ) -> TrainState:
-    """Trains to `config.steps` from the last checkpoint in `folder`, or from the beginning.
+    """Trains to `config.steps`, from the last checkpoint in `folder` or from the beginning.
 
     Args:
-      source: examples by index, a pure function.
-      evaluate: called every `config.evaluate_every` steps; its numbers join the metrics.
-      parent: float32 parameters to begin with, in place of what `config.start` says; with
-        `config.lora` in any dtype or quantized, since they are adapted and stay as they are.
-      objective: what is learnt; LLaDA's loss by default.
-      mesh: devices with axes `data` and `model` that share the work, all processes' together; each
-        process calls this. A checkpoint goes on on any other mesh.
+      source: Examples by index; a pure function.
+      evaluate: Called every `config.evaluate_every` steps; its results are added to the metrics.
+      parent: Float32 parameters to start from instead of `config.start`. With `config.lora` they
+        are not changed, and may have any dtype or be quantized.
+      objective: The loss; LLaDA's by default.
+      mesh: Devices with axes `data` and `model`, of all processes; each process calls this
+        function. A checkpoint can be resumed on any other mesh.
 
-    Returns the state, whose parameters are adapters with `config.lora` (`state.trained`).
+    Returns the state; with `config.lora` its parameters are adapters (see `state.trained_params`).
 
     Raises:
-      ValueError: the checkpoint is past `config.steps`, or does not fit the configuration.
-      FloatingPointError: a loss or a gradient is NaN or infinite. What the step left is not
-        logged, scored or saved; the checkpoints before it stay.
+      ValueError: The checkpoint is past `config.steps`, or does not fit the configuration.
+      FloatingPointError: A loss or a gradient is NaN or infinite. The step is not logged, evaluated
+        or saved; earlier checkpoints are kept.
     """
-    folder = Path(folder).absolute()  # orbax takes no relative paths
+    folder = Path(folder).absolute()  # orbax does not accept relative paths
     require_steps(folder, config)
     folder.mkdir(parents=True, exist_ok=True)
-    # orbax's policies do not fit its own protocol, hence Any.
+    # orbax's own policies do not match its protocol's type, hence Any.
     keep: Any = ocp.training.preservation_policies.LatestN(config.keep_checkpoints)
-    # Each checkpoint is written under a temporary name, then renamed; leftovers are swept here.
+    # Each checkpoint is written under a temporary name, then renamed; leftovers are deleted here.
     with ocp.training.Checkpointer(
         str(folder / CHECKPOINT_FOLDER), preservation_policy=keep, cleanup_tmp_directories=True
     ) as checkpointer:
         state = create_state(model, config, parent)
         if mesh is not None:
-            state, parent = on_mesh(state, model, config, mesh), parent_on(mesh, parent)
-        places = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
+            state = place_state(state, model, config, mesh)
+            parent = place_parent(mesh, parent)
+        placement = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
         if checkpointer.latest is not None:
-            state = state.replace(**checkpointer.load(abstract_state=arrays_of(state)))
+            state = state.replace(**checkpointer.load(abstract_state=checkpoint_content(state)))
         start = np.asarray(state.step).item()
         is_first = jax.process_index() == 0
         if is_first:
             keep_metrics(folder, start)
-        train_step = make_train_step(model, config, objective, parent, places)
+        train_step = make_train_step(model, config, objective, parent, placement)
         schedule = learning_rate(config)
         assert model.eos_id is not None
         stream = islice(batches(source, config, model.eos_id, start), config.steps - start)
@@ -96,9 +103,9 @@ def train(
         for step, batch in enumerate(
             tqdm(stream, initial=start, total=config.steps, disable=not progress), start + 1
         ):
-            placed = batch if mesh is None else batch_on(mesh, batch)
-            state, of_step = train_step(state, placed)
-            recent.append(of_step)
+            placed = batch if mesh is None else place_batch(mesh, batch)
+            state, step_metrics = train_step(state, placed)
+            recent.append(step_metrics)
             logged = _due(step, config.log_every, config.steps)
             saved = _due(step, config.checkpoint_every, config.steps)
             if logged or saved:
@@ -106,28 +113,30 @@ def train(
             if logged:
                 row = {"step": step, "learning_rate": np.asarray(schedule(step)).item()}
                 seconds, rows = time.perf_counter() - began, jax.device_get(recent)
-                row |= {name: float(np.mean([each[name] for each in rows])) for name in rows[0]}
+                row |= {name: float(np.mean([r[name] for r in rows])) for name in rows[0]}
                 row["seconds_per_step"] = seconds / len(rows)
                 began += seconds
                 if evaluate is not None and _due(step, config.evaluate_every, config.steps):
-                    row |= evaluate(trained(state.params, config, parent))
+                    row |= evaluate(trained_params(state.params, config, parent))
                     began = time.perf_counter()
                 if is_first:
                     atomic.append_text(folder / METRICS_FILE, json.dumps(row) + "\n")
                 recent.clear()
             if saved:
                 require_finite_tree(f"after step {step}", state.params)
-                checkpointer.save(step, arrays_of(state))
+                checkpointer.save(step, checkpoint_content(state))
                 atomic.sync(folder / CHECKPOINT_FOLDER / str(step))
     return state
 
 
-def on_mesh(state: TrainState, model: ModelConfig, config: TrainConfig, mesh: Mesh) -> TrainState:
-    """Returns a state whose arrays lie on the mesh: matrices and their moments in parts, adapters
-    and numbers whole on each device.
+def place_state(
+    state: TrainState, model: ModelConfig, config: TrainConfig, mesh: Mesh
+) -> TrainState:
+    """Returns the state on a mesh: matrices and their moments divided, adapters and scalars
+    replicated.
 
-    Raises ValueError for a batch that does not fill the axis `data`, and for what the other axes do
-    not divide.
+    Raises ValueError for a batch that does not divide by the axis `data`, and for a model that does
+    not divide by the other axes.
     """
     groups = mesh.shape[DATA]
     require(
@@ -135,46 +144,47 @@ def on_mesh(state: TrainState, model: ModelConfig, config: TrainConfig, mesh: Me
         f"batch_size is {config.batch_size} on a mesh of data={groups}; allowed: a multiple of "
         f"{groups}",
     )
-    places: dict[str, NamedSharding] = {}
+    placement: dict[str, NamedSharding] = {}
     if config.lora is None:
         require_divides(model, mesh, None)
         specs = named_specs(model).items()
-        places = {f".{name}": shardings(spec, mesh, None) for name, spec in specs}
-    whole = NamedSharding(mesh, PartitionSpec())
+        placement = {f".{name}": shardings(spec, mesh, None) for name, spec in specs}
+    replicated = NamedSharding(mesh, PartitionSpec())
 
     def put(path: Any, leaf: Any) -> Any:
-        """Puts a parameter, or a moment of it, whose path ends with its name."""
+        # A parameter's path ends with its name, and so do the paths of its moments.
         name = f".{parameter_name(path)}"
-        return jax.device_put(leaf, next((places[e] for e in places if name.endswith(e)), whole))
+        matches = (placement[key] for key in placement if name.endswith(key))
+        return jax.device_put(leaf, next(matches, replicated))
 
     return jax.tree.map_with_path(put, state)
 
 
-def parent_on(mesh: Mesh, parent: ModelParams | None) -> ModelParams | None:
-    """Returns parameters that stay as they are, whole on each device unless they lie on a mesh."""
+def place_parent(mesh: Mesh, parent: ModelParams | None) -> ModelParams | None:
+    """Returns a parent's parameters, replicated unless they are on a mesh already."""
     if parent is None or mesh_of(parent) is not None:
         return parent
     return jax.device_put(parent, NamedSharding(mesh, PartitionSpec()))
 
 
-def batch_on(mesh: Mesh, batch: TrainingBatch) -> TrainingBatch:
-    """Returns a batch in parts of its rows, one for each group of the axis `data`."""
-    place = NamedSharding(mesh, PartitionSpec(DATA))
+def place_batch(mesh: Mesh, batch: TrainingBatch) -> TrainingBatch:
+    """Returns the batch with its rows divided along the axis `data`."""
+    rows_sharding = NamedSharding(mesh, PartitionSpec(DATA))
 
     def put(rows: Any) -> Any:
-        return jax.make_array_from_callback(rows.shape, place, lambda part: rows[part])
+        return jax.make_array_from_callback(rows.shape, rows_sharding, lambda part: rows[part])
 
     return TrainingBatch(*map(put, batch))
 
 
-def arrays_of(state: TrainState) -> dict[str, Any]:
-    """Returns what a checkpoint holds."""
+def checkpoint_content(state: TrainState) -> dict[str, Any]:
+    """Returns the part of the state that is saved in a checkpoint."""
     return {"step": state.step, "params": state.params, "opt_state": state.opt_state}
 
 
 def require_steps(folder: str | Path, config: TrainConfig) -> None:
-    """Raises ValueError where the last checkpoint of a run is past `config.steps`; changes nothing
-    in its folder."""
+    """Raises ValueError if the last checkpoint of a run is past `config.steps`; does not change the
+    folder."""
     checkpoints = Path(folder).absolute() / CHECKPOINT_FOLDER
     if not checkpoints.is_dir():
         return
@@ -188,18 +198,18 @@ def require_steps(folder: str | Path, config: TrainConfig) -> None:
 
 
 def keep_metrics(folder: Path, last_step: int) -> None:
-    """Keeps the whole rows of a run's metrics up to a step, and drops the rest."""
+    """Deletes rows later than a step, and incomplete ones, from a run's metrics."""
     kept = [row for row in read_metrics(folder) if row["step"] <= last_step]
     atomic.write_text(folder / METRICS_FILE, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def read_metrics(folder: str | Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
-    """Reads the whole rows of a run's metrics, or of a model's log; none where it has none yet."""
+    """Reads the complete rows of a run's metrics, or of a model's log; [] if there is no file."""
     path = Path(folder) / name
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is half a row
+    return [json.loads(line) for line in lines[:-1]]  # an interrupted row has no final newline
 
 
 def _due(step: int, every: int, last: int) -> bool:
@@ -207,7 +217,7 @@ def _due(step: int, every: int, last: int) -> bool:
 
 
 def _require_finite(recent: list[dict[str, jax.Array]], last: int) -> None:
-    """Raises FloatingPointError that names the first of the steps up to `last` without numbers."""
+    """Raises FloatingPointError for the first of the steps up to `last` with a NaN or infinity."""
     for step, row in enumerate(jax.device_get(recent), last - len(recent) + 1):
         bad = [f"{name} is {value}" for name, value in row.items() if not np.isfinite(value)]
         if bad:

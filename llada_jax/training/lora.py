@@ -1,7 +1,7 @@
-"""LoRA: narrow matrices beside those of a model that stay as they are (arXiv 2106.09685).
+"""LoRA: trains low-rank updates of a model's matrices, which stay unchanged (arXiv 2106.09685).
 
-What is trained is a tree of its own, by the names of the matrices, so that a checkpoint and the
-optimizer hold nothing of the base, whose matrices may be quantized.
+The adapters are a separate tree by the names of the matrices. So checkpoints and the optimizer's
+state do not contain the base model, whose matrices may be quantized.
 """
 
 from collections.abc import Mapping
@@ -17,20 +17,20 @@ from llada_jax.model.quantize import AdaptedWeight, dequantize, is_quantized
 
 
 class Adapter(NamedTuple):
-    """What is added to a matrix [Out, In]: alpha / rank * up @ down."""
+    """A low-rank update of a matrix [Out, In]: alpha / rank * up @ down."""
 
     down: Float[Array, "rank In"]
     up: Float[Array, "Out rank"]
 
 
 Adapters = Mapping[str, Adapter]
-"""By the names of matrices: `layers.3.attention.query`."""
+"""By the name of the matrix: `layers.3.attention.query`."""
 
 
 def init_adapters(model: ModelConfig, lora: LoraConfig, key: Key[Array, ""]) -> dict[str, Adapter]:
-    """Draws float32 adapters that add nothing yet: `down` is normal, `up` is zero.
+    """Draws float32 adapters with a zero update: `down` is normal, `up` is zero.
 
-    Raises ValueError where the model has no matrix of the names that are wanted.
+    Raises ValueError if the model has none of the target matrices.
     """
     specs = {
         parameter_name(path): spec.shape
@@ -45,15 +45,15 @@ def init_adapters(model: ModelConfig, lora: LoraConfig, key: Key[Array, ""]) -> 
     keys = jax.random.split(key, len(specs))
     return {
         f"layers.{name}": Adapter(
-            inputs**-0.5 * jax.random.normal(each, (lora.rank, inputs)),
+            inputs**-0.5 * jax.random.normal(matrix_key, (lora.rank, inputs)),
             jnp.zeros((outputs, lora.rank)),
         )
-        for each, (name, (outputs, inputs)) in zip(keys, specs.items(), strict=True)
+        for matrix_key, (name, (outputs, inputs)) in zip(keys, specs.items(), strict=True)
     }
 
 
 def with_adapters(base: ModelParams, adapters: Adapters, lora: LoraConfig) -> ModelParams:
-    """Returns the base with adapters beside its matrices: what a training step runs."""
+    """Returns the base with adapters next to its matrices, for a training step."""
 
     def adapted(path: tuple[Any, ...], leaf: Any) -> Any:
         adapter = adapters.get(parameter_name(path))
@@ -64,14 +64,15 @@ def with_adapters(base: ModelParams, adapters: Adapters, lora: LoraConfig) -> Mo
     return jax.tree.map_with_path(adapted, base, is_leaf=is_quantized)
 
 
-def merged(base: ModelParams, adapters: Adapters, lora: LoraConfig) -> ModelParams:
-    """Returns plain float32 parameters that do what base and adapters do, up to rounding."""
+def merge_adapters(base: ModelParams, adapters: Adapters, lora: LoraConfig) -> ModelParams:
+    """Returns float32 parameters equivalent to base and adapters, up to rounding."""
 
-    def plain(path: tuple[Any, ...], leaf: Any) -> Any:
-        whole = dequantize(leaf, jnp.float32) if is_quantized(leaf) else leaf
+    def merge(path: tuple[Any, ...], leaf: Any) -> Any:
+        matrix = dequantize(leaf, jnp.float32) if is_quantized(leaf) else leaf
         if (adapter := adapters.get(parameter_name(path))) is not None:
-            added = lora.alpha / lora.rank * adapter.up @ adapter.down
-            whole = whole.astype(jnp.float32) + added
-        return jax.block_until_ready(whole.astype(jnp.float32))
+            update = lora.alpha / lora.rank * adapter.up @ adapter.down
+            matrix = matrix.astype(jnp.float32) + update
+        # Waiting for each leaf bounds the memory of temporaries.
+        return jax.block_until_ready(matrix.astype(jnp.float32))
 
-    return jax.tree.map_with_path(plain, base, is_leaf=is_quantized)
+    return jax.tree.map_with_path(merge, base, is_leaf=is_quantized)

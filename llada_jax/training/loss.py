@@ -1,9 +1,9 @@
 """The masked-diffusion loss of LLaDA (arXiv 2502.09992, equations 3 and 5), and routers' losses.
 
-A canvas draws a masking probability t, each of its target tokens is masked with probability t, and
-the model predicts the masked ones. Cross-entropy weighted with 1/t bounds the negative
-log-likelihood of the target from above, per token once it is divided by the target's length.
-A mixture of experts stays usable by even loads, and by small logits of its routers.
+A masking probability t is drawn for each canvas, each of its target tokens is masked with
+probability t, and the model predicts the masked ones. Their cross-entropy weighted with 1/t bounds
+the target's negative log-likelihood from above; divided by the target's length it is per token. Two
+more losses keep the loads of a mixture's experts even and its routers' logits small.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ Tokens = Int[Array | np.ndarray, "B L"]
 
 
 class Corruption(NamedTuple):
-    """What the model reads, and what it must predict."""
+    """Masked canvases: the model's input, the masks to predict, and their probability."""
 
     tokens: Int[Array, "B L"]
     masked: Bool[Array, "B L"]
@@ -34,7 +34,7 @@ class Loss(NamedTuple):
     """Scalars of a batch."""
 
     loss: Float[Array, ""]  # nats per target token
-    accuracy: Float[Array, ""]  # share of masked tokens that the model ranks first
+    accuracy: Float[Array, ""]  # share of masked tokens that are the model's first choice
 
 
 def mask_probabilities(key: Key[Array, ""], batch_size: int, smallest: float) -> Float[Array, " B"]:
@@ -49,7 +49,7 @@ def mask_probabilities(key: Key[Array, ""], batch_size: int, smallest: float) ->
 
 
 def corrupt(key: Key[Array, ""], batch: TrainingBatch, mask_id: int, smallest: float) -> Corruption:
-    """Masks each target token with its canvas's probability, and all of what is hidden."""
+    """Masks target tokens with their canvas's probability, and all hidden tokens."""
     probability_key, mask_key = jax.random.split(key)
     probability = mask_probabilities(probability_key, batch.tokens.shape[0], smallest)
     drawn = jax.random.uniform(mask_key, batch.tokens.shape) < probability[:, None]
@@ -65,7 +65,7 @@ def masked_diffusion_loss(
     corruption: Corruption,
 ) -> Loss:
     """Averages sum(cross-entropy of masked tokens) / (t * number of target tokens) over canvases.
-    Logits, in float32, are those of the token at their own place; each canvas has a target."""
+    Logits are float32, for the token at the same position; each canvas has a target."""
     masked = corruption.masked
     summed = jnp.where(masked, cross_entropy(logits, tokens), 0).sum(axis=-1)
     per_token = summed / (corruption.probability * target.sum(axis=-1))
@@ -79,7 +79,7 @@ def cross_entropy(logits: Float[Array, "B L V"], tokens: Tokens) -> Float[Array,
 
 
 def ranked_first(logits: Float[Array, "B L V"], tokens: Tokens) -> Bool[Array, "B L"]:
-    """Tells where no token has a higher logit."""
+    """Marks tokens with the highest logit of their position."""
     # A comparison with the maximum: XLA's argmax costs more on CPUs than the whole head.
     return _pick(logits, tokens) >= logits.max(axis=-1)
 
@@ -89,18 +89,18 @@ def _pick(logits: Float[Array, "B L V"], tokens: Tokens) -> Float[Array, "B L"]:
 
 
 class RouterLoss(NamedTuple):
-    """Scalars of a layer, or the mean over layers."""
+    """Scalars of one layer, or means over layers."""
 
-    balance: Float[Array, ""]  # 1 for even loads, the number of experts where one has all of it
+    balance: Float[Array, ""]  # 1 for even loads, n_experts if one expert gets all tokens
     z: Float[Array, ""]
 
 
 class RouterLosses:
-    """The feed-forward half of every layer, which notes each router's losses as it passes."""
+    """A feed-forward function for `run_layer` that collects each router's losses on the way."""
 
     def __init__(self, live: Bool[Array, "B L"]) -> None:
         self._live = live.reshape(-1)
-        self._of_layers: list[RouterLoss] = []
+        self._layer_losses: list[RouterLoss] = []
 
     def __call__(
         self, x: Float[Array, "B L D"], weights: FeedForward | Experts, config: ModelConfig
@@ -108,21 +108,21 @@ class RouterLosses:
         if isinstance(weights, Experts):
             assert config.moe is not None
             flat = x.reshape(-1, x.shape[-1])
-            self._of_layers.append(router_loss(flat, weights, config.moe, self._live))
+            self._layer_losses.append(router_loss(flat, weights, config.moe, self._live))
         return feed_forward_half(x, weights, config)
 
     def mean(self) -> RouterLoss:
-        return jax.tree.map(lambda *each: jnp.stack(each).mean(), *self._of_layers)
+        return jax.tree.map(lambda *losses: jnp.stack(losses).mean(), *self._layer_losses)
 
 
 def router_loss(
     x: Float[Array, "T D"], experts: Experts, config: MoEConfig, live: Bool[Array, " T"]
 ) -> RouterLoss:
-    """Averages two losses over the live rows.
+    """Returns two losses, averaged over the live rows.
 
-    They are E sum_e (share of choices) (share of scores) of Switch Transformers (arXiv 2101.03961,
-    equation 4), and the squared log of the logits' partition sum of ST-MoE (arXiv 2202.08906,
-    equation 5).
+    `balance` is E sum_e (share of choices) (share of scores) of Switch Transformers (arXiv
+    2101.03961, equation 4), `z` the squared log of the logits' partition sum of ST-MoE (arXiv
+    2202.08906, equation 5).
     """
     chosen = jax.nn.one_hot(route(x, experts, config).experts, config.n_experts).mean(axis=1)
     scores = router_scores(x, experts, config)

@@ -1,4 +1,4 @@
-"""A finished run as a model folder in the Hugging Face layout, with its model card and log."""
+"""Exports a finished run as a model folder in Hugging Face's layout, with model card and log."""
 
 import json
 import shutil
@@ -27,10 +27,10 @@ def export_model(
     log: Iterable[Mapping[str, Any]],
     log_before: Iterable[Mapping[str, Any]] = (),
 ) -> None:
-    """Writes weights in bfloat16, configuration, tokenizer, model card and a thinned-out log.
+    """Writes weights in bfloat16, configuration, tokenizer, model card and a thinned log.
 
-    `log_before` has the rows of the parent's log, which come first and are not thinned out again.
-    A new folder appears only when it is complete; in an existing one these files are replaced.
+    `log_before` has the rows of the parent's log, which come first and are not thinned again. A new
+    folder is written atomically; in an existing one these files are replaced.
     """
     with new_folder(Path(folder)) as part:
         save_huggingface(part, model, params, "bfloat16")
@@ -43,9 +43,9 @@ def export_model(
         (part / LOG_FILE).write_text(lines, encoding="utf-8")
 
 
-def thinned(rows: list[Mapping[str, Any]], most: int = LOG_ROWS) -> list[Mapping[str, Any]]:
-    """Keeps at most so many rows, evenly spread, the last one among them."""
-    stride = -(-len(rows) // most) or 1
+def thinned(rows: list[Mapping[str, Any]], limit: int = LOG_ROWS) -> list[Mapping[str, Any]]:
+    """Keeps at most `limit` rows, evenly spread, including the last one."""
+    stride = -(-len(rows) // limit) or 1
     return rows[(len(rows) - 1) % stride :: stride]
 
 

@@ -1,8 +1,10 @@
-"""What a training asks of a model: values, each of which corrupts canvases and says what counts.
+"""Training objectives: what canvases a model reads, and which of its predictions count.
 
-`masked` teaches to fill masks. A `Revision` keeps that in half of each batch. In the other half it
-shows tokens that may be wrong and counts every token, so that the model learns what to revise:
-`self_fill` shows the model's own predictions, a custom subclass whatever its `corrupted` returns.
+`masked` is LLaDA's objective: masked tokens are predicted. A model trained only on it has never
+seen a wrong token on a canvas, so it cannot judge whether a token should be revised. A `Revision`
+uses `masked` for half of each batch. The other half shows tokens that may be wrong, and every token
+counts, visible or not, so that the model learns to correct. `self_fill` shows the model's own
+predictions, which are the errors that its decoder makes; a custom subclass implements `corrupted`.
 """
 
 from collections.abc import Callable
@@ -17,21 +19,21 @@ from llada_jax.config import ModelConfig, require, require_numbers
 from llada_jax.training.data import TrainingBatch
 from llada_jax.training.loss import corrupt, cross_entropy, masked_diffusion_loss, ranked_first
 
-Found = tuple[Float[Array, ""], dict[str, Float[Array, ""]]]
+LossAndMetrics = tuple[Float[Array, ""], dict[str, Float[Array, ""]]]
 """A loss, and scalars to log."""
 SMALLEST_MASKED, LARGEST_MASKED = 0.3, 0.9
-"""Share of masks that `self_fill` begins with, where a canvas is not masked whole."""
+"""Range of the share of masks at the start of `self_fill`, unless all targets are masked."""
 
 
 class Reader(NamedTuple):
-    """A model in training, as an objective reads it."""
+    """Access of an objective to the model in training."""
 
     model: ModelConfig
     predict: Callable[[Int[Array, "B L"]], Float[Array, "B L V"]]
-    """Logits of the batch's canvases, of which the gradient is taken; called once."""
-    look: Callable[[Int[Array, "N L"], Bool[Array, "N L"]], Float[Array, "N L V"]]
-    """Logits of canvases and their live positions, without gradient."""
-    smallest: float  # masking probability
+    """Logits of the batch's canvases, with gradient; called once."""
+    infer: Callable[[Int[Array, "N L"], Bool[Array, "N L"]], Float[Array, "N L V"]]
+    """Logits of any canvases, given their live positions, without gradient."""
+    smallest: float  # smallest masking probability
 
     @property
     def mask_id(self) -> int:
@@ -41,11 +43,11 @@ class Reader(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A loss of a batch; a value with its own numbers, found by `name`."""
+    """A loss of a batch; an instance holds the loss's numbers, a subclass is found by `name`."""
 
     name: ClassVar[str]
-    told: ClassVar[str]
-    """What counts, in half a sentence that `summary` puts its numbers in."""
+    description: ClassVar[str]
+    """Half a sentence about the loss for `summary`, with placeholders for the fields."""
 
     def __init_subclass__(cls) -> None:
         if "name" in cls.__dict__:
@@ -53,19 +55,19 @@ class Objective:
 
     @classmethod
     def named(cls, name: str) -> "Objective":
-        """Returns the objective of a name, with its default numbers."""
+        """Returns the objective with this name, with default numbers."""
         require(name in OBJECTIVES, f"objective is {name!r}; allowed: {', '.join(OBJECTIVES)}")
         return OBJECTIVES[name]()
 
-    def __call__(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Found:
-        """Returns the loss of a `TrainingBatch` in nats per target token, and scalars to log, the
-        loss among them."""
+    def __call__(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> LossAndMetrics:
+        """Returns the loss of a `TrainingBatch` in nats per target token, and scalars to log,
+        including the loss."""
         raise NotImplementedError
 
     @property
     def summary(self) -> str:
-        """Says what counts, for a model's card."""
-        return self.told.format(self)
+        """Describes the objective, for a model card."""
+        return self.description.format(self)
 
 
 OBJECTIVES: dict[str, type[Objective]] = {}
@@ -73,13 +75,13 @@ OBJECTIVES: dict[str, type[Objective]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Masked(Objective):
-    """Masked tokens alone are predicted, and alone count: their cross-entropy, weighted 1/t
+    """Predicts masked tokens only: their cross-entropy, weighted with 1/t
     (`llada_jax.training.loss`)."""
 
     name = "masked"
-    told = "no other term"
+    description = "no other term"
 
-    def __call__(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Found:
+    def __call__(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> LossAndMetrics:
         corruption = corrupt(key, batch, reader.mask_id, reader.smallest)
         logits = reader.predict(corruption.tokens)
         result = masked_diffusion_loss(logits, batch.tokens, batch.target, corruption)
@@ -88,46 +90,51 @@ class Masked(Objective):
 
 @dataclass(frozen=True, kw_only=True)
 class Revision(Objective):
-    """A loss of two halves: of the first one as `masked` has it; of the second one the mean
-    cross-entropy of all targets, seen or masked.
+    """The mean of two losses: `masked` on the first half of the batch, and on the second half the
+    mean cross-entropy of all target tokens, visible or masked.
 
-    That every target counts, and that half of a batch stays as it was, is of ProSeCo
-    (arXiv 2602.11590) and of DMax (arXiv 2604.08302).
+    ProSeCo (arXiv 2602.11590) and DMax (arXiv 2604.08302) also count every target, and keep half of
+    the batch for masks only.
     """
 
     def corrupted(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Int[Array, "B L"]:
-        """Returns what the model reads of the second half's canvases."""
+        """Returns the model's input for the canvases of the second half."""
         raise NotImplementedError
 
-    def __call__(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Found:
+    def __call__(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> LossAndMetrics:
         size = len(batch.tokens)
         require(size > 1, f"batch_size is {size}; allowed with {type(self).__name__}: 2 or more")
         half = size // 2
         plain = TrainingBatch(*(rows[:half] for rows in batch))
-        own = TrainingBatch(*(rows[half:] for rows in batch))
-        plain_key, own_key = jax.random.split(key)
+        revised = TrainingBatch(*(rows[half:] for rows in batch))
+        plain_key, revised_key = jax.random.split(key)
         masked = corrupt(plain_key, plain, reader.mask_id, reader.smallest)
-        seen = self.corrupted(reader, own, own_key)
+        seen = self.corrupted(reader, revised, revised_key)
+        # One forward pass for both halves: `predict` may be called once only, because router losses
+        # are collected during the call.
         logits = reader.predict(jnp.concatenate([masked.tokens, seen]))
         first = masked_diffusion_loss(logits[:half], plain.tokens, plain.target, masked)
-        second, metrics = revision_loss(logits[half:], own, seen, reader.mask_id)
+        second, metrics = revision_loss(logits[half:], revised, seen, reader.mask_id)
+        # Weighted by rows, so an odd batch counts each canvas equally.
         loss = (half * first.loss + (size - half) * second) / size
         return loss, {"loss": loss, "accuracy": first.accuracy, "revision_loss": second, **metrics}
 
 
 def revision_loss(
     logits: Float[Array, "B L V"], batch: Any, seen: Int[Array, "B L"], mask_id: int
-) -> Found:
+) -> LossAndMetrics:
     """Averages the cross-entropy of all targets of each canvas, then over canvases, in nats.
 
-    The metrics are shares: of seen targets those that are wrong (`own_errors`), of these those that
-    the model would repair, and of right ones those that it would break.
+    There is no weight 1/t, because all targets count and not a random subset. The metrics are
+    shares: of visible targets the wrong ones (`own_errors`), of these the ones that the model would
+    repair, and of right ones those that it would break.
     """
     tokens, target = batch.tokens, batch.target
     counted = jnp.where(target, cross_entropy(logits, tokens), 0)
     shown = target & (seen != mask_id)
     wrong, right = shown & (seen != tokens), shown & (seen == tokens)
     first = ranked_first(logits, tokens)
+    # Per canvas first, so that canvases with short answers weigh as much as those with long ones.
     return (counted.sum(axis=1) / target.sum(axis=1)).mean(), {
         "own_errors": _share(wrong, shown),
         "repaired": _share(wrong & first, wrong),
@@ -135,42 +142,46 @@ def revision_loss(
     }
 
 
-def _share(some: Bool[Array, "B L"], of: Bool[Array, "B L"]) -> Float[Array, ""]:
-    return some.sum() / jnp.maximum(of.sum(), 1)
+def _share(part: Bool[Array, "B L"], total: Bool[Array, "B L"]) -> Float[Array, ""]:
+    return part.sum() / jnp.maximum(total.sum(), 1)  # 0 if there is nothing to count
 
 
-def some_masked(
+def mask_some(
     key: Key[Array, ""], tokens: Int[Array, "B L"], where: Bool[Array, "B L"], mask_id: int
 ) -> Int[Array, "B L"]:
-    """Masks up to half of what stands at `where`, in half of the canvases: so that a model learns
-    to judge one token by others that may be wrong, as a shadow does."""
+    """Masks up to half of the tokens at `where`, in half of the canvases.
+
+    A shadow is scored with its own token masked and possibly wrong tokens around it; this makes
+    such canvases part of training.
+    """
     row_key, rate_key, token_key = jax.random.split(key, 3)
     rows = len(tokens)
     rate = 0.5 * jax.random.uniform(rate_key, (rows, 1))
     rate = rate * jax.random.bernoulli(row_key, 0.5, (rows, 1))
-    drawn = jax.random.uniform(token_key, tokens.shape) < rate
-    return jnp.where(where & drawn, mask_id, tokens)
+    masked = jax.random.uniform(token_key, tokens.shape) < rate
+    return jnp.where(where & masked, mask_id, tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelfFill(Revision):
-    """Masks that the model has filled itself, as a decoder does (DMax's and ProSeCo's on-policy
-    training).
+    """Shows the model its own predictions in place of masks, as a decoder would write them (the
+    on-policy training of DMax and ProSeCo).
 
-    Half of these canvases are masked whole. Where the model's first choice reaches a confidence, it
-    is written; half of the canvases are then read and filled once more, on top of what was written.
-    Some of what is shown is masked again.
+    Half of these canvases are masked completely, the others partly. Each mask for which the model's
+    first choice reaches a confidence is filled. In half of the canvases, the model then fills more
+    masks in a second pass on its own output, so that errors build on errors as in decoding. Some
+    tokens are masked again at the end (`mask_some`).
 
     Attributes:
-      least: the lowest confidence that is drawn, uniformly, for a canvas.
-      most: the highest one. Both lie below a decoder's threshold, where errors are.
-      all_filled: share of canvases that are filled whatever the confidence.
-      swapped: share of canvases where one token that the model nearly took for another gives way to
-        it, in all places where it is shown: an error that agrees with itself.
+      least: Lower bound of the confidence, which is drawn uniformly for each canvas.
+      most: Upper bound. Both are below a decoder's threshold, because the errors are there.
+      all_filled: Share of canvases that are filled at any confidence.
+      swapped: Share of canvases in which one token is replaced by a likely wrong one wherever it is
+        visible: a consistent error, which cannot be detected by comparing copies.
     """
 
     name = "self_fill"
-    told = (
+    description = (
         "half of each batch with what the model itself puts in place of masks (confidence from "
         "{0.least:g} to {0.most:g}; {0.swapped:.0%} with one token swapped wherever it stands), "
         "where all tokens count"
@@ -194,53 +205,55 @@ class SelfFill(Revision):
         masked = batch.target & (jax.random.uniform(token_key, batch.target.shape) < share)
         seen = jnp.where(masked | batch.hidden, reader.mask_id, batch.tokens)
         bound = jax.random.uniform(next(keys), (rows, 1), minval=self.least, maxval=self.most)
-        everything = jax.random.bernoulli(next(keys), float(self.all_filled), (rows, 1))
-        bound = jnp.where(everything, 0, bound)
+        fill_all = jax.random.bernoulli(next(keys), float(self.all_filled), (rows, 1))
+        bound = jnp.where(fill_all, 0, bound)
 
-        def filled(seen: Int[Array, "B L"]) -> tuple[Int[Array, "B L"], Guesses]:
-            guess = guesses(reader.look(seen, batch.live), batch.tokens, reader.mask_id)
+        def fill(seen: Int[Array, "B L"]) -> tuple[Int[Array, "B L"], Guesses]:
+            guess = guesses(reader.infer(seen, batch.live), batch.tokens, reader.mask_id)
             sure = batch.target & (seen == reader.mask_id) & (guess.confidence >= bound)
             return jnp.where(sure, guess.token, seen), guess
 
-        seen, guess = filled(seen)
+        seen, guess = fill(seen)
         swaps = jax.random.bernoulli(next(keys), float(self.swapped), (rows, 1))
-        seen = jnp.where(swaps, swapped(next(keys), seen, guess, batch, reader.mask_id), seen)
-        again, _ = filled(seen)
+        # Before the second pass, so that it builds on the swapped token.
+        seen = jnp.where(swaps, swap_token(next(keys), seen, guess, batch, reader.mask_id), seen)
+        again, _ = fill(seen)
         seen = jnp.where(jax.random.bernoulli(next(keys), 0.5, (rows, 1)), again, seen)
-        return some_masked(next(keys), seen, batch.target, reader.mask_id)
+        return mask_some(next(keys), seen, batch.target, reader.mask_id)
 
 
 class Guesses(NamedTuple):
-    """What a model would write, and its best wrong idea."""
+    """The model's first choice for each position, and its most likely wrong choice."""
 
     token: Int[Array, "B L"]
     confidence: Float[Array, "B L"]
-    wrong: Int[Array, "B L"]  # the likeliest token but the right one
+    wrong: Int[Array, "B L"]  # the most likely token except the right one
     wrong_log_probability: Float[Array, "B L"]
 
 
 def guesses(logits: Float[Array, "B L V"], tokens: Int[Array, "B L"], mask_id: int) -> Guesses:
-    """Returns the model's first choices, [MASK] left out, and the likeliest wrong ones."""
-    places = jnp.arange(logits.shape[-1])
-    logits = jnp.where(places == mask_id, -jnp.inf, logits)
+    """Returns the model's first choices, without [MASK], and the most likely wrong ones."""
+    ids = jnp.arange(logits.shape[-1])
+    logits = jnp.where(ids == mask_id, -jnp.inf, logits)
     total = jax.nn.logsumexp(logits, axis=-1)
-    others = jnp.where(places == tokens[..., None], -jnp.inf, logits)
+    others = jnp.where(ids == tokens[..., None], -jnp.inf, logits)
     best, next_best = logits.max(axis=-1), others.max(axis=-1)
-    # The place of a maximum, which on CPUs is faster so than by XLA's argmax.
+    # Comparing with the maximum gives the argmax, faster than XLA's argmax on CPUs.
     token, wrong = (
-        jnp.where(each >= most[..., None], places, -1).max(axis=-1)
-        for each, most in ((logits, best), (others, next_best))
+        jnp.where(values >= maximum[..., None], ids, -1).max(axis=-1)
+        for values, maximum in ((logits, best), (others, next_best))
     )
     return Guesses(token, jnp.exp(best - total), wrong, next_best - total)
 
 
-def swapped(
+def swap_token(
     key: Key[Array, ""], seen: Int[Array, "B L"], guess: Guesses, batch: Any, mask_id: int
 ) -> Int[Array, "B L"]:
-    """Puts a wrong token wherever a right one is shown: one that the model gives some probability,
-    in proportion to it."""
+    """Replaces a right token by the model's most likely wrong one, wherever it is visible in the
+    canvas. The position that decides both is drawn in proportion to the wrong token's probability,
+    so the error is one that the model might make."""
     likely = jnp.where(batch.target, guess.wrong_log_probability, -jnp.inf)
     at = jax.random.categorical(key, likely)[:, None]
-    right, wrong = (jnp.take_along_axis(each, at, axis=1) for each in (batch.tokens, guess.wrong))
+    right, wrong = (jnp.take_along_axis(ids, at, axis=1) for ids in (batch.tokens, guess.wrong))
     copies = batch.target & (batch.tokens == right) & (seen != mask_id)
     return jnp.where(copies, wrong, seen)

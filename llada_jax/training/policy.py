@@ -1,9 +1,10 @@
-"""Policy gradients for decoders: the canvases that a run chose tokens on, and GRPO's step on them.
+"""Policy gradients for decoders: reconstructs the canvases of a run, and applies GRPO to them.
 
-A trajectory's score is the sum over its forwards of the log-probabilities of what each committed.
-Replaying every forward gives it exactly. d1 (arXiv 2504.12216) reads a single canvas instead. GRPO
-(arXiv 2402.03300) has advantages within groups, and a clipped ratio; here no term holds the policy
-near its beginning.
+The log-probability of a trajectory is the sum over its forward passes of the log-probabilities of
+the tokens that each committed. Replaying every pass gives it exactly (`trajectory_canvases`); d1
+(arXiv 2504.12216) approximates it with a single canvas (`masked_answers`). GRPO (arXiv 2402.03300)
+normalises rewards within groups of answers to a prompt, and clips the probability ratio. There is
+no penalty on the distance from the initial policy here.
 """
 
 from dataclasses import dataclass
@@ -27,19 +28,20 @@ from llada_jax.training.loss import cross_entropy
 
 
 class Canvases(NamedTuple):
-    """N canvases of L positions, and the tokens that are scored on each."""
+    """N canvases of L positions, and the tokens to score on each."""
 
     tokens: Int[np.ndarray, "N L"]
     live: Bool[np.ndarray, "N L"]
     target: Int[np.ndarray, "N L"]
-    weight: Float[np.ndarray, "N L"]  # 1 where the target counts, else 0
-    trajectory: Int[np.ndarray, " N"]  # the trace's row that each canvas belongs to
+    weight: Float[np.ndarray, "N L"]  # 1 if the target counts, else 0
+    trajectory: Int[np.ndarray, " N"]  # row of the trace that the canvas belongs to
 
 
 def trajectory_canvases(trace: Trace, model: ModelConfig) -> Canvases:
-    """Returns the canvas of every forward that committed something, with what it committed.
+    """Returns the canvas of every forward pass that committed tokens; these tokens count.
 
-    Raises ValueError for a run whose forwards read more than a canvas, or that took tokens back.
+    Raises ValueError for a run with passes that read more than one canvas, or with tokens that were
+    revised, because then the sum is not the trajectory's log-probability.
     """
     settings = trace.settings
     sampler = SamplerConfig.from_flat(settings["sampler"])
@@ -73,8 +75,8 @@ def trajectory_canvases(trace: Trace, model: ModelConfig) -> Canvases:
 def masked_answers(
     trace: Trace, model: ModelConfig, rng: np.random.Generator, prompt_share: float = 0.15
 ) -> Canvases:
-    """Returns one canvas for each row, as d1 scores an answer: all of it masked, and each token of
-    the prompt with a probability. Tokens that no forward committed do not count."""
+    """Returns one canvas for each row, as d1 scores an answer: the answer is masked, and each token
+    of the prompt with a probability. Tokens that no forward pass committed do not count."""
     require(0 <= prompt_share < 1, f"prompt_share is {prompt_share}; allowed: 0 to below 1")
     live, generated = _regions(trace, model)
     masked = live & (generated | (rng.random(live.shape) < prompt_share))
@@ -84,8 +86,8 @@ def masked_answers(
 
 
 def _regions(trace: Trace, model: ModelConfig) -> tuple[Bool[np.ndarray, "B L"], ...]:
-    """Returns where each row's canvas is, and where what was generated."""
-    place = np.arange(trace.tokens.shape[1])
+    """Marks each row's canvas, and its generated positions."""
+    position = np.arange(trace.tokens.shape[1])
     sampler = SamplerConfig.from_flat(trace.settings["sampler"])
     _, ends = sequence_bounds(
         trace.prompt_lengths,
@@ -94,12 +96,12 @@ def _regions(trace: Trace, model: ModelConfig) -> tuple[Bool[np.ndarray, "B L"],
         model.block_length,
         infill=False,
     )
-    return place < ends[:, None], place >= trace.prompt_lengths[:, None]
+    return position < ends[:, None], position >= trace.prompt_lengths[:, None]
 
 
 def token_batch(canvases: Canvases) -> dict[str, Any]:
-    """Returns the names of Tunix's `DiffusionTokenBatch`: inputs, targets at their own positions,
-    and what each weighs."""
+    """Returns the fields of Tunix's `DiffusionTokenBatch`: inputs, targets at the same positions,
+    and weights."""
     return {
         "inputs": {"tokens": canvases.tokens, "live": canvases.live},
         "target_ids": canvases.target,
@@ -107,32 +109,32 @@ def token_batch(canvases: Canvases) -> dict[str, Any]:
     }
 
 
-def padded(canvases: Canvases, count: int, length: int) -> Canvases:
-    """Returns canvases filled up to a multiple of a count, and to a multiple of a length, with what
-    weighs nothing: so that few programs are compiled."""
+def pad_canvases(canvases: Canvases, count: int, length: int) -> Canvases:
+    """Pads the number of canvases to a multiple of `count` and their length to a multiple of
+    `length`, with weight 0, so that few programs are compiled."""
     more, wider = (
         -size % unit for size, unit in zip(canvases.tokens.shape, (count, length), strict=True)
     )
-    filled = jax.tree.map(lambda leaf: np.pad(leaf, [(0, more), (0, wider)][: leaf.ndim]), canvases)
-    filled.live[len(canvases.live) :, 0] = True
-    return filled
+    padded = jax.tree.map(lambda leaf: np.pad(leaf, [(0, more), (0, wider)][: leaf.ndim]), canvases)
+    padded.live[len(canvases.live) :, 0] = True  # attention needs one live position
+    return padded
 
 
 @dataclass(frozen=True, kw_only=True)
 class GRPO:
-    """How a step is made; sizes bound memory and the number of programs."""
+    """Settings of a GRPO step; sizes bound memory and the number of programs."""
 
     clip: float = 0.2
-    updates: int = 1  # of the same answers; the first has a ratio of 1
-    canvases: int = 32  # of a program
+    updates: int = 1  # with the same answers; the ratio is 1 in the first one
+    canvases: int = 32  # in one gradient computation
     length_multiple: int = 32
 
 
 def log_probabilities(
     params: ModelParams, model: ModelConfig, canvases: Canvases
 ) -> Float[Array, "N L"]:
-    """Returns the log-probabilities (nats) of the targets that count, else 0. [MASK] is no token
-    that a decoder may choose."""
+    """Returns the log-probabilities (nats) of the targets that count, else 0. [MASK] is excluded,
+    because a decoder may not choose it."""
     logits = forward(params, model, jnp.asarray(canvases.tokens), jnp.asarray(canvases.live))
     is_mask = jnp.arange(model.vocab_size) == model.mask_id
     allowed = jnp.where(is_mask, jnp.finfo(logits.dtype).min, logits)
@@ -140,8 +142,8 @@ def log_probabilities(
 
 
 def advantages(rewards: Float[np.ndarray, "P G"]) -> Float[np.ndarray, "P G"]:
-    """Returns by how many standard deviations each reward is above the mean of its group; 0 in a
-    group whose rewards are equal."""
+    """Returns each reward's distance from the mean of its group in standard deviations; 0 in a
+    group with equal rewards."""
     centred = rewards - rewards.mean(axis=1, keepdims=True)
     spread = rewards.std(axis=1, keepdims=True)
     return np.where(spread > 0, centred / np.where(spread > 0, spread, 1), 0).astype(np.float32)
@@ -155,13 +157,13 @@ def surrogate(
     before: Float[Array, "N L"] | None,
     clip: float,
 ) -> Float[Array, ""]:
-    """Returns the negative sum of clipped, weighted advantages over the tokens of canvases. Without
-    the scores before, it is for the parameters that chose the tokens."""
+    """Returns the negative sum of clipped, weighted advantages over the tokens of canvases.
+    `before` are the scores by the parameters that chose the tokens; None if these are `params`."""
     scores = log_probabilities(params, model, canvases)
     ratio = jnp.exp(scores - (jax.lax.stop_gradient(scores) if before is None else before))
-    of_canvas = advantage[:, None]
-    bounded = jnp.clip(ratio, 1 - clip, 1 + clip) * of_canvas
-    return -(canvases.weight * jnp.minimum(ratio * of_canvas, bounded)).sum()
+    canvas_advantage = advantage[:, None]
+    bounded = jnp.clip(ratio, 1 - clip, 1 + clip) * canvas_advantage
+    return -(canvases.weight * jnp.minimum(ratio * canvas_advantage, bounded)).sum()
 
 
 def grpo_step(
@@ -173,21 +175,23 @@ def grpo_step(
     advantage: Float[np.ndarray, " B"],
     config: GRPO = GRPO(),
 ) -> tuple[ModelParams, Any]:
-    """Returns parameters and the optimizer's moments after updates by a batch of trajectories that
-    canvases name; `advantage` has one for each."""
-    whole = canvases._replace(weight=canvases.weight / max(canvases.weight.sum(), 1))
-    kept = advantage[whole.trajectory] != 0
-    whole = jax.tree.map(lambda leaf: leaf[kept], whole)
+    """Returns parameters and the optimizer's state after updates with a batch of trajectories;
+    `advantage` has one value for each. Trajectories with advantage 0 have no gradient and are
+    skipped."""
+    weighted = canvases._replace(weight=canvases.weight / max(canvases.weight.sum(), 1))
+    kept = advantage[weighted.trajectory] != 0
     if not kept.any():
         return params, moments
-    filled = padded(whole, config.canvases, config.length_multiple)
-    starts = range(0, len(filled.tokens), config.canvases)
-    parts = [jax.tree.map(lambda leaf, i=i: leaf[i : i + config.canvases], filled) for i in starts]
+    weighted = jax.tree.map(lambda leaf: leaf[kept], weighted)
+    padded = pad_canvases(weighted, config.canvases, config.length_multiple)
+    starts = range(0, len(padded.tokens), config.canvases)
+    parts = [jax.tree.map(lambda leaf, i=i: leaf[i : i + config.canvases], padded) for i in starts]
     before = [_score(params, model, part) if config.updates > 1 else None for part in parts]
     for _ in range(config.updates):
         total: Any = None
-        for part, own in zip(parts, before, strict=True):
-            gradient = _gradient(params, model, part, advantage[part.trajectory], own, config.clip)
+        for part, scores in zip(parts, before, strict=True):
+            part_advantage = advantage[part.trajectory]
+            gradient = _gradient(params, model, part, part_advantage, scores, config.clip)
             total = gradient if total is None else jax.tree.map(jnp.add, total, gradient)
         changes, moments = optimizer.update(total, moments, params)
         params = jax.tree.map(jnp.add, params, changes)

@@ -1,8 +1,8 @@
-"""A linear head that tells of a token on the canvas whether it is right: PRISM (arXiv 2510.01384);
-and the rule that decodes with it.
+"""A linear head that predicts whether a token on the canvas is right (PRISM, arXiv 2510.01384), and
+a rule that decodes with it.
 
-The model stays as it is. Canvases are masked, some masks are filled with the model's own samples,
-and the head learns, from the state of each such position, whether the sample is the right token.
+The model is not changed. Canvases are masked, some masks are filled with the model's own samples,
+and the head learns from the hidden state at each of them whether the sample is the right token.
 """
 
 from collections.abc import Iterable
@@ -24,18 +24,17 @@ from llada_jax.training.loss import corrupt
 
 
 class QualityHead(NamedTuple):
-    """A logit of a hidden state: above 0 where the token is more likely right than not."""
+    """Maps a hidden state to a logit, above 0 if the token is more likely right than wrong."""
 
     weight: Float[Array, " D"]
     bias: Float[Array, ""]
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "..."]:
-        """Returns the logit of each state."""
         return hidden.astype(jnp.float32) @ self.weight + self.bias
 
 
-class Revealed(NamedTuple):
-    """Canvases with the model's own samples: what it reads, where they stand, which are right."""
+class RevealedSamples(NamedTuple):
+    """Canvases with samples in place of some masks, their positions, and which are right."""
 
     tokens: Int[Array, "B L"]
     at: Bool[Array, "B L"]
@@ -49,23 +48,23 @@ def reveal(
     truth: Int[Array, "B L"],
     count: int,
     key: Key[Array, ""],
-) -> Revealed:
-    """Fills `count` masks of each canvas, drawn at random, with samples; all where it has fewer."""
-    place_key, token_key = jax.random.split(key)
-    drawn = jnp.where(masked, jax.random.uniform(place_key, masked.shape), -1)
-    least = jax.lax.top_k(drawn, count)[0][:, -1:]
-    at = masked & (drawn >= least)
+) -> RevealedSamples:
+    """Fills `count` random masks of each canvas with samples, or all if it has fewer."""
+    mask_key, token_key = jax.random.split(key)
+    order = jnp.where(masked, jax.random.uniform(mask_key, masked.shape), -1)
+    smallest = jax.lax.top_k(order, count)[0][:, -1:]
+    at = masked & (order >= smallest)
     sampled = jax.random.categorical(token_key, logits)
-    return Revealed(jnp.where(at, sampled, corrupted), at, at & (sampled == truth))
+    return RevealedSamples(jnp.where(at, sampled, corrupted), at, at & (sampled == truth))
 
 
 def quality_loss(
-    head: QualityHead, hidden: Float[Array, "B L D"], revealed: Revealed
+    head: QualityHead, hidden: Float[Array, "B L D"], revealed: RevealedSamples
 ) -> Float[Array, ""]:
-    """Returns the mean binary cross-entropy, in nats, over what was revealed."""
+    """Returns the mean binary cross-entropy over the revealed samples, in nats."""
     logits = head.logits(hidden)
-    each = optax.sigmoid_binary_cross_entropy(logits, revealed.right.astype(jnp.float32))
-    return jnp.where(revealed.at, each, 0).sum() / jnp.maximum(revealed.at.sum(), 1)
+    losses = optax.sigmoid_binary_cross_entropy(logits, revealed.right.astype(jnp.float32))
+    return jnp.where(revealed.at, losses, 0).sum() / jnp.maximum(revealed.at.sum(), 1)
 
 
 def fit_quality_head(
@@ -76,9 +75,9 @@ def fit_quality_head(
     learning_rate: float = 1e-2,
     seed: int = 0,
 ) -> tuple[QualityHead, list[float]]:
-    """Fits a head with Adam, a step a batch; returns it and the loss of each step, in nats.
+    """Fits a head with Adam, one step per batch; returns it and the loss of each step, in nats.
 
-    Raises ValueError for a model without [MASK], and where nothing is to be revealed.
+    Raises ValueError for a model without [MASK], and for `revealed` below 1.
     """
     require(model.mask_id is not None, "mask_id is None; allowed: a token id")
     require(revealed > 0, f"revealed is {revealed}; allowed: 1 or more")
@@ -87,8 +86,8 @@ def fit_quality_head(
     state, losses = optimizer.init(head), []
     for step, batch in enumerate(batches):
         key = jax.random.fold_in(jax.random.key(seed), step)
-        hidden, shown = _own_samples(params, model, batch, key, revealed)
-        loss, gradient = jax.value_and_grad(quality_loss)(head, hidden, shown)
+        hidden, samples = _reveal_own_samples(params, model, batch, key, revealed)
+        loss, gradient = jax.value_and_grad(quality_loss)(head, hidden, samples)
         updates, state = optimizer.update(gradient, state)
         head: Any = optax.apply_updates(head, updates)
         losses.append(float(loss))
@@ -96,25 +95,28 @@ def fit_quality_head(
 
 
 @partial(jax.jit, static_argnums=(1, 4))
-def _own_samples(
+def _reveal_own_samples(
     params: ModelParams, model: ModelConfig, batch: Any, key: Key[Array, ""], revealed: int
-) -> tuple[Float[Array, "B L D"], Revealed]:
+) -> tuple[Float[Array, "B L D"], RevealedSamples]:
+    """Returns hidden states of canvases with the model's own samples, and the samples."""
     assert model.mask_id is not None
     mask_key, sample_key = jax.random.split(key)
     corruption = corrupt(mask_key, batch, model.mask_id, TrainConfig.min_mask_probability)
     logits = forward(params, model, corruption.tokens, batch.live)
     logits = logits.at[..., model.mask_id].set(-jnp.inf)
-    shown = reveal(logits, corruption.tokens, corruption.masked, batch.tokens, revealed, sample_key)
-    return hidden_states(params, model, shown.tokens, batch.live), shown
+    samples = reveal(
+        logits, corruption.tokens, corruption.masked, batch.tokens, revealed, sample_key
+    )
+    return hidden_states(params, model, samples.tokens, batch.live), samples
 
 
 @rule
 class QualityRemask:
-    """Commits what reaches a threshold, and masks again what the head holds to be wrong.
+    """Commits tokens that reach a threshold, and masks tokens again that the head judges wrong.
 
     Attributes:
       weight: The head's weight and, last, its bias.
-      doubt: A committed token is masked again where it is right with less probability.
+      doubt: Committed tokens are masked again below this probability of being right.
     """
 
     needs: ClassVar[set[str]] = {"confidence", "hidden"}
@@ -127,7 +129,7 @@ class QualityRemask:
 
     @classmethod
     def of(cls, head: QualityHead, **numbers: float) -> "QualityRemask":
-        """Returns the rule of a head."""
+        """Returns the rule with a head's weights."""
         return cls(weight=(*head.weight.tolist(), head.bias.item()), **numbers)
 
     def decide(self, seen: Observation, state: RuleState) -> tuple[Decision, RuleState]:

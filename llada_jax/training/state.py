@@ -1,4 +1,4 @@
-"""Training state, its optimizer, and the step that advances it."""
+"""The training state, its optimizer, and the compiled step that advances it."""
 
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from llada_jax.model.params import ModelParams, init_params
 from llada_jax.model.quantize import dequantize, is_quantized
 from llada_jax.training.copying import with_copying_heads
 from llada_jax.training.data import TrainingBatch
-from llada_jax.training.lora import init_adapters, merged, with_adapters
+from llada_jax.training.lora import init_adapters, merge_adapters, with_adapters
 from llada_jax.training.loss import RouterLosses
 from llada_jax.training.objectives import Masked, Objective, Reader
 
@@ -25,11 +25,11 @@ MASKED = Masked()
 def create_state(
     model: ModelConfig, config: TrainConfig, parent: ModelParams | None = None
 ) -> TrainState:
-    """Makes the state before the first step, of `parent` or of parameters as `config.start` says.
-    With `config.lora` the state has adapters alone, and the parent stays beside it.
+    """Returns the state before the first step, from `parent` or else from `config.start`. With
+    `config.lora` it contains adapters only, and the parent is kept separately.
 
-    Raises ValueError for a model without [MASK] or EOS, one that shifts its outputs or is
-    causal, adapters without a parent, and a mixture whose layers are to be run twice.
+    Raises ValueError for a model without [MASK] or EOS, with shifted outputs or causal attention,
+    for adapters without a parent, and for rematerialization of a mixture of experts.
     """
     require(model.mask_id is not None, "mask_id is None; allowed: a token id")
     require(model.eos_id is not None, "eos_id is None; allowed: a token id")
@@ -37,6 +37,7 @@ def create_state(
     require(model.causal is None, f"causal is {model.causal!r}; allowed: None")
     require(
         not config.remat or model.moe is None,
+        # RouterLosses collects values during the pass; a second run of a layer would add them again
         "remat is True for a mixture of experts, whose routers are listened to; allowed: False",
     )
     params: Any
@@ -44,7 +45,7 @@ def create_state(
         require(parent is not None, "lora is set without a parent; allowed: with a model to adapt")
         params = init_adapters(model, config.lora, jax.random.key(config.seed))
     elif parent is not None:
-        params = jax.tree.map(jnp.copy, parent)  # the step gives its buffers away
+        params = jax.tree.map(jnp.copy, parent)  # the train step donates its buffers
     else:
         params = init_params(model, jax.random.key(config.seed))
         if config.start == "copying":
@@ -53,11 +54,11 @@ def create_state(
     return state.replace(step=jnp.zeros((), jnp.int32))
 
 
-def trained(params: Any, config: TrainConfig, parent: ModelParams | None) -> ModelParams:
-    """Returns the model that a state's parameters are, merged where they are adapters."""
+def trained_params(params: Any, config: TrainConfig, parent: ModelParams | None) -> ModelParams:
+    """Returns the model of a state's parameters; adapters are merged into the parent."""
     if config.lora is None or parent is None:
         return params
-    return merged(parent, params, config.lora)
+    return merge_adapters(parent, params, config.lora)
 
 
 def make_train_step(
@@ -65,39 +66,39 @@ def make_train_step(
     config: TrainConfig,
     objective: Objective = MASKED,
     parent: ModelParams | None = None,
-    places: Any = None,
+    placement: Any = None,
 ) -> Any:
     """Compiles `(state, batch) -> (state, metrics)`, once per canvas length.
 
-    What is masked, or corrupted otherwise, is a pure function of the seed, the state's step and, as
-    the objective may be, its parameters.
+    The random corruption of a batch is a pure function of the seed and the step; an objective may
+    also use the parameters for it.
 
     Args:
-      parent: of adapters; parameters in any dtype, or quantized ones, which the products take as
-        the floats that they stand for: rounded activations would have no gradient.
-      places: the shardings of a state on a mesh, which it keeps.
+      parent: The base of adapters; parameters in any dtype, or quantized ones, which are used as
+        floats, because rounding activations would stop the gradient.
+      placement: The shardings of the state on a mesh; the step preserves them.
     """
     base = parent if config.lora is not None else None
 
     def loss_of(
         params: Any, base: ModelParams | None, batch: Any, key: jax.Array
     ) -> tuple[jax.Array, dict]:
-        # `batch` is a TrainingBatch whose arrays are JAX's
+        # `batch` is a TrainingBatch of JAX arrays
         if config.lora is not None and base is not None:
             params = with_adapters(base, params, config.lora)
-        narrowed = _narrowed(params, config)
+        cast = _cast_params(params, config)
         routers = RouterLosses(batch.live)
         run = partial(run_layer, ffn=routers)
-        if config.remat:  # of a layer, its inputs alone are kept for the gradient
+        if config.remat:  # keep only each layer's input for the gradient
             run = jax.checkpoint(run, static_argnums=1)
 
         def predict(tokens: jax.Array) -> jax.Array:
-            return forward(narrowed, model, tokens, batch.live, run)
+            return forward(cast, model, tokens, batch.live, run)
 
-        def look(tokens: jax.Array, live: jax.Array) -> jax.Array:
-            return forward(jax.lax.stop_gradient(narrowed), model, tokens, live)
+        def infer(tokens: jax.Array, live: jax.Array) -> jax.Array:
+            return forward(jax.lax.stop_gradient(cast), model, tokens, live)
 
-        reader = Reader(model, predict, look, config.min_mask_probability)
+        reader = Reader(model, predict, infer, config.min_mask_probability)
         total, metrics = objective(reader, batch, key)
         if model.moe is not None:
             balance = routers.mean()
@@ -114,14 +115,14 @@ def make_train_step(
         metrics["gradient_norm"] = optax.tree.norm(gradient)
         return state.apply_gradients(grads=gradient), metrics
 
-    kept: dict[str, Any] = {} if places is None else {"out_shardings": (places, None)}
-    compiled = jax.jit(train_step, donate_argnums=0, **kept)
+    options: dict[str, Any] = {} if placement is None else {"out_shardings": (placement, None)}
+    compiled = jax.jit(train_step, donate_argnums=0, **options)
     return lambda state, batch: compiled(state, batch, base)
 
 
-def _narrowed(params: ModelParams, config: TrainConfig) -> ModelParams:
-    """Casts the layers' matrices to the products' dtype and all else to the activations', integers
-    to the floats that they stand for."""
+def _cast_params(params: ModelParams, config: TrainConfig) -> ModelParams:
+    """Casts the layers' matrices to `matmul_dtype` and all else to `activation_dtype`; quantized
+    matrices become floats."""
 
     def cast(path: tuple[Any, ...], leaf: Any) -> Any:
         in_layer = path[0].name == "layers"
@@ -134,7 +135,7 @@ def _narrowed(params: ModelParams, config: TrainConfig) -> ModelParams:
 
 
 def learning_rate(config: TrainConfig) -> optax.Schedule:
-    """Makes a rate that rises linearly, stays, and falls to zero whenever time is up."""
+    """Returns a rate that rises linearly, is constant, and falls to zero at the last step."""
     return optax.join_schedules(
         [
             optax.linear_schedule(0.0, config.peak_lr, config.warmup_steps),
@@ -146,11 +147,11 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
 
 
 def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """Makes AdamW or Muon behind a clip of the global gradient norm; matrices alone decay. With
-    `accumulate`, a mean gradient of so many steps makes the update of the last of them.
+    """Returns AdamW or Muon after clipping the global gradient norm; only matrices decay. With
+    `accumulate`, an update uses the mean gradient of that number of steps.
 
-    Muon (Jordan 2024) takes the matrices of the layers, scaled so that its updates are as large as
-    Adam's (Liu et al., arXiv 2502.16982); Adam takes embedding, head and norms.
+    Muon (Jordan 2024) is for the matrices of the layers, scaled so that its updates are as large as
+    Adam's (Liu et al., arXiv 2502.16982); Adam is for embedding, head and norms.
     """
     rate = learning_rate(config)
 
@@ -177,7 +178,7 @@ def _matrices(params: Any) -> Any:
 
 
 def _layer_matrices(params: Any) -> Any:
-    """Tells which dimensions Muon multiplies over; None where Adam takes the parameter."""
+    """Returns the dimensions over which Muon multiplies; None for parameters that Adam updates."""
 
     def dimensions(path: tuple[Any, ...], leaf: jax.Array) -> contrib.MuonDimensionNumbers | None:
         in_layer = path[0].name == "layers" and leaf.ndim > 1

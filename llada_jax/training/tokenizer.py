@@ -1,7 +1,8 @@
-"""Byte-level BPE tokenizers for tasks in English, as those of the bundled models.
+"""Builds byte-level BPE tokenizers for English tasks, such as those of the bundled models.
 
-They know printable ASCII and the newline, and no other character. Each digit is a token of its own,
-so arithmetic has one spelling. Special tokens and chat template are those of the bundled `tiny`.
+They support printable ASCII and the newline, and no other characters. Each digit is a separate
+token, so a number has one spelling. Special tokens and chat template are those of the bundled
+`tiny`.
 """
 
 import json
@@ -17,14 +18,14 @@ CONFIG_FILE = "tokenizer_config.json"
 CHAT_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 ROLES = ("user", "assistant")
 ALPHABET = ("\u010a", "\u0120", *map(chr, range(ord("!"), ord("~") + 1)))
-"""As byte-level BPE spells it: the first two are the newline and the space."""
+"""The characters in byte-level BPE's spelling; the first two are the newline and the space."""
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Tokenizer:
-    """Learns the merges from texts; the same texts give the same tokenizer. Few or short ones have
+    """Learns merges from texts; the same texts give the same tokenizer. Few or short texts give
     fewer than `vocab_size` entries.
 
-    Raises ValueError where that has no room for the special tokens and the alphabet.
+    Raises ValueError if `vocab_size` is too small for the special tokens and the alphabet.
     """
     roles = json.loads((model_path("tiny") / CONFIG_FILE).read_text(encoding="utf-8"))
     named = [roles[f"{role}_token"] for role in ("pad", "eos", "bos", "unk", "mask")]
@@ -44,7 +45,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Tokenizer:
         limit_alphabet=len(ALPHABET),
         show_progress=False,
     )
-    # A role after every text: roles are in every chat and should be whole tokens.
+    # A role follows every text, because roles are in every chat and should be single tokens.
     with_roles = chain.from_iterable(zip(texts, cycle(ROLES), strict=False))
     tokenizer.train_from_iterator(with_roles, trainer)
     return tokenizer

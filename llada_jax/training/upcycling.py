@@ -1,8 +1,9 @@
-"""A mixture of experts that begins with what a dense model knows.
+"""Initialises a mixture of experts from a dense model (sparse upcycling, Komatsuzaki et al.,
+arXiv 2212.05055).
 
-Attention, norms and vocabulary are the dense model's. Its feed-forward neurons are dealt out to the
-experts again and again, each time in another order, so that experts differ from the first step on
-(sparse upcycling, Komatsuzaki et al., arXiv 2212.05055, with experts narrower than the parent).
+Attention, norms and vocabulary are copied. The dense model's feed-forward neurons are distributed
+to the experts several times, in a different order each time, so that experts differ from the first
+step on. Unlike in the paper, experts are narrower than the dense feed-forward layer.
 """
 
 import jax.numpy as jnp
@@ -12,16 +13,16 @@ from llada_jax.config import ModelConfig, MoEConfig, require
 from llada_jax.model.params import Experts, FeedForward, ModelParams
 
 ROUTER_STD = 0.5
-"""Of the router's logits at first, for inputs of unit variance."""
+"""Initial standard deviation of the router's logits, for inputs of unit variance."""
 
 
 def dense_shape(config: ModelConfig) -> ModelConfig:
-    """Returns the dense shape that a mixture's parent has."""
+    """Returns the shape of a mixture's dense parent."""
     return config.replace(family="llada", moe=None)
 
 
-def upcycled(parent: ModelParams, config: ModelConfig, seed: int) -> ModelParams:
-    """Returns a mixture's parameters, float32, of a dense parent's with `dense_shape(config)`.
+def upcycle(parent: ModelParams, config: ModelConfig, seed: int) -> ModelParams:
+    """Returns a mixture's float32 parameters, from a dense parent with `dense_shape(config)`.
 
     Raises ValueError for routed layers that the parent cannot fill: shared experts, dense layers,
     or fewer neurons in all experts than the parent has.
@@ -41,8 +42,8 @@ def upcycled(parent: ModelParams, config: ModelConfig, seed: int) -> ModelParams
     rounds = -(-neurons // config.ffn_width)
     layers = []
     for layer in parent.layers:
-        dealt = np.concatenate([rng.permutation(config.ffn_width) for _ in range(rounds)])
-        chosen = dealt[:neurons].reshape(moe.n_experts, moe.expert_width)
+        order = np.concatenate([rng.permutation(config.ffn_width) for _ in range(rounds)])
+        chosen = order[:neurons].reshape(moe.n_experts, moe.expert_width)
         router = rng.standard_normal((moe.n_experts, config.width)) * ROUTER_STD / config.width**0.5
         assert isinstance(layer.ffn, FeedForward)
         layers.append(layer._replace(ffn=_experts(layer.ffn, chosen, router, moe)))
@@ -52,15 +53,15 @@ def upcycled(parent: ModelParams, config: ModelConfig, seed: int) -> ModelParams
 def _experts(
     dense: FeedForward, neurons: np.ndarray, router: np.ndarray, moe: MoEConfig
 ) -> Experts:
-    """Deals neurons [E, F]. A row that weighs k of E experts by 1 / E each then gets the parent's
-    output on average."""
-    gate, up, down = (jnp.asarray(each, jnp.float32) for each in dense)
-    taken = moe.experts_per_token * moe.expert_width / len(gate)
+    """Returns experts with the given neurons [E, F]. Outputs are scaled so that a router that
+    weighs each of its k experts with 1 / E gives the parent's output on average."""
+    gate, up, down = (jnp.asarray(matrix, jnp.float32) for matrix in dense)
+    neurons_per_token = moe.experts_per_token * moe.expert_width / len(gate)
     return Experts(
         router=jnp.asarray(router, jnp.float32),
         selection_bias=None,
         gate=gate[neurons],
         up=up[neurons],
-        down=jnp.moveaxis(down[:, neurons], 0, 1) * (moe.n_experts / taken),
+        down=jnp.moveaxis(down[:, neurons], 0, 1) * (moe.n_experts / neurons_per_token),
         shared=None,
     )

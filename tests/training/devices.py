@@ -26,7 +26,7 @@ CONFIG = echo.CONFIG.replace(
 def trained_on(folder: str, steps: int, mesh: tuple[int, int] | None, **changes) -> dict:
     """Trains up to a step; with a mesh, on its axes data and model."""
     seen = hashlib.sha256()
-    step_on = loop.batch_on
+    step_on = loop.place_batch
 
     def watched(where, batch):
         placed = step_on(where, batch)
@@ -35,7 +35,7 @@ def trained_on(folder: str, steps: int, mesh: tuple[int, int] | None, **changes)
         seen.update(b"".join(each.tobytes() for each in batch))
         return placed
 
-    loop.batch_on = watched
+    loop.place_batch = watched
     on = mesh_of(data=mesh[0], model=mesh[1]) if mesh else None
     config = CONFIG.replace(steps=steps, **changes)
     state = loop.train(Path(folder), MODEL, config, echo.example, progress=False, mesh=on)

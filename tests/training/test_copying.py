@@ -48,7 +48,7 @@ def share_copied(params):
     return (best == np.take_along_axis(canvases, masked, axis=1)).mean()
 
 
-def test_an_untrained_model_copies_what_stands_between_the_same_neighbours(plain, copying):
+def test_an_untrained_model_copies_tokens_with_the_same_neighbours(plain, copying):
     assert share_copied(copying) > 0.9
     assert share_copied(plain) < 0.1
 
@@ -74,7 +74,7 @@ def test_an_untrained_model_finds_the_letter_of_a_choice(plain, copying):
     assert share_of_letters(plain) < 0.5
 
 
-def test_a_run_may_start_so(copying):
+def test_a_run_can_start_with_copying_heads(copying):
     config = TrainConfig(steps=2, warmup_steps=1, decay_steps=1, start="copying", seed=0)
     params = create_state(CONFIG, config).params
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), params, copying)
@@ -95,7 +95,7 @@ def test_a_run_may_start_so(copying):
         ({"mask_id": None}, "mask_id is None; allowed with copying heads: a token id"),
     ],
 )
-def test_shapes_without_room_are_refused(changes, message):
+def test_shapes_too_small_for_copying_heads_are_refused(changes, message):
     config = CONFIG.replace(**changes)
     with pytest.raises(ValueError, match=message):
         with_copying_heads(None, config, seed=0)

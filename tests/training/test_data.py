@@ -45,7 +45,7 @@ def equal(a: TrainingBatch, b: TrainingBatch) -> bool:
 
 
 @pytest.mark.parametrize("step", [0, 1, 3, 4, 11])
-def test_a_batch_depends_on_seed_and_step_alone(step):
+def test_a_batch_depends_only_on_seed_and_step(step):
     config = make_config()
     batch = batch_at(source, config, EOS, step)
     assert equal(batch, list(islice(batches(source, config, EOS), step + 1))[step])
@@ -85,7 +85,7 @@ def test_answers_are_padded_with_eos_to_the_canvas_end():
         assert (answer[len(content) :] == EOS).all()
 
 
-def test_fine_tuning_never_touches_a_prompt():
+def test_fine_tuning_never_masks_a_prompt():
     for tokens, live, target, hidden in canvases(make_config()):
         prompt = live & (tokens == 2)
         assert prompt.any()
@@ -102,7 +102,7 @@ def test_whole_canvases_may_mask_all_of_the_answer_region():
 
 
 @pytest.mark.parametrize("cut_share", [0.0, 1.0])
-def test_block_canvases_stand_where_a_block_wise_decoder_stands(cut_share):
+def test_block_canvases_look_like_a_block_wise_decoders(cut_share):
     blocks = set()
     suffixes = 0
     for tokens, live, target, hidden in canvases(make_config(block_share=1.0, cut_share=cut_share)):

@@ -123,7 +123,7 @@ def assert_same_bits(a, b) -> None:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
-    return folder, loop.arrays_of(run(folder))
+    return folder, loop.checkpoint_content(run(folder))
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_killed_four_times_it_ends_the_same_bit_for_bit(tmp_path, uninterrupted)
 
     resumed = run(tmp_path, source=listening)
     assert min(asked) == 4 * CONFIG.batch_size, "it goes on from the checkpoint of step 4"
-    assert_same_bits(loop.arrays_of(resumed), arrays)
+    assert_same_bits(loop.checkpoint_content(resumed), arrays)
     assert metrics(tmp_path) == metrics(folder)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [loop.CHECKPOINT_FOLDER, loop.METRICS_FILE]
@@ -151,7 +151,7 @@ def test_killed_four_times_it_ends_the_same_bit_for_bit(tmp_path, uninterrupted)
     assert steps == ["12", "8"]
 
 
-def test_metrics_say_where_the_run_stands(uninterrupted):
+def test_metrics_have_the_step_and_the_rate(uninterrupted):
     rows = metrics(uninterrupted[0])
     assert [row["step"] for row in rows] == [2, 4, 6, 8, 10, 12]
     assert set(rows[0]) == {"step", "learning_rate", "loss", "accuracy", "gradient_norm"}
@@ -159,19 +159,19 @@ def test_metrics_say_where_the_run_stands(uninterrupted):
     assert all(np.isfinite(list(row.values())).all() for row in rows)
 
 
-def test_a_finished_run_is_left_as_it_is(tmp_path, uninterrupted):
+def test_a_finished_run_is_not_changed(tmp_path, uninterrupted):
     folder, arrays = uninterrupted
     before = metrics(folder)
 
     def no_more(index: int) -> Example:
         raise AssertionError(index)
 
-    assert_same_bits(loop.arrays_of(run(folder, source=no_more)), arrays)
+    assert_same_bits(loop.checkpoint_content(run(folder, source=no_more)), arrays)
     assert metrics(folder) == before
 
 
 @pytest.mark.parametrize(("name", "bad"), [("loss", np.nan), ("gradient_norm", np.inf)])
-def test_a_step_without_numbers_ends_the_run_and_the_checkpoint_before_it_stays(
+def test_a_non_finite_step_ends_the_run_and_keeps_the_last_checkpoint(
     tmp_path, uninterrupted, name, bad
 ):
     make = loop.make_train_step
@@ -192,10 +192,10 @@ def test_a_step_without_numbers_ends_the_run_and_the_checkpoint_before_it_stays(
         run(tmp_path)
     assert [row["step"] for row in metrics(tmp_path)] == [2, 4, 6]
     assert [path.name for path in (tmp_path / loop.CHECKPOINT_FOLDER).iterdir()] == ["4"]
-    assert_same_bits(loop.arrays_of(run(tmp_path)), uninterrupted[1])
+    assert_same_bits(loop.checkpoint_content(run(tmp_path)), uninterrupted[1])
 
 
-def test_a_checkpoint_has_numbers_only(tmp_path):
+def test_a_checkpoint_contains_only_arrays(tmp_path):
     save = CONFIG.replace(checkpoint_every=2)
     with (
         mock.patch.object(loop, "_require_finite"),
@@ -211,7 +211,7 @@ def test_a_checkpoint_past_the_end_is_an_error(uninterrupted):
         run(uninterrupted[0], shorter)
 
 
-def test_what_a_run_left_is_only_looked_at_before_it_goes_on(tmp_path, uninterrupted):
+def test_checks_before_resuming_change_nothing(tmp_path, uninterrupted):
     leftover = tmp_path / "run" / loop.CHECKPOINT_FOLDER / "4.orbax-checkpoint-tmp"
     loop.require_steps(tmp_path / "run", CONFIG)
     assert not any(tmp_path.iterdir())
@@ -220,6 +220,6 @@ def test_what_a_run_left_is_only_looked_at_before_it_goes_on(tmp_path, uninterru
     assert list((tmp_path / "run").rglob("*")) == [leftover.parent, leftover]
 
 
-def test_evaluations_join_the_metrics(uninterrupted):
+def test_evaluations_are_added_to_the_metrics(uninterrupted):
     found = [(row["step"], row.get("answer")) for row in metrics(uninterrupted[0])]
     assert found == [(2, None), (4, 16.0), (6, None), (8, 16.0), (10, None), (12, 16.0)]

@@ -13,8 +13,8 @@ from llada_jax.model.forward import forward
 from llada_jax.model.params import init_params
 from llada_jax.model.quantize import AdaptedWeight, dequantize, is_quantized, linear, quantize
 from llada_jax.training.loop import train
-from llada_jax.training.lora import Adapter, init_adapters, merged, with_adapters
-from llada_jax.training.state import create_state, make_train_step, trained
+from llada_jax.training.lora import Adapter, init_adapters, merge_adapters, with_adapters
+from llada_jax.training.state import create_state, make_train_step, trained_params
 from tests.drawn_params import cast_params
 from tests.training import echo
 
@@ -40,13 +40,13 @@ def drawn(lora: LoraConfig = LORA) -> dict[str, Adapter]:
     }
 
 
-def test_adapters_stand_beside_each_matrix_and_begin_as_nothing():
+def test_each_matrix_has_an_adapter_with_a_zero_update():
     adapters = init_adapters(MODEL, LORA, jax.random.key(0))
     assert len(adapters) == 7 * MODEL.n_layers
     down, up = adapters["layers.1.ffn.down"]
     assert down.shape == (4, 32) and up.shape == (32, 4)
     for mine, theirs in zip(
-        *map(jax.tree.leaves, (merged(base(), adapters, LORA), base())), strict=True
+        *map(jax.tree.leaves, (merge_adapters(base(), adapters, LORA), base())), strict=True
     ):
         np.testing.assert_array_equal(mine, theirs)
     few = init_adapters(MODEL, LoraConfig(targets=("query",)), jax.random.key(0))
@@ -54,7 +54,7 @@ def test_adapters_stand_beside_each_matrix_and_begin_as_nothing():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
-def test_merged_parameters_do_what_base_and_adapters_do(dtype):
+def test_merged_parameters_match_base_and_adapters(dtype):
     tokens = jnp.arange(2 * 12).reshape(2, 12) % 30 + 2
     params, adapters = base(dtype), drawn()
     floats = jax.tree.map(
@@ -63,12 +63,12 @@ def test_merged_parameters_do_what_base_and_adapters_do(dtype):
     )  # fmt: skip
     floats = cast_params(MODEL, floats, "float32")
     beside = forward(with_adapters(floats, adapters, LORA), MODEL, tokens)
-    together = forward(merged(params, adapters, LORA), MODEL, tokens)
+    together = forward(merge_adapters(params, adapters, LORA), MODEL, tokens)
     np.testing.assert_allclose(beside, together, rtol=2e-4, atol=2e-4)
     assert float(jnp.abs(together - forward(floats, MODEL, tokens)).max()) > 0.01
 
 
-def test_a_product_adds_that_of_the_narrow_matrices():
+def test_an_adapted_product_adds_the_low_rank_product():
     rng = np.random.default_rng(0)
     x, matrix = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 32), (8, 32)))
     down, up = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 32), (8, 2)))
@@ -87,7 +87,7 @@ def test_a_product_adds_that_of_the_narrow_matrices():
         pytest.param("int4", {"remat": True}, marks=pytest.mark.slow),
     ],
 )
-def test_the_loss_falls_and_the_base_stays(dtype, changes):
+def test_the_loss_falls_and_the_base_is_unchanged(dtype, changes):
     config = CONFIG.replace(**changes)
     parent = base(dtype)
     before = jax.device_get(parent)
@@ -117,10 +117,10 @@ def test_a_run_of_adapters_resumes_and_exports_a_plain_model(tmp_path):
     size = sum(each.stat().st_size for each in (tmp_path / "run").rglob("*") if each.is_file())
     assert size < 300_000, "a checkpoint has the adapters and their moments alone"
     save_huggingface(
-        tmp_path / "model", MODEL, trained(state.params, config, base("int8")), "float32"
+        tmp_path / "model", MODEL, trained_params(state.params, config, base("int8")), "float32"
     )
     _, loaded, _ = load_params(tmp_path / "model", "float32")
-    expected = merged(base("int8"), whole.params, LORA)
+    expected = merge_adapters(base("int8"), whole.params, LORA)
     jax.tree.map(np.testing.assert_array_equal, loaded, expected)
 
 
@@ -142,6 +142,6 @@ def test_a_run_of_adapters_resumes_and_exports_a_plain_model(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_adapted_is_an_error(make, message):
+def test_models_without_target_matrices_are_an_error(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -41,7 +41,7 @@ def brute_force(logits, tokens, target, masked, probability):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_equals_a_loop_over_tokens(seed):
+def test_router_losses_match_a_loop_over_tokens(seed):
     batch = make_batch(seed)
     logits = 3 * np.random.default_rng(seed).standard_normal((*batch.tokens.shape, VOCAB))
     corruption = corrupt(jax.random.key(seed), batch, MASK_ID, 1e-3)
@@ -57,7 +57,7 @@ def test_equals_a_loop_over_tokens(seed):
     np.testing.assert_allclose(result.accuracy, right.mean() if right.size else 0, rtol=1e-6)
 
 
-def test_a_model_that_knows_nothing_loses_log_vocab_on_average():
+def test_a_uniform_model_has_a_loss_of_log_vocab():
     batch = make_batch(0, batch=32)
     logits = jnp.zeros((*batch.tokens.shape, VOCAB))
 
@@ -71,7 +71,7 @@ def test_a_model_that_knows_nothing_loses_log_vocab_on_average():
     assert abs(losses.mean() - np.log(VOCAB)) < 4 * losses.std() / np.sqrt(400)
 
 
-def test_a_perfect_model_loses_nothing():
+def test_a_perfect_model_has_no_loss():
     batch = make_batch(1)
     corruption = corrupt(jax.random.key(0), batch, MASK_ID, 1e-3)
     logits = 100 * np.eye(VOCAB, dtype=np.float32)[batch.tokens]
@@ -95,7 +95,7 @@ def test_the_gradient_is_finite_and_only_at_masked_tokens():
     np.testing.assert_array_equal(np.abs(gradient).max(axis=-1) > 0, np.asarray(corruption.masked))
 
 
-def test_nothing_masked_is_no_loss_and_no_division_by_zero():
+def test_a_canvas_without_masks_has_no_loss():
     batch = make_batch(3)
     nothing = Corruption(
         *map(jnp.asarray, (batch.tokens, batch.tokens < 0, np.full(4, 1e-3, np.float32)))
@@ -107,7 +107,7 @@ def test_nothing_masked_is_no_loss_and_no_division_by_zero():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_prompts_stay_clean_and_what_is_hidden_stays_masked(seed):
+def test_prompts_stay_clean_and_hidden_tokens_stay_masked(seed):
     batch = make_batch(seed)
     corruption = corrupt(jax.random.key(seed), batch, MASK_ID, 1e-3)
     assert not (np.asarray(corruption.masked) & ~batch.target).any()
@@ -154,13 +154,13 @@ def test_even_loads_give_one_and_padding_is_not_counted(router):
     assert loss_of(rows, [True, True, True], config).balance > 1.02
 
 
-def test_two_experts_for_everybody():
+def test_loads_of_two_experts_for_all_tokens():
     found = loss_of([[20, 20, 0, 0]] * 3, [True] * 3)
     assert found.balance == pytest.approx(2)
     assert found.z == pytest.approx((20 + np.log(2)) ** 2, rel=1e-5)
 
 
-def test_going_down_the_balance_evens_the_load():
+def test_descending_the_balance_loss_evens_the_load():
     """From a router that favours two experts, by the gradient of its losses alone."""
     rng = np.random.default_rng(0)
     x, live = 1 + rng.standard_normal((64, 4)).astype(np.float32), np.ones(64, bool)

@@ -102,7 +102,7 @@ def test_the_loss_equals_a_loop_over_canvases(objective, logits_of):
 
 
 @pytest.mark.parametrize("objective", REVISING)
-def test_what_is_shown_differs_from_the_truth_at_targets_alone(objective, logits_of):
+def test_only_targets_differ_from_the_truth(objective, logits_of):
     recorded, half = Recorded(logits_of), len(BATCH.tokens) // 2
     for seed in range(8):
         objective(recorded.reader, BATCH, jax.random.key(seed))
@@ -126,7 +126,7 @@ def test_a_step_is_finite_and_follows_from_the_seed(objective):
     jax.tree.map(np.testing.assert_array_equal, found[0][0].params, found[1][0].params)
 
 
-def test_self_fill_shows_what_the_model_prefers_where_it_is_sure_enough(logits_of):
+def test_self_fill_shows_predictions_above_the_confidence(logits_of):
     objective = SelfFill(least=0.0, most=0.0, all_filled=1.0, swapped=0.0)
     recorded = Recorded(logits_of)
     objective(recorded.reader, BATCH, jax.random.key(2))
@@ -139,7 +139,7 @@ def test_self_fill_shows_what_the_model_prefers_where_it_is_sure_enough(logits_o
     np.testing.assert_array_equal(second[~filled], first[~filled])
 
 
-def test_a_bound_that_nothing_reaches_shows_nothing_of_the_model(logits_of):
+def test_an_unreachable_confidence_shows_no_predictions(logits_of):
     recorded = Recorded(logits_of)
     SelfFill(least=1, most=1, all_filled=0, swapped=0)(recorded.reader, BATCH, jax.random.key(2))
     seen, half = np.asarray(recorded.predicted[0]), len(BATCH.tokens) // 2
@@ -160,7 +160,7 @@ def test_guesses_name_the_best_token_and_the_best_wrong_one():
     )
 
 
-def test_a_swap_puts_one_token_in_place_of_another_wherever_it_is_shown():
+def test_a_swap_replaces_a_token_wherever_it_is_visible():
     tokens = jnp.asarray([[5, 7, 8, 7, 9, 7]])
     target = jnp.asarray([[False, True, True, True, True, True]])
     batch = TrainingBatch(tokens, jnp.ones_like(target), target, ~jnp.ones_like(target))
@@ -170,7 +170,7 @@ def test_a_swap_puts_one_token_in_place_of_another_wherever_it_is_shown():
     np.testing.assert_array_equal(found, [[5, 11, 8, 11, 9, 0]])
 
 
-def test_shares_of_errors_are_counted_where_tokens_are_shown():
+def test_shares_of_errors_are_counted_at_visible_tokens():
     tokens = jnp.asarray([[1, 2, 3, 4]])
     target = jnp.ones((1, 4), bool)
     batch = TrainingBatch(tokens, target, target, ~target)
@@ -191,18 +191,18 @@ def test_shares_of_errors_are_counted_where_tokens_are_shown():
         (partial(SelfFill, swapped=2.0), "swapped is 2.0; allowed: 0 or more, up to 1"),
     ],
 )
-def test_what_is_no_objective_is_refused(make, message):
+def test_bad_objectives_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_a_batch_that_has_no_halves_is_refused(logits_of):
+def test_a_batch_of_one_canvas_is_refused(logits_of):
     one = jax.tree.map(lambda each: each[:1], BATCH)
     with pytest.raises(ValueError, match="batch_size is 1; allowed with SelfFill: 2 or more"):
         SelfFill()(Recorded(logits_of).reader, one, jax.random.key(0))
 
 
-def test_every_objective_says_what_counts():
+def test_every_objective_has_a_summary():
     assert Masked().summary == "no other term"
     assert "confidence from 0.35 to 0.75" in Objective.named("self_fill").summary
     assert TrainConfig(steps=2000).batch_size > 1

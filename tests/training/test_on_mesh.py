@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llada_jax.model.mesh import mesh
-from llada_jax.training.loop import on_mesh
+from llada_jax.training.loop import place_state
 from llada_jax.training.state import create_state
 from tests.training.devices import CONFIG, MODEL
 
@@ -31,7 +31,7 @@ def run(devices: int, *cases: dict) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_four_devices_save_and_two_go_on(tmp_path, optimizer):
+def test_two_devices_resume_the_checkpoint_of_four(tmp_path, optimizer):
     whole, half = (
         {"folder": str(tmp_path / name), "optimizer": optimizer} for name in ("whole", "half")
     )
@@ -58,11 +58,11 @@ def test_batches_are_the_same_on_every_mesh(tmp_path):
 
 def test_a_batch_that_does_not_fill_the_groups_is_an_error():
     one, state = mesh(), create_state(MODEL, CONFIG)
-    placed: Any = on_mesh(state, MODEL, CONFIG, one).params
+    placed: Any = place_state(state, MODEL, CONFIG, one).params
     assert placed.embedding.sharding.mesh == one
     for axes, message in [
         ({"data": 3, "model": 1, "expert": 1}, "batch_size is 4 on a mesh of data=3; allowed: a m"),
         ({"data": 1, "model": 8, "expert": 1}, r"mesh\.model is 8; allowed: 1, 2, 4"),
     ]:
         with pytest.raises(ValueError, match=message):
-            on_mesh(state, MODEL, CONFIG, SimpleNamespace(shape=axes))
+            place_state(state, MODEL, CONFIG, SimpleNamespace(shape=axes))

@@ -20,7 +20,7 @@ from llada_jax.training.policy import (
     grpo_step,
     log_probabilities,
     masked_answers,
-    padded,
+    pad_canvases,
     surrogate,
     token_batch,
     trajectory_canvases,
@@ -46,7 +46,7 @@ def trace() -> lj.Trace:
     return run()
 
 
-def test_the_exact_score_is_what_the_run_recorded():
+def test_the_exact_score_matches_the_recorded_one():
     canvases = trajectory_canvases(trace(), MODEL)
     scores = np.asarray(scores_of(PARAMS, MODEL, canvases)).sum(axis=1)
     commits = trace().event_kind == Event.COMMIT
@@ -57,7 +57,7 @@ def test_the_exact_score_is_what_the_run_recorded():
     assert canvases.weight.sum() == commits.sum()
 
 
-def test_the_gradient_of_the_exact_score_is_its_slope():
+def test_the_gradient_of_the_exact_score_matches_its_slope():
     canvases = trajectory_canvases(trace(), MODEL)
     with jax.enable_x64(True):
         wide = jax.tree.map(np.float64, PARAMS)
@@ -101,8 +101,8 @@ def test_runs_that_cannot_be_replayed_are_refused():
         masked_answers(trace(), MODEL, np.random.default_rng(0), prompt_share=1)
 
 
-def test_the_batch_is_tunix_s():
-    canvases = padded(trajectory_canvases(trace(), MODEL), 8, 16)
+def test_the_batch_has_tunix_s_fields():
+    canvases = pad_canvases(trajectory_canvases(trace(), MODEL), 8, 16)
     batch = token_batch(canvases)
     assert set(batch) == {"inputs", "target_ids", "loss_weights"}
     shape = batch["target_ids"].shape

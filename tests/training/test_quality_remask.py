@@ -10,7 +10,7 @@ from llada_jax.testing import MASK, PROMPTS, TOY, toy_decode
 from llada_jax.training.quality_remask import (
     QualityHead,
     QualityRemask,
-    Revealed,
+    RevealedSamples,
     fit_quality_head,
     quality_loss,
     reveal,
@@ -19,18 +19,20 @@ from llada_jax.training.state import create_state
 from tests.training.echo import CONFIG, MODEL, batch_at, example
 
 
-def test_the_loss_is_the_mean_binary_cross_entropy_of_what_was_revealed():
+def test_the_loss_is_the_mean_binary_cross_entropy_of_the_samples():
     rng = np.random.default_rng(0)
     hidden, weight = rng.standard_normal((2, 5, 4)), rng.standard_normal(4)
     at, right = rng.random((2, 5)) < 0.6, rng.random((2, 5)) < 0.5
     head = QualityHead(jnp.asarray(weight, jnp.float32), jnp.float32(0.3))
-    found = quality_loss(head, jnp.asarray(hidden, jnp.float32), Revealed(None, at, right & at))
+    found = quality_loss(
+        head, jnp.asarray(hidden, jnp.float32), RevealedSamples(None, at, right & at)
+    )
     sure = 1 / (1 + np.exp(-(hidden @ weight + 0.3)))
     expected = -np.log(np.where(right, sure, 1 - sure))[at].mean()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_samples_are_revealed_at_masks_alone_and_as_many_as_asked():
+def test_the_requested_number_of_masks_is_revealed():
     masked = jnp.asarray([[True, True, False, True], [False, True, False, False]])
     logits = jnp.full((2, 4, 6), -50.0).at[..., 3].set(0.0)
     truth = jnp.asarray([[3, 4, 1, 3], [1, 3, 1, 1]])
@@ -41,7 +43,7 @@ def test_samples_are_revealed_at_masks_alone_and_as_many_as_asked():
     np.testing.assert_array_equal(found.tokens, jnp.where(found.at, 3, jnp.where(masked, 0, truth)))
 
 
-def test_a_head_learns_what_tells_right_from_wrong():
+def test_a_quality_head_learns_to_tell_right_from_wrong():
     """Of a model that knows nothing, one token of sixteen is right: the head learns to doubt."""
     params = create_state(MODEL, CONFIG).params
     batches = [batch_at(example, CONFIG, MODEL.eos_id, step) for step in range(30)]
@@ -55,7 +57,7 @@ def test_a_head_learns_what_tells_right_from_wrong():
 
 
 @pytest.mark.slow
-def test_a_head_that_doubts_nothing_decodes_as_the_threshold_does():
+def test_a_head_without_doubt_decodes_like_the_threshold():
     """And one that doubts everything still ends."""
     plain = SamplerConfig.from_flat(
         gen_length=8, block_length=8, steps=8, cache="blockwise", threshold=0.2
@@ -74,6 +76,6 @@ def test_a_head_that_doubts_nothing_decodes_as_the_threshold_does():
     ("changes", "revealed", "message"),
     [({"mask_id": None}, 4, "mask_id is None"), ({}, 0, "revealed is 0; allowed: 1 or more")],
 )
-def test_what_cannot_be_fitted_is_refused(changes, revealed, message):
+def test_bad_input_of_a_quality_head_is_refused(changes, revealed, message):
     with pytest.raises(ValueError, match=message):
         fit_quality_head(None, MODEL.replace(**changes), [], revealed)

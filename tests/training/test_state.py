@@ -30,7 +30,7 @@ def test_the_loss_falls(config):
     assert set(metrics) == {"loss", "accuracy", "gradient_norm"}
 
 
-def test_a_parent_gives_the_first_parameters_and_keeps_its_own():
+def test_a_run_starts_with_a_copy_of_the_parent():
     parent = create_state(MODEL, CONFIG.replace(seed=7)).params
     before = jax.device_get(parent)
     state = create_state(MODEL, ADAM, parent)
@@ -47,7 +47,7 @@ def test_a_parent_gives_the_first_parameters_and_keeps_its_own():
         ({"shift_logits": True}, "shift_logits is True; allowed: False"),
     ],
 )
-def test_a_model_that_cannot_be_trained_is_an_error(changes, message):
+def test_an_untrainable_model_is_an_error(changes, message):
     with pytest.raises(ValueError, match=message):
         create_state(MODEL.replace(**changes), CONFIG)
 
@@ -65,7 +65,7 @@ def test_narrow_products_leave_parameters_and_gradients_in_float32():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"remat": True}, {"activation_dtype": "bfloat16"}])
-def test_what_saves_memory_changes_rounding_alone(changes):
+def test_rematerialization_changes_only_rounding(changes):
     batch = batch_at(example, CONFIG, 1, 0)
     plain = MUON if "activation_dtype" in changes else ADAM
     found = []
@@ -77,7 +77,7 @@ def test_what_saves_memory_changes_rounding_alone(changes):
     np.testing.assert_allclose(found[1], found[0], rtol=near)
 
 
-def test_accumulated_batches_make_one_update_by_their_mean_gradient():
+def test_accumulated_batches_update_with_their_mean_gradient():
     config = ADAM.replace(accumulate=2, clip_norm=1e9)
     state = create_state(MODEL, config)
     before = jax.device_get(state.params)
@@ -92,7 +92,7 @@ def test_accumulated_batches_make_one_update_by_their_mean_gradient():
     assert int(state.step) == 4 and int(accumulated.gradient_step) == 2
 
 
-def test_a_mixture_whose_layers_would_run_twice_is_an_error():
+def test_rematerialization_of_a_mixture_is_an_error():
     moe = MoEConfig(n_experts=4, experts_per_token=2, expert_width=8, shared_width=0)
     with pytest.raises(ValueError, match="remat is True for a mixture of experts"):
         create_state(MODEL.replace(moe=moe), ADAM.replace(remat=True))
@@ -134,7 +134,7 @@ random_params = jax.jit(partial(init_params, SMALL_MODEL))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_it_goes_downhill_on_every_parameter(optimizer):
+def test_updates_go_against_the_gradient(optimizer):
     config = make_config(optimizer=optimizer, warmup_steps=0, weight_decay=0.0)
     params, gradient = jax.device_get([random_params(jax.random.key(seed)) for seed in (0, 1)])
     updates = first_update(config, params, gradient)

@@ -33,7 +33,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.slow
-def test_the_bundled_files_are_what_the_module_builds(tmp_path):
+def test_the_module_rebuilds_the_bundled_files(tmp_path):
     save_tokenizer(build_tokenizer(word_problem_texts()), tmp_path)
     built = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
     bundled = json.loads((BUNDLED / "tokenizer.json").read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def test_characters_outside_ascii_become_the_unknown_token(tokenizer):
     assert set(tokenizer.encode("é漢").ids) == {SPECIAL_IDS["<|unk|>"]}
 
 
-def test_a_prompt_encodes_alike_alone_and_before_its_answer(tokenizer):
+def test_a_prompt_has_the_same_ids_alone_and_before_its_answer(tokenizer):
     for problem in islice(TASK.items(2, "train", difficulty=0), 200):
         prompt = f"{problem.question}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
         parts = tokenizer.encode(prompt).ids + tokenizer.encode(problem.answer).ids

@@ -8,7 +8,7 @@ import pytest
 from llada_jax.config import MoEConfig
 from llada_jax.model.forward import forward
 from llada_jax.model.params import Experts, init_params
-from llada_jax.training.upcycling import dense_shape, upcycled
+from llada_jax.training.upcycling import dense_shape, upcycle
 from tests.training.echo import MODEL
 
 MOE = MoEConfig(n_experts=4, experts_per_token=4, expert_width=MODEL.ffn_width // 4)
@@ -16,8 +16,8 @@ MIXTURE = MODEL.replace(family="llada_moe", moe=MOE)
 PARENT = init_params(MODEL, jax.random.key(0))
 
 
-def test_with_all_experts_and_an_even_router_it_is_the_parent():
-    made = upcycled(PARENT, MIXTURE, 0)
+def test_with_all_experts_and_an_even_router_it_equals_the_parent():
+    made = upcycle(PARENT, MIXTURE, 0)
     even = []
     for layer in made.layers:
         assert isinstance(layer.ffn, Experts)
@@ -27,9 +27,9 @@ def test_with_all_experts_and_an_even_router_it_is_the_parent():
     np.testing.assert_allclose(found, forward(PARENT, MODEL, tokens), atol=1e-4)
 
 
-def test_experts_are_the_parents_neurons_as_often_as_each_other():
+def test_every_neuron_is_copied_equally_often():
     moe = MoEConfig(n_experts=8, experts_per_token=2, expert_width=MODEL.ffn_width // 4)
-    made = upcycled(PARENT, MIXTURE.replace(moe=moe), 3)
+    made = upcycle(PARENT, MIXTURE.replace(moe=moe), 3)
     gates = np.asarray(made.layers[0].ffn.gate).reshape(-1, MODEL.width)
     _, copies = np.unique(gates, axis=0, return_counts=True)
     assert len(copies) == MODEL.ffn_width and set(copies) == {2}
@@ -43,7 +43,7 @@ def test_experts_are_the_parents_neurons_as_often_as_each_other():
         ({"expert_width": 1}, r"the experts have 4 neurons; allowed: ffn_width \("),
     ],
 )
-def test_what_a_parent_cannot_fill(changes, message):
+def test_mixtures_that_the_parent_cannot_fill_are_refused(changes, message):
     moe = MoEConfig(**{**vars(MOE), **changes})
     with pytest.raises(ValueError, match=message):
-        upcycled(PARENT, MIXTURE.replace(moe=moe), 0)
+        upcycle(PARENT, MIXTURE.replace(moe=moe), 0)
