@@ -1,4 +1,8 @@
-"""Lowered steps of a model's shape, without weights, for the device model to price."""
+"""Lowered steps of a model in any size, for the cost model. No weights are needed.
+
+Lowering a step takes a second, and a sweep needs hundreds of sizes. So each kind of step is lowered
+once for placeholder sizes, and resized by replacing these in the shapes of its operations.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -14,35 +18,35 @@ from llada_jax.model.architecture import architecture
 from llada_jax.phones.cost import unknown_operations
 
 ROWS, CACHED = 7919, 104729
-"""Primes that stand for rows and cached positions: no product or sum of them is a model's size."""
+"""Placeholder numbers of rows and of cached positions. As primes that are larger than any dimension
+of a model, they are recognized in every axis that depends on them."""
 
 
-def _resized(lowered: Lowered, rows: int, cache: int) -> Lowered:
-    """Returns a step that was lowered for `ROWS` and `CACHED` as it would be for other numbers."""
+def _resize(lowered: Lowered, rows: int, cache: int) -> Lowered:
+    """Returns a step that was lowered for `ROWS` and `CACHED` with the shapes of other sizes."""
 
-    def length(old: int) -> int:
-        for unit, new in ((ROWS, rows), (CACHED, cache), (ROWS + CACHED, rows + cache)):
-            if old and old % unit == 0:
-                return old // unit * new
+    def resize_axis(old: int) -> int:
+        for placeholder, new in ((ROWS, rows), (CACHED, cache), (ROWS + CACHED, rows + cache)):
+            if old and old % placeholder == 0:
+                return old // placeholder * new
         return old
 
-    def sized(tensors: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-        return tuple(TensorType(tuple(map(length, each.shape)), each.dtype) for each in tensors)
+    def resize_all(tensors: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+        return tuple(TensorType(tuple(map(resize_axis, t.shape)), t.dtype) for t in tensors)
 
     operations = tuple(
-        replace(each, inputs=sized(each.inputs), outputs=sized(each.outputs),
-                contraction=length(each.contraction))
-        for each in lowered.operations
+        replace(op, inputs=resize_all(op.inputs), outputs=resize_all(op.outputs),
+                contraction=resize_axis(op.contraction))
+        for op in lowered.operations
     )  # fmt: skip
     return replace(lowered, module=b"", inputs={}, outputs={}, operations=operations)
 
 
 class Graphs:
-    """Lowers each kind of step once, and gives it in any size.
+    """The lowered steps of one model with one quantization.
 
-    One dense layer stands for all, also of a mixture, whose experts
-    `llada_jax.phones.routed_layers` puts in the place of its feed-forward; so does one chunk of the
-    head.
+    One dense layer represents all layers. In a mixture, `routed_layers` replaces its feed-forward
+    by experts. One chunk of the head represents the `head_chunks` of the vocabulary.
     """
 
     def __init__(self, model: ModelConfig, quant: Quant = "int4_block32") -> None:
@@ -52,42 +56,42 @@ class Graphs:
         self.layer, self.head = cache(self._layer), cache(self._head)
         self._any_layer, self._any_head = cache(self._layer_of), cache(self._head_of)
         self.unknown: dict[str, None] = {}
-        """Operations that the cost model does not know, in all that was lowered, in words."""
+        """Operations that the cost model does not know, described in words (an ordered set)."""
 
-    def _lowered(self, step: Step) -> Lowered:
+    def _lower(self, step: Step) -> Lowered:
         lowered = lower(step, self.quant)
         self.unknown.update(dict.fromkeys(unknown_operations(lowered)))
         return lowered
 
     def _layer(self, rows: int, cache: int) -> Lowered:
-        """Gives the first layer alone, with the dense feed-forward."""
-        if rows == 1:  # broadcasts of a single row are left out
+        """Returns the lowered first layer, with a dense feed-forward."""
+        if rows == 1:  # lowered as it is, since XLA drops broadcasts of a single row
             return self._layer_of(1, cache)
-        return _resized(self._any_layer(ROWS, CACHED if cache else 0), rows, cache)
+        return _resize(self._any_layer(ROWS, CACHED if cache else 0), rows, cache)
 
     def _layer_of(self, rows: int, cache: int) -> Lowered:
-        # Not the last layer of the model, so that no final norm comes with it.
+        # The model has a second layer because the last layer includes the final norm.
         model = self.model.replace(n_layers=2, moe=None)
-        return self._lowered(body_step(model, range(1), Bucket(rows, cache)))
+        return self._lower(body_step(model, range(1), Bucket(rows, cache)))
 
     def _head(self, rows: int) -> Lowered:
-        """Gives one chunk of the vocabulary."""
-        return self._head_of(1) if rows == 1 else _resized(self._any_head(ROWS), rows, 0)
+        """Returns the lowered head for one chunk of the vocabulary."""
+        return self._head_of(1) if rows == 1 else _resize(self._any_head(ROWS), rows, 0)
 
     def _head_of(self, rows: int) -> Lowered:
         ids = dict.fromkeys(("mask_id", "eos_id", "eot_id", "pad_id"))
         size = min(HEAD_CHUNK, self.model.vocab_size)
-        return self._lowered(head_step(self.model.replace(vocab_size=size, **ids), rows))
+        return self._lower(head_step(self.model.replace(vocab_size=size, **ids), rows))
 
 
 Shape = str | PathLike[str] | ModelConfig
-"""A shape that comes with the package by its name, a YAML file's path, or the configuration."""
+"""A shape of the package by name, a YAML file by path, or a configuration."""
 
 _GRAPHS: dict[tuple[ModelConfig, Quant], Graphs] = {}
 
 
 def graphs_of(shape: Shape, quant: Quant = "int4_block32") -> Graphs:
-    """Returns the lowered steps of a shape, the same object for the same shape."""
+    """Returns the lowered steps of a shape. Equal shapes share one object."""
     model = shape if isinstance(shape, ModelConfig) else architecture(shape)
     if (model, quant) not in _GRAPHS:
         _GRAPHS[model, quant] = Graphs(model, quant)
@@ -95,12 +99,12 @@ def graphs_of(shape: Shape, quant: Quant = "int4_block32") -> Graphs:
 
 
 def shape_name(shape: Shape) -> str:
-    """Returns a shape's name for reports."""
+    """Returns the name of a shape for reports."""
     if isinstance(shape, ModelConfig):
         return f"{shape.family}, {shape.n_layers} layers of width {shape.width}"
     return Path(shape).stem
 
 
 def unknown_so_far() -> list[str]:
-    """Names operations that were priced as something else, in all steps of `graphs_of` so far."""
-    return [operation for graphs in _GRAPHS.values() for operation in graphs.unknown]
+    """Returns descriptions of the operations that the cost model did not know in this process."""
+    return [description for graphs in _GRAPHS.values() for description in graphs.unknown]

@@ -1,4 +1,4 @@
-"""A timeline as a trace that ui.perfetto.dev opens: Perfetto's own protobuf."""
+"""Timelines as trace files for ui.perfetto.dev, in Perfetto's protobuf format."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -11,39 +11,42 @@ from llada_jax.phones.timeline import LANES, Timeline, intervals
 from llada_jax.swap.address_space import MIB
 
 Curve = Sequence[tuple[float, float]]
-"""Seconds, each with the value from then on."""
+"""Times in seconds, each with the value from then on."""
 Span = tuple[float, float]
 Arrows = tuple[Sequence[int], Sequence[int]]
-"""Numbers of the arrows that leave a task, and of those that end in it."""
-_NONE: Arrows = (), ()
-_SEQUENCE = 1
+"""Ids of the arrows (Perfetto's flows) that start at a task, and of those that end at it."""
+_NO_ARROWS: Arrows = (), ()
+_SEQUENCE_ID = 1
 _MAPPED = "mapped and in use"
 _TITLES = {"npu": "NPU", "staging": "Staging", "cpu": "CPU (head, revision)"}
 
 
 class Counters(NamedTuple):
-    """What a trace counts beside the tasks."""
+    """Data of the counters of a trace."""
 
     power: Power
     mapped_mib: float
-    """Of the NPU's address space, all the time; copies into slots come beside it."""
-    of_plan: Curve = ()
-    """All MiB that are mapped and in use in a plan's own steps, instead."""
+    """Constant part of the mapped memory in use. Copies into slots are added to it."""
+    plan_mapped: Curve = ()
+    """Mapped memory in use during the steps of a plan, in MiB. It replaces the counter above."""
 
 
 def perfetto_trace(
     timeline: Timeline, title: str, counters: Counters, measured: Sequence[float] = ()
 ) -> bytes:
-    """Returns the content of a trace's file.
+    """Returns the bytes of a trace file.
 
-    It has a track for each lane, an arrow from each transfer to what needs it, and counters of the
-    memory's GB/s, of watts, and of MiB that are mapped and in use. A plan's are of its own steps,
-    which wait for no head. Tasks without length are left out: they say nothing in a picture.
+    It has a track per lane, an arrow from each transfer to the tasks that need it, and counters of
+    memory traffic (GB/s), power (W) and mapped memory in use (MiB). The steps of a plan do not wait
+    for the head, so their memory counter is in a separate process. Tasks without duration are left
+    out.
 
     Args:
-      measured: seconds of the same forwards where the run was recorded, which then lie below.
+      title: name of the process.
+      measured: seconds of the same forwards on the machine that recorded the run, for an additional
+        process.
 
-    Raises ImportError, which names the extra, where `perfetto` is not installed.
+    Raises ImportError, which names the extra, if `perfetto` is not installed.
     """
     if find_spec("perfetto") is None:
         raise ImportError("a trace for Perfetto needs the extra `plots`: pip install .[plots]")
@@ -54,37 +57,37 @@ def perfetto_trace(
     for event in timeline.events:
         if event.end > event.start:
             task, name = event.task, event.task.name
-            lost = {"waited": event.waited, "slowed": event.slowed, **task.parts}
+            details = {"waited": event.waited, "slowed": event.slowed, **task.parts}
             span = event.start, event.end
-            trace.slice(lanes[task.lane], name, span, lost, arrows.get(name, _NONE))
-    for name, unit, values in _counted(timeline, counters):
+            trace.slice(lanes[task.lane], name, span, details, arrows.get(name, _NO_ARROWS))
+    for name, unit, values in _counter_curves(timeline, counters):
         trace.counter(trace.track(name, modelled, unit), values)
-    if counters.of_plan:
+    if counters.plan_mapped:
         track = trace.track(_MAPPED, trace.process("the plan's own steps, modelled"), "MiB")
-        trace.counter(track, counters.of_plan)
+        trace.counter(track, counters.plan_mapped)
     if measured:
         track, now = trace.track("forwards", trace.process("measured where it ran")), 0.0
         for step, seconds in enumerate(measured):
-            trace.slice(track, f"forward {step}", (now, now + seconds), {}, _NONE)
+            trace.slice(track, f"forward {step}", (now, now + seconds), {}, _NO_ARROWS)
             now += seconds
     return trace.builder.serialize()
 
 
 def _arrows(timeline: Timeline) -> Mapping[str, Arrows]:
-    """Returns an arrow from each transfer to each task that waits for it, by the task's name."""
+    """Returns the arrows from transfers to the tasks that need them, by the name of the task."""
     transfers = {e.task.name for e in timeline.events if e.task.lane == "staging"}
     arrows: dict[str, tuple[list[int], list[int]]] = {}
-    number = 0
+    arrow_id = 0
     for event in timeline.events:
         for need in transfers.intersection(event.task.needs):
-            number += 1
-            arrows.setdefault(need, ([], []))[0].append(number)
-            arrows.setdefault(event.task.name, ([], []))[1].append(number)
+            arrow_id += 1
+            arrows.setdefault(need, ([], []))[0].append(arrow_id)
+            arrows.setdefault(event.task.name, ([], []))[1].append(arrow_id)
     return arrows
 
 
-def _counted(timeline: Timeline, counters: Counters) -> Iterator[tuple[str, str, Curve]]:
-    """Yields name, unit and values at times of each counter; all of them end with the run."""
+def _counter_curves(timeline: Timeline, counters: Counters) -> Iterator[tuple[str, str, Curve]]:
+    """Yields the name, the unit and the curve of each counter. All end with the run."""
     now, rates, power = 0.0, [], []
     for seconds, busy in intervals(timeline):
         rates.append((now, sum(e.task.dram_bytes / (e.end - e.start) for e in busy.values()) / 1e9))
@@ -92,13 +95,13 @@ def _counted(timeline: Timeline, counters: Counters) -> Iterator[tuple[str, str,
         now += seconds
     yield "memory", "GB/s", [*rates, (now, 0.0)]
     yield "power", "W", [*power, (now, counters.power.idle_w)]
-    if not counters.of_plan:
-        yield _MAPPED, "MiB", _mapped(timeline, counters.mapped_mib)
+    if not counters.plan_mapped:
+        yield _MAPPED, "MiB", _mapped_curve(timeline, counters.mapped_mib)
 
 
-def _mapped(timeline: Timeline, always: float) -> Curve:
-    """Returns MiB over time: a copy's weights count until what waits for them ends."""
-    changes = {0.0: always, timeline.seconds: 0.0}
+def _mapped_curve(timeline: Timeline, constant: float) -> Curve:
+    """Returns the mapped MiB in use: copied weights until the task that needs them ends."""
+    changes = {0.0: constant, timeline.seconds: 0.0}
     ends = {need: event.end for event in timeline.events for need in event.task.needs}
     for event in timeline.events:
         if event.task.lane == "staging":
@@ -110,7 +113,7 @@ def _mapped(timeline: Timeline, always: float) -> Curve:
 
 
 class _PerfettoTrace:
-    """Packets of a trace, in seconds from its start."""
+    """Builder of a trace's packets. All times are seconds from the start."""
 
     def __init__(self) -> None:
         from perfetto.trace_builder.proto_builder import TraceProtoBuilder
@@ -132,13 +135,13 @@ class _PerfettoTrace:
         return descriptor.uuid
 
     def slice(
-        self, track: int, name: str, span: Span, lost: Mapping[str, float], arrows: Arrows
+        self, track: int, name: str, span: Span, details: Mapping[str, float], arrows: Arrows
     ) -> None:
         event = self._event(track, span[0], "SLICE_BEGIN")
         event.name = name
         event.flow_ids.extend(arrows[0])
         event.terminating_flow_ids.extend(arrows[1])
-        for part, value in lost.items():
+        for part, value in details.items():
             event.debug_annotations.add(name=f"{part}, ms", double_value=value * 1e3)
         self._event(track, span[1], "SLICE_END")
 
@@ -154,7 +157,7 @@ class _PerfettoTrace:
     def _event(self, track: int, seconds: float, kind: str) -> Any:
         packet = self.builder.add_packet()
         packet.timestamp = round(seconds * 1e9)
-        packet.trusted_packet_sequence_id = _SEQUENCE
+        packet.trusted_packet_sequence_id = _SEQUENCE_ID
         event = packet.track_event
         event.track_uuid, event.type = track, getattr(event, f"TYPE_{kind}")
         return event

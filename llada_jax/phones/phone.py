@@ -1,4 +1,8 @@
-"""A phone as a user of the library has it: what a run would take there, and what stays mapped."""
+"""The public interface of the phone model: time, energy and memory of a decoding run on a phone.
+
+A `Phone` is a profile (hardware numbers with sources) and a system (its software). No phone is
+needed: all results are modelled, and have an interval from the doubts of the profile's numbers.
+"""
 
 import math
 from collections.abc import Sequence
@@ -26,34 +30,34 @@ CANVAS = 256
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class ModelledRun(SimulatedRun):
-    """What a decoding run would take on a phone: every number is modelled."""
+    """Modelled time, energy and memory of a decoding run on a phone."""
 
     soc: str
     shape: str
-    """The model that the phone runs."""
+    """Name of the model's shape."""
     interval: tuple[float, float]
-    """95 % interval of the seconds, by the profile's doubts and the spread of its sessions."""
+    """95 % interval of the seconds, from the doubts of the profile and the spread of sessions."""
     joules: tuple[float, float]
-    """95 % interval of the energy, whose powers are known to a factor alone."""
+    """95 % interval of the energy. It is wide, since power is known only to a factor."""
     doubts: tuple[tuple[str, float], ...]
-    """The profile's numbers that matter most, each with the seconds that its doubt is worth."""
+    """The five most uncertain numbers of the profile, with the seconds that their doubt causes."""
     footprint: Footprint
-    """MiB that must be mapped at one time, and whether they fit."""
+    """MiB that must be mapped at once, and the limit."""
     plan: SwapPlan | None
-    """The planner's plan, whose stall each forward has, where one was named."""
+    """The plan of the requested planner, with whose stall each forward was priced, or None."""
 
     @property
     def breakdown(self) -> dict[str, float]:
-        """Seconds by what they go to, the largest first; they add up to `seconds`."""
+        """Seconds by cause, the largest first. They add up to `seconds`."""
         return dict(sorted(self.parts.items(), key=lambda part: -part[1]))
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens, by the seconds of the run."""
+        """Generated tokens per second."""
         return self.workload.tokens / self.seconds
 
     def __repr__(self) -> str:
-        """Names the run in one line."""
+        """Describes the run in one line."""
         low, high = self.interval
         parts = ", ".join(f"{name} {s:.2f} s" for name, s in list(self.breakdown.items())[:3])
         memory = self.footprint
@@ -68,43 +72,44 @@ class ModelledRun(SimulatedRun):
 
 @dataclass(frozen=True, repr=False)
 class Phone:
-    """A phone with its software. All that it says is modelled, from the numbers of its profile.
+    """A phone with its software. All results are modelled from the numbers of its profile.
 
-    A model is given as a shape: one that comes with the package by name (`llada_8b`), a YAML file
-    of your own by its path, or a `ModelConfig`. No weights are needed.
+    Models are given as a shape: a name of the package (`llada_8b`), the path of a YAML file, or a
+    `ModelConfig`. No weights are needed.
     """
 
     profile: Profile
     system: System = field(default_factory=System)
-    """Which software runs where."""
+    """The software."""
     quant: Quant = "int4_block32"
-    """How the phone stores a model's weights."""
+    """Format of the stored weights."""
 
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)
         self.profile.kernels(self.system.kernels)
 
     def __repr__(self) -> str:
-        """Names the phone in one line."""
-        software = (f"{each.name}={getattr(self.system, each.name)!r}" for each in fields(System))
+        """Describes the phone in one line."""
+        software = (f"{f.name}={getattr(self.system, f.name)!r}" for f in fields(System))
         return f"Phone({self.profile.soc}, {self.profile.phone}: {', '.join(software)})"
 
     def time(
         self, run: Any, shape: Shape, *, row: int = 0, planner: str | None = None
     ) -> ModelledRun:
-        """Returns what a decoding run would take for a model of this shape.
+        """Returns time, energy and memory of a decoding run with a model of this shape.
 
-        The forwards are the trace's, whichever model it is of: a small model's run says what a
-        large one's would take if it decoded alike, and `source` says whose run it is.
+        The trace may be from another model, for example a small one. Then the result is for a model
+        of this shape that decodes in the same way, and its `source` contains this.
 
         Args:
-          run: the `lj.Trace` of `generate(..., trace=True)`, or a `Workload` of your own.
-          row: the batch row of the trace, as if it had been decoded alone.
-          planner: who decides what stays mapped (`greedy`, `steady`), so that each forward waits as
-            long as its plan says; None: the rule of the phone's runtime.
+          run: the `lj.Trace` of `generate(..., trace=True)`, or a custom `Workload`.
+          shape: the shape of the model that runs on the phone.
+          row: the batch row of the trace. It is timed as if it was decoded alone.
+          planner: `greedy` or `steady`, to stage weights by the plan of a planner. None: by the
+            simple rule of the phone's runtime.
 
-        Raises ValueError that names what is wrong: no trace, a row that it does not have, a canvas
-        that the model cannot hold, a planner without a plan.
+        Raises ValueError if `run` is not a trace or has no such row, if the model's canvas is too
+        short, or if there is no plan.
         """
         graphs = graphs_of(shape, self.quant)
         require(
@@ -120,32 +125,36 @@ class Phone:
         def timer(profile: Profile) -> ForwardTimer:
             return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan)
 
-        alike, spread = (
-            workload.with_mean_head_rows(),
+        # Uncertainty prices the run once per number, so it uses a simpler, nearly equal workload.
+        simpler = workload.with_mean_head_rows()
+        latency = with_uncertainty(
+            self.profile,
+            lambda profile: timer(profile).latency(simpler),
+            self.system.uses,
             self.profile.session.spread(self.system.body),
         )
-        sure = with_uncertainty(
-            self.profile, lambda moved: timer(moved).latency(alike), self.system.uses, spread
-        )
-        found = self.simulated(workload, timer(self.profile))
-        scale = found.seconds / sure.seconds if sure.seconds else 1.0
-        low, high = (bound * scale for bound in sure.bounds)
-        factor = math.exp(TWO_SIDED * math.hypot(sure.relative, POWER_SPREAD))
-        most = {"canvas": workload.canvas, "rows": max(each.rows for each in workload.forwards)}
+        result = self.simulated(workload, timer(self.profile))
+        scale = result.seconds / latency.seconds if latency.seconds else 1.0
+        low, high = (bound * scale for bound in latency.bounds)
+        factor = math.exp(TWO_SIDED * math.hypot(latency.relative, POWER_SPREAD))
+        sizes = {"canvas": workload.canvas, "rows": max(f.rows for f in workload.forwards)}
         return ModelledRun(
-            **vars(found),
+            **vars(result),
             soc=self.profile.soc,
             shape=shape_name(shape),
             interval=(low, high),
-            joules=(found.energy.joules / factor, found.energy.joules * factor),
-            doubts=sure.largest,
-            footprint=footprint(self.system, graphs.model, self.profile.memory, **most),
+            joules=(result.energy.joules / factor, result.energy.joules * factor),
+            doubts=latency.largest,
+            footprint=footprint(self.system, graphs.model, self.profile.memory, **sizes),
             plan=plan,
         )
 
     def simulated(self, workload: Workload, timer: ForwardTimer) -> SimulatedRun:
-        """Returns what `time` says of a run, priced by one of this phone's timers, without the
-        interval that takes most of `time`'s own."""
+        """Returns the result of `time` without its intervals, which take most of its time.
+
+        Args:
+          timer: a timer of this phone (`Phone.timer`).
+        """
         return simulate(workload, timer, self.profile.session.slowdown(self.system.body))
 
     def latency_table(
@@ -154,10 +163,10 @@ class Phone:
         """Returns milliseconds of a step by its rows, for `SamplerConfig.latency_table`.
 
         Args:
-          rows: buckets, ascending, at most `canvas`; each row is scored.
-          canvas: positions; the rows are the last ones, and read the others from the cache.
+          rows: numbers of rows, ascending, at most `canvas`. The head runs for all rows.
+          canvas: positions. The rows are the last ones and read the others from the cache.
 
-        Raises ValueError for rows that do not ascend or are too many.
+        Raises ValueError if the rows are not ascending or exceed the canvas.
         """
         buckets = ascending_counts("rows", rows)
         require(
@@ -169,10 +178,10 @@ class Phone:
         return LatencyTable(rows=buckets, ms=tuple(1e3 * step.seconds for step in steps))
 
     def row_budget(self, shape: Shape, *, canvas: int = CANVAS) -> int | None:
-        """Returns the most rows whose activations find room, for `SamplerConfig.row_budget`.
+        """Returns the largest number of rows whose activations fit, for `SamplerConfig.row_budget`.
 
-        None where nothing says so: where the system runs the body on the CPU. Raises ValueError
-        where not even one row finds room.
+        It is None if the body is on the CPU, which has no such limit. Raises ValueError if not even
+        one row fits.
         """
         resident = self.timer(shape, canvas).transfers.resident_mib
         if self.system.body == "cpu" or resident is None:
@@ -183,14 +192,14 @@ class Phone:
     def plan(
         self, shape: Shape, planner: str = "steady", *, rows: int = 32, canvas: int = CANVAS
     ) -> SwapPlan:
-        """Returns a plan of the NPU's address space: what stays mapped, and what is staged when.
+        """Returns a plan of the NPU's address space: resident weights, and transfers of a step.
 
         Args:
-          planner: `greedy` (the paper's) or `steady`.
-          rows: rows of a step; they are the canvas's last ones.
-          canvas: positions whose keys and values must find room.
+          planner: `greedy` (the planner of arXiv 2606.13740) or `steady`.
+          rows: rows of a step, the last ones of the canvas.
+          canvas: positions whose keys and values must fit.
 
-        Raises ValueError for an unknown planner, and where it finds no plan (with the reason).
+        Raises ValueError for an unknown planner, or if it finds no plan, with the reason.
         """
         require(0 < rows <= canvas, f"rows is {rows}; allowed: 1 to canvas ({canvas})")
         step = Workload((Forward(rows, round_cache(canvas - rows), rows),), canvas, 0, "one step")
@@ -204,17 +213,18 @@ class Phone:
         *,
         name: str = "mine",
     ) -> "Calibration":
-        """Returns a profile of one's own phone from rows measured on it; this phone is the parent.
+        """Returns the profile of another phone from measurements, with this phone as the prior.
 
         Args:
-          measurements: rows, or a CSV file or folder of them (`read_measurements`). Those that are
-            held out are predicted.
-          shape: the model whose graphs were timed, on this phone's `kernels` and `cpu`.
-          name: the new profile's.
+          measurements: rows, or a CSV file or folder of them (`read_measurements`). Rows that are
+            held out are predicted instead of fitted.
+          shape: the model whose graphs were timed, with this phone's `kernels` and `cpu`.
+          name: name of the new profile.
 
-        Raises ValueError that names the row and what is wrong.
+        Raises ValueError for invalid rows, fewer than three rows, and rows that this phone's
+        profile rules out. Warns of rows that contradict the others.
         """
-        from llada_jax.phones.calibration.calibrate import calibrate  # which loads SciPy
+        from llada_jax.phones.calibration.calibrate import calibrate  # loads SciPy
         from llada_jax.phones.calibration.measurements import read_measurements
 
         if isinstance(measurements, str | PathLike):
@@ -225,10 +235,10 @@ class Phone:
     def timer(
         self, shape: Shape, canvas: int = CANVAS, plan: SwapPlan | None = None
     ) -> ForwardTimer:
-        """Returns what prices single forwards and workloads, for sweeps: without intervals.
+        """Returns a timer of single forwards and workloads, for sweeps: it computes no intervals.
 
         Args:
-          plan: what a step stages; None: by the rule of the phone's runtime.
+          plan: a plan for staging, or None for the rule of the phone's runtime.
         """
         graphs = graphs_of(shape, self.quant)
         transfers = None if plan is None else plan.transfers_on(self.profile)
@@ -238,17 +248,17 @@ class Phone:
 def phone(
     name_or_path: str | PathLike[str], *, quant: Quant = "int4_block32", **software: Any
 ) -> Phone:
-    """Returns a phone that comes with the package by its SoC, or one of your own by a YAML file.
+    """Returns a phone of the package by its SoC, or a custom one by the path of its profile.
 
     Args:
-      name_or_path: `SM8550`, `SM8650`, `SM8750`, `SM8850`, or the path of a profile in which each
+      name_or_path: `SM8550`, `SM8650`, `SM8750`, `SM8850`, or the path of a YAML file in which each
         number is `{value, unit, tag, source}`.
-      quant: how the phone stores weights.
+      quant: format of the stored weights.
       software: fields of `llada_jax.phones.system.System`, for example `runtime="delayed"`.
 
-    Raises ValueError that lists the phones, names the profile's wrong entry, or the wrong setting.
+    Raises ValueError for an unknown phone or setting, and for an invalid profile.
     """
-    names = [each.name for each in fields(System)]
+    names = [field.name for field in fields(System)]
     for name in software:
-        require(name in names, f"{name} is no setting of a phone; allowed: {', '.join(names)}")
+        require(name in names, f"{name} is not a setting of a phone; allowed: {', '.join(names)}")
     return Phone(load_profile(name_or_path), System(**software), quant)

@@ -1,4 +1,8 @@
-"""What published figures are of, as far as time goes: datasets, as they were fitted, and steps."""
+"""Figures of the llada.cpp paper (arXiv 2606.13740), and the datasets behind its latencies.
+
+The paper does not publish the prompts' lengths or the decoding of a dataset, so these were fitted
+to some of its figures (tests/phones/fitting). Other figures are used for validation only.
+"""
 
 import json
 from collections.abc import Mapping
@@ -16,10 +20,10 @@ from llada_jax.phones.simulate import ForwardTimer, GraphsLike
 from llada_jax.phones.workload import Forward, Workload
 
 PUBLISHED = Path(__file__).parent / "published"
-"""`fit.json`: figures that the calibration may know. `validation.json`: others, to judge it by.
-`tasks.json`: what tests/phones/fitting makes of the first; a test holds that it still does."""
+"""`fit.json` has the figures that were fitted, `validation.json` the others. `tasks.json` has the
+result of the fit, which a test compares with a new fit."""
 RUNS = 24
-"""Decodings that a mean latency is taken over."""
+"""Number of simulated runs of a mean latency."""
 CANVAS = 256
 
 
@@ -29,15 +33,18 @@ def read_figures(name: str) -> dict[str, Any]:
 
 
 def whole_figure(name: str) -> dict[str, list[float]]:
-    """Returns a figure that the fit knows in parts: its lists, all points in order of the first."""
-    parts = [read_figures(each)[name] for each in ("fit", "validation")]
+    """Returns a figure whose points are split between `fit.json` and `validation.json`.
+
+    The points are sorted by the figure's first list.
+    """
+    parts = [read_figures(file)[name] for file in ("fit", "validation")]
     lists = [key for key, value in parts[0].items() if isinstance(value, list)]
     points = sorted(point for part in parts for point in zip(*map(part.get, lists), strict=True))
     return dict(zip(lists, map(list, zip(*points, strict=True)), strict=True))
 
 
 def ffn_down(model: ModelConfig, rows: int) -> Lowered:
-    """Returns the product of Figure 3, in Q4_0."""
+    """Returns the product of Figure 3: the down projection in Q4_0."""
     weight = LoweredWeight((model.width, model.ffn_width), 4, 32)
     return product_step(rows, model.ffn_width, model.width, weight, "layers.0.ffn.down")
 
@@ -51,52 +58,61 @@ def one_pass(
     context: int = 4096,
     head_rows: int = 1,
 ) -> float:
-    """Returns seconds of a pass with a static context, all computed, and the head of some rows."""
-    chosen = profile.npu[kernels]
-    layer = price_on_npu(graphs.layer(rows, context - rows), chosen, profile.memory)
-    head = price_on_npu(graphs.head(head_rows), chosen, profile.memory)
-    call = chosen.step_overhead_us * 1e-6
+    """Returns the seconds of one pass of an autoregressive model, head included.
+
+    Graphs of the vendor's tools have a static context: all of `context` is computed, whatever the
+    length of the text.
+    """
+    library = profile.npu[kernels]
+    layer = price_on_npu(graphs.layer(rows, context - rows), library, profile.memory)
+    head = price_on_npu(graphs.head(head_rows), library, profile.memory)
+    call = library.step_overhead_us * 1e-6
     return layer.seconds * graphs.model.n_layers + head.seconds * graphs.head_chunks + call
 
 
 def table2_seconds(figures: Mapping[str, Any], phone: ForwardTimer) -> list[float]:
-    """Returns seconds of the steps of Table 2."""
+    """Returns the seconds of the steps of Table 2."""
     return [phone.step(Forward(n, 0, n)).seconds for n in figures["table2_step_ms"]["rows"]]
 
 
 class PublishedTask(NamedTuple):
-    """A dataset of the paper: how long its prompts are, and how fast it settles."""
+    """A dataset of the paper, as fitted."""
 
     prompt: int
+    """Length of its prompts in tokens."""
     dynamics: Dynamics
 
 
 class PublishedTasks:
-    """Reads the paper's figures, which are of LLaDA-8B, and the datasets that were fitted to some
-    of them; a mean latency is over so many runs."""
+    """The paper's figures of LLaDA-8B, and the datasets that were fitted to them.
+
+    Args:
+      graphs: lowered steps of LLaDA-8B.
+      runs: number of simulated runs of a mean latency.
+    """
 
     def __init__(self, graphs: GraphsLike, runs: int = RUNS) -> None:
         self.graphs, self.runs = graphs, runs
         self.figures = read_figures("fit")
         self.fitted = read_figures("tasks")
         self.dynamics = Dynamics(**self.fitted["dynamics"])
-        """The process of LLaDA-8B, whatever the dataset."""
+        """The decoding process of LLaDA-8B without a dataset's pace and answer."""
         self.spread: float = self.fitted["spread"]
-        """What the process leaves of llada.cpp's cells: a standard deviation of logarithms."""
+        """Standard deviation of the log of llada.cpp's latencies around the fitted process."""
         self.prompt_spread: float = self.fitted["prompt_spread"]
-        """Tokens that the prompts' lengths are known to: a standard deviation."""
+        """Standard deviation of the prompts' lengths in tokens."""
         self.workloads = cache(self._workloads)
 
     @cached_property
     def published(self) -> dict[str, Any]:
-        """Validation figures: for references of results, never for the fit."""
+        """Validation figures. They are references of results; the fit does not use them."""
         return read_figures("validation")
 
     def task(self, name: str) -> PublishedTask:
         """Returns a dataset by its name."""
-        own = self.fitted["tasks"][name]
-        dynamics = replace(self.dynamics, reach=own["reach"], answer=own["answer"])
-        return PublishedTask(own["prompt"], dynamics)
+        fitted = self.fitted["tasks"][name]
+        dynamics = replace(self.dynamics, reach=fitted["reach"], answer=fitted["answer"])
+        return PublishedTask(fitted["prompt"], dynamics)
 
     def _workloads(self, task: str, tokens: int, techniques: Techniques) -> tuple[Workload, ...]:
         prompt, dynamics = self.task(task)

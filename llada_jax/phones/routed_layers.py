@@ -1,9 +1,10 @@
-"""What routed experts cost: a layer of a mixture, by the experts that its rows activate.
+"""Cost of a layer with routed experts (mixture of experts), by the experts that its rows activate.
 
-Attention and norms are the lowered dense layer's own. In place of its feed-forward come the
-router, the shared expert for all rows, and the three products of every expert that any row takes,
-with as many rows as take it: its weights are fetched and unpacked once for them. Of the host's work
-between router and experts nothing is published, and nothing is counted.
+The layer is assembled from the lowered dense layer. Attention and norms stay. The feed-forward is
+replaced by the router, the shared expert for all rows, and three products for every activated
+expert. These have the number of rows that take the expert, since its weights are read and
+dequantized once for all of them. Work of the host between router and experts is not included,
+because no numbers are published.
 """
 
 import math
@@ -18,46 +19,54 @@ from llada_jax.phones.cost import StepCost, sum_of
 
 EXPERTS_ASSUMPTION = "experts assumed to be taken independently and equally often"
 NEGLIGIBLE = 1e-6
-"""Experts of a layer that are fewer, on average, are left out."""
+"""Groups of fewer experts than this, on average, are left out."""
 Price = Callable[[Lowered], StepCost]
 
 
 @cache
 def experts_by_rows(moe: MoEConfig, rows: int) -> Mapping[int, float]:
-    """Returns how many experts of a layer are taken by 1, 2, ... rows of so many, on average, where
-    each row takes its experts by chance, all equally often. Their sum is the mean number of
-    different experts, `E * (1 - (1 - k / E) ** rows)`.
+    """Returns the mean number of experts that are taken by exactly 1, 2, ... of the rows.
 
-    Rows of one text agree more than that, so it is an upper bound of what decoding activates.
+    Each row is assumed to take k of E experts independently, all equally often, so the rows of an
+    expert are binomial. The sum is the mean number of different experts, E (1 - (1 - k / E)^rows).
+    Rows of one text choose more similar experts, so this is an upper bound.
     """
     share = moe.experts_per_token / moe.n_experts
-    found = {
+    n_experts = {
         n: moe.n_experts * math.comb(rows, n) * share**n * (1 - share) ** (rows - n)
         for n in range(1, rows + 1)
     }
-    return {n: experts for n, experts in found.items() if experts > NEGLIGIBLE}
+    return {n: mean for n, mean in n_experts.items() if mean > NEGLIGIBLE}
 
 
 def layer_costs(model: ModelConfig, layer: Lowered, rows: int, price: Price) -> list[StepCost]:
-    """Prices every layer of a forward, from the lowered dense layer that stands for all."""
+    """Returns the cost of every layer of a forward.
+
+    Args:
+      layer: the lowered dense layer, which represents all layers.
+      price: the cost of a lowered step on one processor.
+    """
     dense, moe = price(layer), model.moe
     if moe is None:
         return [dense] * model.n_layers
-    experts = [each for each in _ffn(model) if each.of_expert]
-    taken = experts_by_rows(moe, rows).items()
-    costs = (price(_feed_forward(layer, experts, n)).times(count) for n, count in taken)
-    routed = sum_of([price(without_experts(layer, model, moe, rows)), *costs])
-    return [routed if is_routed(model, each) else dense for each in range(model.n_layers)]
+    matrices = [matrix for matrix in _ffn_matrices(model) if matrix.of_expert]
+    groups = experts_by_rows(moe, rows).items()
+    experts = (price(_expert_step(layer, matrices, n)).times(count) for n, count in groups)
+    routed = sum_of([price(without_experts(layer, model, moe, rows)), *experts])
+    return [routed if is_routed(model, index) else dense for index in range(model.n_layers)]
 
 
 def without_experts(layer: Lowered, model: ModelConfig, moe: MoEConfig, rows: int) -> Lowered:
-    """Returns a routed layer but for its routed experts: the dense layer, its feed-forward replaced
-    by router, choice, shared expert and weighted sum."""
-    inside = [i for i, each in enumerate(layer.operations) if ".ffn." in (each.weight or "")]
-    first, last = inside[0], inside[-1]
+    """Returns a routed layer without its routed experts.
+
+    It is the dense layer, in which router, selection, shared expert and weighted sum replace the
+    feed-forward.
+    """
+    ffn = [i for i, op in enumerate(layer.operations) if ".ffn." in (op.weight or "")]
+    first, last = ffn[0], ffn[-1]
     scope = layer.operations[first].scope
-    router = [each for each in _ffn(model) if each.name.endswith(".router")]
-    shared = [each for each in _ffn(model) if each.of_shared_expert]
+    router = [matrix for matrix in _ffn_matrices(model) if matrix.name.endswith(".router")]
+    shared = [matrix for matrix in _ffn_matrices(model) if matrix.of_shared_expert]
     chosen = TensorType((rows * moe.experts_per_token, model.width), "f32")
     scores = TensorType((rows, moe.n_experts), "f32")
     operations = (
@@ -69,34 +78,34 @@ def without_experts(layer: Lowered, model: ModelConfig, moe: MoEConfig, rows: in
         *(Operation(name, scope, (chosen,), (chosen,)) for name in ("multiply", "reduce")),
         *layer.operations[last + 1 :],
     )
-    weights = {**layer.weights, **_weights(router, 32, None)}
-    like = layer.weights[str(layer.operations[first].weight)]
-    weights |= _weights(shared, like.bits, like.group)
+    weights = {**layer.weights, **_weights(router, 32, None)}  # routers are not quantized
+    dense = layer.weights[str(layer.operations[first].weight)]
+    weights |= _weights(shared, dense.bits, dense.group)
     return replace(layer, operations=operations, weights=weights)
 
 
-def _feed_forward(layer: Lowered, matrices: list[Matrix], rows: int) -> Lowered:
-    """Returns one expert's feed-forward as a step of its own, stored as the layer's matrices."""
-    like = next(weight for weight in layer.weights.values() if len(weight.shape) > 1)
+def _expert_step(layer: Lowered, matrices: list[Matrix], rows: int) -> Lowered:
+    """Returns one expert as a step, with the quantization of the layer's matrices."""
+    dense = next(weight for weight in layer.weights.values() if len(weight.shape) > 1)
     operations = tuple(_products(matrices, rows, "expert"))
-    return Lowered("expert", b"", _weights(matrices, like.bits, like.group), {}, {}, operations)
+    return Lowered("expert", b"", _weights(matrices, dense.bits, dense.group), {}, {}, operations)
 
 
 @cache
-def _ffn(model: ModelConfig) -> tuple[Matrix, ...]:
-    """Returns the matrices of the last layer's feed-forward, which is routed."""
-    last = f"layers.{model.n_layers - 1}.ffn."
-    return tuple(each for each in body_matrices(model) if each.name.startswith(last))
+def _ffn_matrices(model: ModelConfig) -> tuple[Matrix, ...]:
+    """Returns the matrices of a routed feed-forward: the one of the last layer."""
+    prefix = f"layers.{model.n_layers - 1}.ffn."
+    return tuple(matrix for matrix in body_matrices(model) if matrix.name.startswith(prefix))
 
 
 def _products(matrices: list[Matrix], rows: int, scope: str) -> Iterator[Operation]:
-    """Yields a product for each matrix, each but the router and the last with an activation."""
-    for each in matrices:
-        product = product_with(each.name, rows, each.inputs, each.outputs, scope)
+    """Yields the product of each matrix, and the activation or gating after `gate` and `up`."""
+    for matrix in matrices:
+        product = product_with(matrix.name, rows, matrix.inputs, matrix.outputs, scope)
         yield product
-        if each.name.endswith((".gate", ".up")):
+        if matrix.name.endswith((".gate", ".up")):
             yield Operation("multiply", scope, product.outputs, product.outputs)
 
 
 def _weights(matrices: list[Matrix], bits: int, group: int | None) -> dict[str, LoweredWeight]:
-    return {each.name: LoweredWeight((each.outputs, each.inputs), bits, group) for each in matrices}
+    return {m.name: LoweredWeight((m.outputs, m.inputs), bits, group) for m in matrices}

@@ -1,4 +1,9 @@
-"""A planner's plan for a model on a phone, with the phone's own costs of making weights visible."""
+"""Swap plans for a model on a phone.
+
+The planners of `llada_jax.swap` know operators, sizes and times. This module computes these from a
+phone's profile and a model's lowered steps, and converts a plan back into the transfers of a
+simulated forward.
+"""
 
 import math
 from collections import Counter
@@ -19,15 +24,15 @@ from llada_jax.swap.planners import planner as planner_of
 from llada_jax.swap.stall_times import staged_bytes, stall_of
 
 PATHS: Mapping[str, str] = {"remap": "immediate", "swap": "copy", "delayed": "delayed"}
-"""Runtimes whose way to make weights visible a plan can use, with its name: mapping while the NPU
-waits for the call, copies, and mappings of registered buffers."""
+"""The mapping path of each runtime that can run a plan: mapping while the NPU waits, copies, or
+mapping of registered buffers."""
 
 
 def mapping_path(profile: Profile, name: str) -> MappingPath:
-    """Returns a phone's way to make weights visible to its NPU: `immediate`, `copy` or `delayed`.
+    """Returns the costs of a way to make weights visible: `immediate`, `copy` or `delayed`.
 
-    Published costs differ a thousandfold, so results name their path. Raises ValueError for an
-    unknown one.
+    Their published costs differ by a factor of a thousand, so results always name the path. Raises
+    ValueError for an unknown one.
     """
     costs = profile.mapping
     paths = {
@@ -37,13 +42,14 @@ def mapping_path(profile: Profile, name: str) -> MappingPath:
     }
     require(name in paths, f"path is {name!r}; allowed: {', '.join(map(repr, paths))}")
     number, map_ms, step_ms, speed = paths[name]
-    entry = profile.numbers[f"mapping.{number}"]
-    return MappingPath(round(map_ms * 1e6), round(step_ms * 1e6), speed, entry.tag, entry.source)
+    sourced = profile.numbers[f"mapping.{number}"]
+    map_ns, step_ns = round(map_ms * 1e6), round(step_ms * 1e6)
+    return MappingPath(map_ns, step_ns, speed, sourced.tag, sourced.source)
 
 
 @dataclass(frozen=True, repr=False)
 class SwapPlan:
-    """What stays mapped in the NPU's address space and what is staged when, for one kind of step.
+    """A plan of the NPU's address space for one kind of step: resident and staged weights.
 
     All times are modelled.
     """
@@ -52,46 +58,52 @@ class SwapPlan:
     planner: str
     runtime: str
     graph: Graph
-    """The step's operators, with all that staging costs on the phone."""
+    """The step's operators, with their staging times on the phone."""
     plan: Plan
-    """Addresses of everything, and the transfers of a step."""
+    """The addresses, and the transfers of a step."""
 
     @property
     def resident_bytes(self) -> int:
-        """Weights that are mapped all the time."""
+        """Bytes of the weights that are always mapped."""
         return self.plan.resident_bytes(self.graph)
 
     @property
     def transfers(self) -> int:
-        """Transfers of a step."""
+        """Number of transfers per step."""
         return len(self.plan.transfers)
 
     @property
     def stall_seconds(self) -> float:
-        """Seconds of a step in which the NPU waits for weights."""
+        """Seconds per step in which the NPU waits for weights."""
         return float(stall_of(self.graph, self.plan)) / 1e9
 
     def mapped_over(self, steps: int) -> list[tuple[float, float]]:
-        """Returns seconds of its first steps, each with the MiB that are in use from then on: keys,
-        values, temporaries, residents, and weights that are staged and not yet done with."""
-        always = self.plan.fixed.size + self.resident_bytes
+        """Returns the mapped MiB in use over time, as (seconds, MiB from then on).
+
+        These are keys, values, temporaries, resident weights, and staged weights until their last
+        use, during the first `steps` steps of a loop.
+        """
+        constant = self.plan.fixed.size + self.resident_bytes
         staged = staged_bytes(self.graph, self.plan, steps)
-        return [(ns / 1e9, (always + size) / MIB) for ns, size in staged]
+        return [(ns / 1e9, (constant + size) / MIB) for ns, size in staged]
 
     def transfers_on(self, profile: Profile) -> WeightTransfers:
-        """Returns what a step stages by this profile of the phone: what it waits for, which is the
-        plan's stall, and all else, which nothing waits for."""
+        """Returns the transfers of a step for a simulation with this profile of the phone.
+
+        The plan has its own exact timing, so the simulation needs only two of them: one as long as
+        the plan's stall, for which the first layer waits, and the rest, for which nothing waits.
+        """
         graph = mapping_path(profile, PATHS[self.runtime]).price(self.graph, self.transfers)
         stall = float(stall_of(graph, self.plan)) / 1e9
-        whole = sum(graph.transfer_ns(each.operators) for each in self.plan.transfers) / 1e9
+        total = sum(graph.transfer_ns(transfer.operators) for transfer in self.plan.transfers) / 1e9
         copied = graph.weight_bytes - self.resident_bytes if self.runtime == "swap" else 0
-        waited = copied * stall / whole if whole else 0.0
-        first = WeightTransfer("stall", stall, waited, 0, None)
-        hidden = WeightTransfer("stage", whole - stall, copied - waited, None, None)
-        return WeightTransfers((first, hidden))
+        copied_in_stall = copied * stall / total if total else 0.0
+        exposed = WeightTransfer("stall", stall, copied_in_stall, 0, None)
+        hidden = WeightTransfer("stage", total - stall, copied - copied_in_stall, None, None)
+        return WeightTransfers((exposed, hidden))
 
     def __repr__(self) -> str:
-        """Names the plan in one line."""
+        """Describes the plan in one line."""
         staged = self.graph.weight_bytes - self.resident_bytes
         return (
             f"SwapPlan(by {self.planner!r} on {self.soc}, modelled: "
@@ -104,17 +116,17 @@ class SwapPlan:
 def plan_swaps(
     planner: str, workload: Workload, graphs: GraphsLike, profile: Profile, system: System
 ) -> SwapPlan:
-    """Plans the forward that a run consists of the most, on its canvas, and checks the plan.
+    """Plans the most frequent forward of a run, on its canvas, and checks the plan.
 
-    Raises ValueError where the body is not on the NPU or the runtime stages nothing, and where the
-    planner finds no plan (then with the reason).
+    Raises ValueError if the body is not on the NPU or the head not on the CPU, if the runtime
+    stages nothing, or if the planner finds no plan, with the reason.
     """
     plan_with = planner_of(planner)
     require(system.body == "npu", f"body is {system.body!r}; allowed with a planner: 'npu'")
     require(
         system.scores_on == "cpu",
-        f"scores_on is {system.scores_on!r}; allowed with a planner: 'cpu', since a plan is of the "
-        "body's weights",
+        f"scores_on is {system.scores_on!r}; allowed with a planner: 'cpu', since a plan has only "
+        "the body's weights",
     )
     require(
         system.runtime in PATHS,
@@ -138,8 +150,8 @@ def plan_swaps(
         plan = plan_with(graph, budget)
     except PlanError as error:
         raise ValueError(f"planner {planner!r} on {profile.soc}: {error}") from error
-    found = problems(graph, budget, plan)
-    if found:
-        raise RuntimeError(f"the plan of {planner!r} is invalid: {found[0]}")
+    if mistakes := problems(graph, budget, plan):
+        raise RuntimeError(f"the plan of {planner!r} is invalid: {mistakes[0]}")
+    # Planned without the fixed time per step, which depends on the number of transfers.
     priced = path.price(graph, len(plan.transfers))
     return SwapPlan(profile.soc, planner, system.runtime, priced, plan)

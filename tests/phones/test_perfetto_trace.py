@@ -25,7 +25,7 @@ def timeline():
 
 
 def read(content: bytes):
-    """The names of tracks, with those of their processes, and the events of each, in order."""
+    """Returns the track descriptors by id, and the events of each track by its name."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     tracks, events = {}, defaultdict(list)
@@ -34,32 +34,34 @@ def read(content: bytes):
             track = packet.track_descriptor
             tracks[track.uuid] = track
         else:
-            assert packet.track_event.track_uuid in tracks, "a track is described before it is used"
+            assert packet.track_event.track_uuid in tracks, (
+                "a track must be described before its first event"
+            )
             events[packet.track_event.track_uuid].append((packet.timestamp, packet.track_event))
     return tracks, {tracks[uuid].name: of for uuid, of in events.items()}
 
 
 def slices(events):
-    """Start, end and the first event of each slice; none lies in another."""
+    """Returns start, end and first event of each slice. Slices must not be nested."""
     assert [event.type for _, event in events] == [1, 2] * (len(events) // 2)
     pairs = list(zip(events[::2], events[1::2], strict=True))
     return [(start, end, event) for (start, event), (end, _) in pairs]
 
 
-def test_every_task_lies_on_the_track_of_its_lane(timeline):
+def test_every_task_is_on_the_track_of_its_lane(timeline):
     tracks, events = read(perfetto_trace(timeline, "a phone", COUNTERS))
     assert {t.process.process_name for t in tracks.values() if t.process.pid} == {"a phone"}
-    lasting = [event for event in timeline.events if event.end > event.start]
+    shown = [event for event in timeline.events if event.end > event.start]
     for lane, name in (("npu", "NPU"), ("staging", "Staging"), ("cpu", "CPU (head, revision)")):
-        mine = [event for event in lasting if event.task.lane == lane]
-        found = slices(events.get(name, []))
-        assert [event.name for *_, event in found] == [event.task.name for event in mine]
-        assert all(a[1] <= b[0] for a, b in pairwise(found))
-        for (start, end, _), event in zip(found, mine, strict=True):
+        in_lane = [event for event in shown if event.task.lane == lane]
+        on_track = slices(events.get(name, []))
+        assert [event.name for *_, event in on_track] == [event.task.name for event in in_lane]
+        assert all(a[1] <= b[0] for a, b in pairwise(on_track))
+        for (start, end, _), event in zip(on_track, in_lane, strict=True):
             assert (start, end) == (round(event.start * 1e9), round(event.end * 1e9))
 
 
-def test_arrows_lead_from_transfers_to_what_waits_for_them():
+def test_arrows_connect_transfers_and_the_tasks_that_need_them():
     tasks = [
         LaneTask("weights", "staging", 0.2, 1e9),
         LaneTask("first", "npu", 0.1),
@@ -74,7 +76,7 @@ def test_arrows_lead_from_transfers_to_what_waits_for_them():
     assert notes["waited, ms"] == pytest.approx(100)
 
 
-def test_counters_add_up_to_what_the_run_takes(timeline):
+def test_counters_add_up_to_energy_and_traffic(timeline):
     tracks, events = read(perfetto_trace(timeline, "a phone", COUNTERS))
     units = {track.name: track.counter.unit_name for track in tracks.values()}
     assert (units["memory"], units["power"]) == ("GB/s", "W")
@@ -84,12 +86,12 @@ def test_counters_add_up_to_what_the_run_takes(timeline):
         return sum((b - a) / 1e9 * event.double_counter_value for (a, event), (b, _) in pairs)
 
     assert total("power") == pytest.approx(energy_of(timeline, PHONE.power).joules, rel=1e-4)
-    moved = sum(e.task.dram_bytes for e in timeline.events if e.end > e.start)
-    assert total("memory") == pytest.approx(moved / 1e9, rel=1e-4)
+    traffic = sum(e.task.dram_bytes for e in timeline.events if e.end > e.start)
+    assert total("memory") == pytest.approx(traffic / 1e9, rel=1e-4)
     assert {event.double_counter_value for _, event in events["mapped and in use"]} == {300.0}
 
 
-def test_copied_weights_are_in_use_until_what_waits_for_them_ends():
+def test_copied_weights_are_in_use_until_their_last_use():
     copy = 2 * 100 * MIB  # read and written
     tasks = [
         LaneTask("one", "staging", 0.2, copy),
@@ -99,20 +101,20 @@ def test_copied_weights_are_in_use_until_what_waits_for_them_ends():
     ]
     _, events = read(perfetto_trace(run(tasks, 50), "a phone", COUNTERS))
     found = [(at / 1e9, e.double_counter_value) for at, e in events["mapped and in use"]]
-    wanted = [(0.0, 400.0), (0.2, 500.0), (0.5, 400.0), (0.6, 300.0)]
-    assert found == [pytest.approx(each) for each in wanted]
+    expected = [(0.0, 400.0), (0.2, 500.0), (0.5, 400.0), (0.6, 300.0)]
+    assert found == [pytest.approx(point) for point in expected]
 
 
-def test_a_plan_s_own_steps_are_counted_apart(timeline):
+def test_the_steps_of_a_plan_have_a_separate_counter(timeline):
     curve = [(0.0, 310.0), (0.5, 305.0)]
-    tracks, events = read(perfetto_trace(timeline, "a phone", COUNTERS._replace(of_plan=curve)))
+    tracks, events = read(perfetto_trace(timeline, "a phone", COUNTERS._replace(plan_mapped=curve)))
     found = [(at / 1e9, e.double_counter_value) for at, e in events["mapped and in use"]]
-    assert found == curve  # and nothing of the timeline is among it
-    (track,) = (each for each in tracks.values() if each.name == "mapped and in use")
+    assert found == curve  # without the timeline of the run
+    (track,) = (t for t in tracks.values() if t.name == "mapped and in use")
     assert tracks[track.parent_uuid].process.process_name == "the plan's own steps, modelled"
 
 
-def test_what_was_measured_lies_below(timeline):
+def test_measured_forwards_have_a_track(timeline):
     content = perfetto_trace(timeline, "a phone", COUNTERS, [0.5, 0.25])
     _, events = read(content)
     found = [(start, end, event.name) for start, end, event in slices(events["forwards"])]

@@ -1,4 +1,4 @@
-"""Ways to make weights visible cost what their sources say, in one place for rule and planners."""
+"""Swap plans on a phone: costs of the mapping paths, and runs with a plan's stalls."""
 
 import math
 
@@ -15,26 +15,26 @@ from tests.phones.small import GRAPHS, PHONE
 MIB, GIB = 1 << 20, 1 << 30
 
 
-def test_paths_cost_what_their_sources_say():
+def test_mapping_paths_reproduce_the_published_figures():
     paths = [mapping_path(PHONE, name) for name in ("immediate", "copy", "delayed")]
     immediate, copy, delayed = paths
     assert immediate.map_ns == pytest.approx(((29.2 + 24.4) / 2 - 1.6) * 1e6, rel=1e-3)
     for mib, seconds in ((672, 0.335), (3744, 1.830)):  # the two ends of Figure 13c
-        found = mib * MIB / copy.bytes_per_second + copy.step_ns / 1e9
-        assert found == pytest.approx(seconds, rel=1e-3)
+        modelled = mib * MIB / copy.bytes_per_second + copy.step_ns / 1e9
+        assert modelled == pytest.approx(seconds, rel=1e-3)
     assert 7 * 768 * MIB / delayed.bytes_per_second == pytest.approx(0.70e-3, rel=0.03)
     assert math.isinf(immediate.bytes_per_second)
     assert all(path.source and path.tag for path in paths)
 
 
-def test_another_phones_paths_are_its_own():
+def test_mapping_paths_follow_the_profile():
     slower = PHONE.with_values({"mapping.copy_gbps": 1.0})
     assert mapping_path(slower, "copy").bytes_per_second == 1e9
     with pytest.raises(ValueError, match="path is 'fast'; allowed: 'immediate', 'copy', 'delayed'"):
         mapping_path(PHONE, "fast")
 
 
-def test_a_run_waits_as_long_as_its_plan_says():
+def test_a_run_with_a_plan_waits_for_the_plan_s_stall():
     llada, system = graphs_of("llada_8b"), System()
     cramped = PHONE.with_values({"memory.mapping_cap_mib": 1600, "mapping.copy_ms": 0.0})
     workload = blockwise(64, 32)
@@ -42,10 +42,12 @@ def test_a_run_waits_as_long_as_its_plan_says():
     planned = plan_swaps("greedy", workload, llada, cramped, system)
     assert planned.plan.transfers and set(PATHS) == {"remap", "swap", "delayed"}
     timer = ForwardTimer(llada, cramped, system, transfers=planned.transfers_on(cramped))
-    bare = ForwardTimer(llada, cramped, System(runtime="wide")).latency(workload)
-    assert timer.latency(workload) - bare == pytest.approx(2 * planned.stall_seconds, rel=1e-3)
+    unstaged = ForwardTimer(llada, cramped, System(runtime="wide")).latency(workload)
+    assert timer.latency(workload) - unstaged == pytest.approx(2 * planned.stall_seconds, rel=1e-3)
     copied = planned.graph.weight_bytes - planned.resident_bytes
-    assert sum(each.copied_bytes for each in timer.transfers.transfers) == pytest.approx(copied)
+    assert sum(transfer.copied_bytes for transfer in timer.transfers.transfers) == pytest.approx(
+        copied
+    )
     assert timer.transfers.seconds == pytest.approx(copied / cramped.mapping.copy_gbps / 1e9)
     mapped = [mib for _, mib in planned.mapped_over(2)]
     assert len(set(mapped)) > 2 and planned.resident_bytes / MIB < min(mapped)
@@ -54,12 +56,12 @@ def test_a_run_waits_as_long_as_its_plan_says():
     assert slower.transfers[0].seconds > planned.stall_seconds > 0
 
 
-def test_a_planner_s_plan_prices_a_run():
-    """A small model in a session that holds half of it."""
+def test_runs_with_the_plans_of_both_planners():
+    """A small model in a session that can map half of it."""
     phone = load_profile("SM8750")
     model = GRAPHS.model
     layers = model.n_layers * model.width * (2 * 96 + 3 * model.ffn_width) * 4.5 / 8 / (1 << 20)
-    # What a step's copies cost once is of gigabytes, and no planner sees it.
+    # Planners do not see the fixed cost per step, which was measured with gigabytes.
     small = phone.with_values(
         {
             "memory.mapping_cap_mib": 0.6 * layers + 0.1,
@@ -72,16 +74,16 @@ def test_a_planner_s_plan_prices_a_run():
     for name in ("greedy", "steady"):
         planned = plan_swaps(name, workload, GRAPHS, small, system)
         timer = ForwardTimer(GRAPHS, small, system, transfers=planned.transfers_on(small))
-        found = simulate(workload, timer)
-        assert sum(found.parts.values()) == pytest.approx(found.seconds)
-        seconds[name] = found.seconds
+        result = simulate(workload, timer)
+        assert sum(result.parts.values()) == pytest.approx(result.seconds)
+        seconds[name] = result.seconds
     assert seconds["steady"] <= seconds["greedy"] * 1.001
     roomy = plan_swaps("steady", workload, GRAPHS, phone, system)
-    bare = simulate(workload, ForwardTimer(GRAPHS, phone, System(runtime="none")))
+    unstaged = simulate(workload, ForwardTimer(GRAPHS, phone, System(runtime="none")))
     timer = ForwardTimer(GRAPHS, phone, system, transfers=roomy.transfers_on(phone))
-    found = simulate(workload, timer)
+    result = simulate(workload, timer)
     assert roomy.plan.transfers == ()
-    assert found.seconds == pytest.approx(bare.seconds)
+    assert result.seconds == pytest.approx(unstaged.seconds)
 
 
 @pytest.mark.parametrize(
@@ -96,12 +98,12 @@ def test_a_planner_s_plan_prices_a_run():
         ("steady", {"body": "cpu"}, "body is 'cpu'; allowed with a planner: 'npu'"),
     ],
 )
-def test_settings_that_no_plan_suits_are_named(name, changes, message):
+def test_systems_without_staging_are_refused(name, changes, message):
     with pytest.raises(ValueError, match=message):
         plan_swaps(name, blockwise(8, 32), GRAPHS, load_profile("SM8750"), System(**changes))
 
 
-def test_a_budget_smaller_than_the_largest_operator_is_named_with_the_phone():
+def test_a_budget_below_the_largest_operator_is_refused():
     tiny = load_profile("SM8750").with_values({"memory.mapping_cap_mib": 0.03})
     with pytest.raises(ValueError, match=r"planner 'steady' on SM8750: .*(needs|take) .* bytes"):
         plan_swaps("steady", blockwise(8, 32), GRAPHS, tiny, System())
