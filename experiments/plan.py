@@ -19,7 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness.pictures import figure, require_plots, save
+from experiments.harness.pictures import new_figure, require_plots, save
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
@@ -169,7 +169,7 @@ def _row(config: PlanConfig, name: str, value: float, unit: str) -> ResultRow:
 
 def draw_plans(plans: Sequence[CheckedPlan], path: Path) -> None:
     """Draws a line for each plan as a PNG: its steady step over time, and its addresses."""
-    drawn = figure(11, 1.4 + 1.5 * len(plans))
+    drawn = new_figure(11, 1.4 + 1.5 * len(plans))
     axes: Any = drawn.subplots(len(plans), 2, squeeze=False, width_ratios=(2, 1))
     for (lanes, addresses), each in zip(axes, plans, strict=True):
         _draw_step(lanes, each.graph, each.plan)

@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 import llada_jax as lj
-from experiments.harness.pictures import draw_reliability, save
+from experiments.harness.pictures import reliability_diagrams, save
 from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
@@ -81,7 +81,7 @@ def measure(config: ReliabilityConfig, run: Run) -> None:
         # JSON does not know NaN
         plain = {key: np.where(np.isnan(each), None, each).tolist() for key, each in bins}
         run.record({"name": name, **plain})
-    drawn = draw_reliability({key: diagrams[f"all/{key}"] for key in CANVASES})
+    drawn = reliability_diagrams({key: diagrams[f"all/{key}"] for key in CANVASES})
     save(drawn, run.folder / "reliability.png")
     rows = []
     for name, found in diagrams.items():

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from experiments.evaluate.config import CELLS, EvaluateConfig, SuiteConfig
 from experiments.evaluate.result_rows import decoder_rows, difference_rows, equal_quality_rows
 from experiments.evaluate.score_table import suite_tables
-from experiments.harness.pictures import ScorePoint, forwards_curves, require_plots, save
+from experiments.harness.pictures import ScorePoint, cost_curves, require_plots, save
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
 from experiments.harness.tiled import check_tiles
@@ -63,7 +63,7 @@ def evaluate_suite(
     for (decoder, task), part in found.items():
         rows += decoder_rows(f"{suite.name}/{decoder}/{task}", [part], config.phones)
     if suite.thresholds:
-        drawn = forwards_curves(suite.name, _by_rows(suite, tallies), "row-forwards an answer")
+        drawn = cost_curves(suite.name, _by_rows(suite, tallies), "row-forwards an answer")
         save(drawn, run.folder / "equal_quality.png")
     run.finish(rows, suite_tables(suite.name, samplers, suite.tasks, rows))
 

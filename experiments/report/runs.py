@@ -10,7 +10,7 @@ from typing import Any
 from experiments.evaluate.config import CELLS
 from experiments.evaluate.result_rows import decoder_rows
 from experiments.evaluate.score_table import score_cells
-from experiments.harness.pictures import PROBED, ScorePoint
+from experiments.harness.pictures import PROBE_SUFFIX, ScorePoint
 from llada_jax.config import require
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation
@@ -72,24 +72,22 @@ class DecoderRun:
         return ScorePoint(self.found.tpf, self.found.score, *self.found.interval)
 
 
-def baseline_of(
-    decoder: DecoderRun, decoders: Sequence[DecoderRun], sampler: str | None
-) -> DecoderRun | None:
-    """Returns the run of a sampler that a decoder of the same task is compared with, if there is
-    one: with the same weights, and of several the one that agrees in backend, tiles and seed as far
-    as one does. Raises ValueError where it could be any of several."""
-    found = [each for each in decoders if each.sampler == sampler]
+def baseline_of(decoder: DecoderRun, baselines: Sequence[DecoderRun]) -> DecoderRun | None:
+    """Returns the one of `baselines` to compare a decoder with, or None if none has its task and
+    weights. Of several, it is the one that agrees in backend, then tiles, then seed. Raises
+    ValueError if that leaves more than one."""
+    candidates = [run for run in baselines if run.task == decoder.task]
     for setting in (*_WEIGHTS, *_SURROUNDINGS):
         value = decoder.settings.get(setting)
-        agreeing = [each for each in found if each.settings.get(setting) == value]
-        found = agreeing if setting in _WEIGHTS else agreeing or found
+        agreeing = [run for run in candidates if run.settings.get(setting) == value]
+        candidates = agreeing if setting in _WEIGHTS else agreeing or candidates
     require(
-        len(found) <= 1,
-        f"baseline {sampler!r} of {decoder.folder} could be any of "
-        f"{', '.join(str(each.folder) for each in found)}; allowed: one run of it for each task, "
-        "model, dtype, backend, tiles and seed",
+        len(candidates) <= 1,
+        f"the baseline of {decoder.folder} could be any of "
+        f"{', '.join(str(run.folder) for run in candidates)}; allowed: one run of it for each "
+        "task, model, dtype, backend, tiles and seed",
     )
-    return found[0] if found else None
+    return candidates[0] if candidates else None
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -110,7 +108,7 @@ def training_metrics(folder: Path) -> list[dict[str, float]]:
     rows = [require_object(parsed(line, path), path, {}) for line in lines]
     rows = [row for row in rows if _DRAWN <= row.keys()]
     for row in rows:
-        drawn = [row[key] for key in row if key in _DRAWN or key.endswith(PROBED)]
+        drawn = [row[key] for key in row if key in _DRAWN or key.endswith(PROBE_SUFFIX)]
         _require_finite(path, drawn)
     return rows
 

@@ -1,4 +1,4 @@
-"""The end of a sweep: a page of all its jobs."""
+"""Hydra's callback at the end of a sweep: it writes a report of the sweep's jobs."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 
 class SweepPage(Callback):
-    """What Hydra calls at the end of a sweep, in the settings of each verb that has results."""
+    """Named in `conf` by each verb that has results."""
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         # Hydra makes this callback for single runs too, which must not wait for these imports.

@@ -22,7 +22,7 @@ from typing import Any
 
 import llada_jax as lj
 from experiments.harness.estimates import mean_of
-from experiments.harness.pictures import figure, save
+from experiments.harness.pictures import new_figure, save
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, Quant, require, require_choice, require_counts
@@ -191,7 +191,7 @@ def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
     from matplotlib.colors import to_rgba
     from matplotlib.patches import Patch
 
-    drawn = figure(10, 2.4)
+    drawn = new_figure(10, 2.4)
     axes: Any = drawn.subplots()
     handles = []
     for place, lane in enumerate(LANES):

@@ -23,7 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.pictures import ScorePoint, forwards_curves, require_plots, save
+import llada_jax as lj
+from experiments.harness.pictures import ScorePoint, cost_curves, require_plots, save
 from experiments.harness.results import Kind, ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.tune.judge import Judge, Judged, Price
@@ -142,7 +143,7 @@ def _draw(config: TuneConfig, run: Run, candidates: Sequence[Candidate], best: C
         point = ScorePoint(each.price.seconds, tally.exact_match, *tally.interval)
         curves.setdefault(name, []).append(point)
     title = f"{', '.join(config.tasks)} on {config.phone}: {config.items} items each"
-    save(forwards_curves(title, curves, "seconds an answer"), run.folder / "front.png")
+    save(cost_curves(title, curves, "seconds an answer"), run.folder / "front.png")
 
 
 main = entry_point("tune", tune, TuneConfig)

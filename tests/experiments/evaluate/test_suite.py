@@ -116,9 +116,9 @@ def test_others_are_drawn_beside_the_line_of_thresholds(
     finished, random_model, tmp_path, monkeypatch
 ):
     shutil.copytree(finished[0], tmp_path / "run")
-    drawn, draw = {}, suite.forwards_curves
+    drawn, draw = {}, suite.cost_curves
     monkeypatch.setattr(
-        suite, "forwards_curves", lambda *told: drawn.update(told[1]) or draw(*told)
+        suite, "cost_curves", lambda *told: drawn.update(told[1]) or draw(*told)
     )
     third = f"suite.decoders=[{DECODERS}, {{name: third, sampler: {{threshold: 0.001}}}}]"
     changes = [f"model={random_model}", third, "+suite.thresholds=[hasty,llada]"]

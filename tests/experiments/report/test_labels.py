@@ -1,4 +1,4 @@
-"""Labels: short where they may be, and never the same for two decoders."""
+"""Labels of decoders: short, different for each, and one curve for each method."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.report.labels import labels
+from experiments.report.labels import labels, shared_settings
+
+
+def sampler(**changes: Any) -> dict[str, Any]:
+    return {"threshold": 0.9, "steps": 32, "accept": "threshold"} | changes
 
 
 def settings(name: str = "threshold", **changes: Any) -> dict[str, Any]:
@@ -16,7 +20,7 @@ def settings(name: str = "threshold", **changes: Any) -> dict[str, Any]:
         "fingerprint": "f0",
         "task": {"name": "yes_no", "version": 1},
         "sampler_name": name,
-        "sampler": {"threshold": 0.9, "steps": 32},
+        "sampler": sampler(),
         "backend": "xla",
         "seed": 0,
     }
@@ -24,52 +28,102 @@ def settings(name: str = "threshold", **changes: Any) -> dict[str, Any]:
 
 
 def texts(*decoders: dict[str, Any]) -> list[str]:
-    found = labels({Path(f"runs/{i}"): each for i, each in enumerate(decoders)})
-    return [label.text for label in found.values()]
+    by_folder = labels({Path(f"runs/{i}"): settings for i, settings in enumerate(decoders)})
+    return [label.text for label in by_folder.values()]
 
 
-def test_different_samplers_need_no_more_than_their_names():
-    assert texts(settings("llada"), settings(), settings(backend="litert")) == [
-        "tiny: llada",
-        "tiny: threshold",
-        "tiny: threshold on litert",
+def test_methods_are_told_apart_by_their_names_alone():
+    assert texts(settings("llada"), settings()) == ["llada", "threshold"]
+
+
+def test_each_label_has_the_model_and_the_backend_if_there_are_several():
+    assert texts(settings("llada", backend="litert"), settings(model="small")) == [
+        "tiny: llada on litert",
+        "small: threshold on xla",
     ]
 
 
-def test_what_differs_is_in_the_label_and_a_fingerprint_only_where_nothing_else_does():
+def test_a_label_has_the_settings_that_differ_and_a_fingerprint_only_if_nothing_else_does():
     other = {"fingerprint": "f1"}
-    assert texts(settings(), settings(seed=1)) == [
-        "tiny: threshold, seed 0",
-        "tiny: threshold, seed 1",
-    ]
+    assert texts(settings(), settings(seed=1)) == ["threshold, seed 0", "threshold, seed 1"]
     assert texts(settings(), settings(dtype="int8", **other), settings("llada")) == [
-        "tiny: threshold, dtype None",
-        "tiny: threshold, dtype int8",
-        "tiny: llada",
+        "threshold, dtype None",
+        "threshold, dtype int8",
+        "llada",
     ]
-    assert texts(settings(), settings(**other))[1] == "tiny: threshold, fingerprint f1"
-    assert texts(settings(), settings(sampler={"threshold": 0.9, "steps": 64})) == [
-        "tiny: threshold, sampler.steps 32",
-        "tiny: threshold, sampler.steps 64",
-    ]
-    assert texts(settings(), settings()) == [
-        "tiny: threshold, run 0",
-        "tiny: threshold, run 1",
-    ]
+    assert texts(settings(), settings(**other))[1] == "threshold, fingerprint f1"
+    assert texts(settings(), settings()) == ["threshold, run 0", "threshold, run 1"]
 
 
-def test_a_family_has_the_settings_of_a_sampler_and_nothing_else_different():
-    decoders = {
-        Path("a"): settings("threshold@threshold:0.9"),
-        Path("b"): settings("threshold@threshold:0.5", sampler={"threshold": 0.5, "steps": 32}),
-        Path("c"): settings("threshold@threshold:0.9", seed=1),
-    }
-    found = labels(decoders)
-    assert found[Path("a")].family == found[Path("b")].family == "tiny: threshold, seed 0"
-    assert found[Path("c")] == (
-        "tiny: threshold@threshold:0.9, seed 1",
-        "tiny: threshold, seed 1",
+def test_a_fraction_needs_no_name_and_a_count_does():
+    assert texts(settings(sampler=sampler(threshold=1)), settings()) == [
+        "threshold 1",
+        "threshold 0.9",
+    ]
+    assert texts(settings(), settings(sampler=sampler(steps=64))) == [
+        "threshold, steps 32",
+        "threshold, steps 64",
+    ]
+    both = settings(sampler=sampler(threshold=0.5, steps=64))
+    assert texts(settings(), settings(sampler=sampler(steps=64)), both)[2] == (
+        "threshold, threshold 0.5, steps 64"
     )
+
+
+def test_a_custom_rule_and_the_preset_that_it_was_set_in_are_two_curves():
+    decoders = {}
+    for number in (0.5, 0.7):
+        name = f"threshold@threshold:{number}"
+        decoders[Path(f"fixed/{number}")] = settings(name, sampler=sampler(threshold=number))
+        rule = sampler(accept="my_rules:KLASS", threshold=None, low=number)
+        decoders[Path(f"klass/{number}")] = settings(
+            "threshold@accept:my_rules:KLASS", sampler=rule
+        )
+    found = labels(decoders)
+    assert {str(folder): label for folder, label in found.items()} == {
+        "fixed/0.5": ("threshold 0.5", "threshold by threshold"),
+        "fixed/0.7": ("threshold 0.7", "threshold by threshold"),
+        "klass/0.5": ("KLASS 0.5", "KLASS by low"),
+        "klass/0.7": ("KLASS 0.7", "KLASS by low"),
+    }
+
+
+def test_one_rule_on_two_presets_and_rules_of_one_name_are_different_curves():
+    rule = sampler(accept="a:KLASS")
+    curves = labels({
+        Path("a"): settings("threshold@accept:a:KLASS", sampler=rule),
+        Path("b"): settings("llada@accept:a:KLASS", sampler=rule),
+        Path("c"): settings("llada@accept:b:KLASS", sampler=sampler(accept="b:KLASS")),
+    })  # fmt: skip
+    assert [label.curve for label in curves.values()] == [
+        "KLASS, preset threshold, accept a:KLASS",
+        "KLASS, preset llada, accept a:KLASS",
+        "KLASS, preset llada, accept b:KLASS",
+    ]
+
+
+def test_a_window_of_the_user_is_part_of_the_method():
+    window = settings(sampler=sampler(window="my_windows:Sliding"))
+    assert texts(settings(), window) == ["threshold", "threshold Sliding"]
+
+
+def test_a_choice_begins_another_curve_and_a_number_does_not():
+    decoders = {
+        Path("a"): settings(sampler=sampler(cache="dual")),
+        Path("b"): settings(sampler=sampler(cache="dual", threshold=0.5)),
+        Path("c"): settings(sampler=sampler(cache="none")),
+    }
+    curves = [label.curve for label in labels(decoders).values()]
+    assert curves == ["threshold by threshold, cache dual"] * 2 + ["threshold, cache none"]
+
+
+def test_what_all_decoders_share_is_stated_once():
+    decoders = [
+        settings(f"threshold@threshold:{number}@top:True",
+                 sampler=sampler(threshold=number, top=True, gen_length=64, other=3))
+        for number in (0.5, 0.7)
+    ]  # fmt: skip
+    assert shared_settings(decoders) == "model tiny, top True, gen_length 64, backend xla, seed 0"
 
 
 @given(

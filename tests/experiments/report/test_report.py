@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.harness.pictures import training_curve
+from experiments.harness.pictures import (
+    LINE_INCHES,
+    ScorePoint,
+    score_bars,
+    score_curves,
+    training_curve,
+)
 from experiments.report import __main__ as entry
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import FORMAT, Generation, GenerationBatch, GenerationStore
@@ -20,7 +26,7 @@ ITEMS = 20
 
 def evaluation(
     folder: Path,
-    sampler: str,
+    name: str,
     right: int,
     nfe: int,
     items: int = ITEMS,
@@ -30,10 +36,12 @@ def evaluation(
 ) -> Path:
     """A run of `experiments.evaluate`, as it would be found; the first `right` questions are
     answered right, and after the last one the items begin again with the first."""
+    threshold = name.partition("@threshold:")[2]
     settings = {
         "model": "tiny",
         "task": {"name": "yes_no", "version": version, "difficulty": 1, "seed": 5},
-        "sampler_name": sampler,
+        "sampler_name": name,
+        "sampler": {"threshold": float(threshold)} if threshold else {"steps": 12},
         "backend": "xla",
         "seed": 0,
     }
@@ -65,6 +73,17 @@ def run(folder: Path, *arguments: str) -> str:
     return (folder / "report.md").read_text()
 
 
+def decoder_cells(page: str) -> list[list[str]]:
+    """The cells of each decoder in the first table of a page."""
+    lines = page.partition("| decoder |")[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def differences(page: str) -> dict[str, str]:
+    """The difference to the baseline, without its interval, by decoder."""
+    return {cells[0]: cells[9].split(" (")[0] for cells in decoder_cells(page)}
+
+
 @pytest.fixture
 def runs(tmp_path) -> Path:
     folder = tmp_path / "runs"
@@ -75,17 +94,55 @@ def runs(tmp_path) -> Path:
     return folder
 
 
-def test_decoders_stand_side_by_side(runs, tmp_path):
+def test_decoders_are_compared_in_one_table(runs, tmp_path):
     page = run(tmp_path / "page", f"runs=[{runs}/sweep]", "baseline=llada")
-    lines = [line for line in page.splitlines() if line.startswith("| tiny:")]
-    assert lines[0] == (
-        "| tiny: llada | 20 | 20 | 90.0 % (69.9 to 97.2) | 12.00 |  |  | 1.00 | 120 | baseline |  |"
+    assert "\nAll runs: model tiny, backend xla, seed 0.\n" in page
+    first, second, third = (" | ".join(cells) for cells in decoder_cells(page))
+    assert first == (
+        "llada | 20 | 20 | 90.0 % (69.9 to 97.2) | 12.00 |  |  | 1.00 | 120 | baseline | "
     )
-    assert "4.00 |  |  | 3.00 | 120 | +0.0 (" in lines[1]
-    assert "| -45.0 (" in lines[2] and lines[2].endswith("| 0.0039 |")
+    assert second.startswith("threshold 0.9 | ")
+    assert "4.00 |  |  | 3.00 | 120 | +0.0 (" in second
+    assert "| -45.0 (" in third and third.endswith("| 0.0039")
 
 
-def test_a_curve_of_training_shows_what_was_probed():
+def test_a_baseline_may_be_named_as_in_the_table(runs, tmp_path):
+    page = run(tmp_path / "page", f"runs=[{runs}/sweep]", "baseline=threshold 0.5")
+    assert differences(page) == {
+        "llada": "+45.0",
+        "threshold 0.9": "+45.0",
+        "threshold 0.5": "baseline",
+    }
+
+
+def test_a_custom_rule_and_its_baseline_are_two_curves(tmp_path):
+    for number, (low, nfe) in enumerate([(0.5, 3), (0.7, 4)]):
+        evaluation(tmp_path / f"fixed{number}", f"threshold@threshold:{low}", right=9, nfe=nfe)
+        rule = {"accept": "my_rules:KLASS", "low": low}
+        name = "threshold@accept:my_rules\\:KLASS"
+        evaluation(tmp_path / f"klass{number}", name, right=12, nfe=nfe + 1, sampler=rule)
+    page = run(tmp_path / "page", f"runs=[{tmp_path}/fixed?,{tmp_path}/klass?]")
+    names = [cells[0] for cells in decoder_cells(page)]
+    assert names == ["threshold 0.5", "threshold 0.7", "KLASS 0.5", "KLASS 0.7"]
+    (picture,) = re.findall(r"\((.+parallelism)\.png\)", page)
+    drawn = (tmp_path / "page" / f"{picture}.svg").read_text()
+    n_intervals = len(re.findall('id="LineCollection_', drawn))
+    assert n_intervals == 2 * 2  # of two curves, in the axes and in the legend
+
+
+def test_figures_grow_with_their_bars_and_follow_the_data():
+    few, many = (
+        score_bars("a", {f"decoder {i}": ScorePoint(1, 0.1, 0.05, 0.2) for i in range(n)})
+        for n in (2, 14)
+    )
+    assert many.get_figheight() - few.get_figheight() == pytest.approx(12 * 2 * LINE_INCHES)
+    assert few.axes[0].get_xlim() == pytest.approx((0, 0.204))
+    curve = [ScorePoint(1, 0.94, 0.93, 0.95), ScorePoint(2, 0.95, 0.94, 0.96)]
+    low, high = score_curves("a", {"one": curve}, "forwards").axes[0].get_ylim()
+    assert 0.92 < low < 0.93 and 0.96 < high < 0.97
+
+
+def test_a_training_curve_shows_the_scores_of_probes():
     rows = [{"step": i, "loss": 3 / i, "accuracy": 1 - 1 / i} for i in (1, 2, 3)]
     assert len(training_curve("a", rows).axes) == 2  # loss and accuracy
     probed = [rows[0], rows[1] | {"yes_no/exact_match": 0.5}, rows[2] | {"yes_no/exact_match": 1}]
@@ -99,7 +156,9 @@ def test_every_picture_is_there_and_nothing_half_written(runs, tmp_path):
     pictures = re.findall(r"!\[.+\]\((.+)\)", page)
     assert len(pictures) == 3
     for name in pictures:
-        assert (tmp_path / "page" / name).read_bytes().startswith(b"\x89PNG")
+        picture = tmp_path / "page" / name
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in picture.with_suffix(".svg").read_text()
     assert not list((tmp_path / "page").glob("*.partial"))
     assert page.startswith("# All of it\n")
 
@@ -110,7 +169,7 @@ def test_other_runs_show_their_results(runs, tmp_path):
     assert f"| yes_no/exact_match | {value} |" in page
 
 
-def test_runs_of_one_verb_stand_side_by_side(tmp_path):
+def test_runs_of_one_verb_share_a_table(tmp_path):
     for name, mib, step in (("0", 3200, 1.5), ("1", 2048, 3.0)):
         folder = tmp_path / "swept" / name
         folder.mkdir(parents=True)
@@ -132,16 +191,15 @@ def test_runs_of_one_verb_stand_side_by_side(tmp_path):
     assert (tmp_path / "page" / "swept-side-by-side.png").stat().st_size > 5_000
 
 
-def test_two_runs_of_one_sampler_are_told_apart_and_are_no_curve(runs, tmp_path):
+def test_repeated_runs_get_different_labels_and_no_curve(runs, tmp_path):
     for seed in (0, 1):
         evaluation(runs / f"seed{seed}", "threshold", right=9 * (1 + seed), nfe=4, seed=seed)
     evaluation(runs / "again", "threshold", right=18, nfe=4, seed=1)
     page = run(tmp_path / "page", f"runs=[{runs}/seed*,{runs}/again]")
-    lines = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| tiny:")]
-    assert lines == [
-        "| tiny: threshold, seed 0",
-        "| tiny: threshold, seed 1, run seed1",
-        "| tiny: threshold, seed 1, run again",
+    assert [cells[0] for cells in decoder_cells(page)] == [
+        "threshold, seed 0",
+        "threshold, seed 1, run seed1",
+        "threshold, seed 1, run again",
     ]
     assert "parallelism" not in page
     names = [row["name"] for row in json.loads((tmp_path / "page" / "results.json").read_text())]
@@ -156,7 +214,7 @@ def test_two_runs_of_one_sampler_are_told_apart_and_are_no_curve(runs, tmp_path)
         (
             None,
             ["runs=[{runs}/sweep]", "baseline=x"],
-            "baseline is 'x'; allowed: llada, threshold@",
+            "baseline is 'x'; allowed: llada, threshold 0.5, threshold 0.9",
         ),
         ("small/results.json", ["runs=[{runs}/small]"], r"small has no results\.json"),
         ("sweep/0/generations/000000.jsonl", ["runs=[{runs}/sweep]"], r"lacks 000000\.jsonl"),
@@ -215,7 +273,7 @@ def test_a_damaged_file_is_named_before_anything_is_written(runs, tmp_path, file
     assert not any((tmp_path / "page").iterdir())
 
 
-def test_names_are_shown_and_are_no_markup(tmp_path):
+def test_names_from_stored_runs_are_escaped(tmp_path):
     hostile = "a\n\n# b|<img src=x onerror=y>[c](d)*e*`f` _g_ h_i \\"
     shown = r"a  # b\|\<img src=x onerror=y>[c]\(d)\*e\*\`f\` \_g\_ h_i \\"
     for place, value in enumerate((1, 2)):
@@ -246,44 +304,42 @@ def test_each_model_is_compared_with_its_own_baseline(tmp_path):
     evaluation(tmp_path / "half", "threshold", right=20, nfe=4, model="tiny", dtype="bfloat16")
     runs = f"runs=[{tmp_path}/tiny,{tmp_path}/small,{tmp_path}/half]"
     page = run(tmp_path / "page", runs, "baseline=llada")
-    lines = [line.split(" | ") for line in page.splitlines() if line.startswith(("| tiny", "| sm"))]
-    assert {line[0]: line[9].split(" (")[0] for line in lines} == {
-        "| tiny: llada": "baseline",
-        "| tiny: threshold, dtype None": "-10.0",
-        "| tiny: threshold, dtype bfloat16": "no baseline",
-        "| small: llada": "baseline",
-        "| small: threshold": "-10.0",
+    assert differences(page) == {
+        "tiny: llada": "baseline",
+        "tiny: threshold, dtype None": "-10.0",
+        "tiny: threshold, dtype bfloat16": "no baseline",
+        "small: llada": "baseline",
+        "small: threshold": "-10.0",
     }
     rows = json.loads((tmp_path / "page" / "results.json").read_text())
-    differences = [row for row in rows if row["name"].endswith("/against/llada/difference")]
-    assert [row["value"] for row in differences] == [pytest.approx(-0.1)] * 2
+    found = [row["value"] for row in rows if row["name"].endswith("/against/llada/difference")]
+    assert found == [pytest.approx(-0.1)] * 2
 
 
-def test_of_several_baselines_that_of_the_same_backend_is_taken(tmp_path):
+def test_the_baseline_of_the_same_backend_is_preferred(tmp_path):
     for backend, right in (("xla", 20), ("litert", 10)):
         evaluation(tmp_path / backend / "llada", "llada", right=right, nfe=12, backend=backend)
         evaluation(tmp_path / backend / "fast", "threshold", right=10, nfe=4, backend=backend)
     evaluation(tmp_path / "tiles", "staged", right=18, nfe=4, tiles="q4_0")
     runs = f"runs=[{tmp_path}/xla,{tmp_path}/litert,{tmp_path}/tiles]"
     page = run(tmp_path / "page", runs, "baseline=llada")
-    lines = [line.split(" | ") for line in page.splitlines() if line.startswith("| tiny")]
-    assert {line[0]: line[9].split(" (")[0] for line in lines} == {
-        "| tiny: llada": "baseline",
-        "| tiny: threshold": "-50.0",
-        "| tiny: llada on litert": "baseline",
-        "| tiny: threshold on litert": "+0.0",
-        "| tiny: staged": "-10.0",
+    assert differences(page) == {
+        "llada on xla": "baseline",
+        "threshold on xla": "-50.0",
+        "llada on litert": "baseline",
+        "threshold on litert": "+0.0",
+        "staged on xla": "-10.0",
     }
 
 
 def test_several_runs_that_could_be_the_baseline_are_named(runs, tmp_path):
     evaluation(runs / "again", "llada", right=17, nfe=12)
-    with pytest.raises(SystemExit, match=r"baseline 'llada' of .*sweep/0, .*/again; allowed: one"):
+    with pytest.raises(SystemExit, match=r"baseline of .*sweep/0, .*/again; allowed: one"):
         run(tmp_path / "page", f"runs=[{runs}/sweep,{runs}/again]", "baseline=llada")
     assert not any((tmp_path / "page").iterdir())
 
 
-def test_versions_of_a_task_have_tables_of_their_own(tmp_path):
+def test_each_version_of_a_task_has_a_table(tmp_path):
     for version in (1, 2):
         evaluation(tmp_path / f"v{version}", "llada", right=9, nfe=12, version=version)
     page = run(tmp_path / "page", f"runs=[{tmp_path}/v*]")
@@ -293,23 +349,22 @@ def test_versions_of_a_task_have_tables_of_their_own(tmp_path):
     ]
 
 
-def test_a_question_that_is_asked_again_counts_once(tmp_path):
+def test_a_repeated_question_counts_once(tmp_path):
     once, often = tmp_path / "once", tmp_path / "often"
     for folder, items in ((once, 5), (often, 100)):
         evaluation(folder / "0", "llada", right=4, nfe=12, items=items, questions=5)
         evaluation(folder / "1", "threshold", right=1, nfe=4, items=items, questions=5)
     pages = [run(each / "page", f"runs=[{each}/?]", "baseline=llada") for each in (once, often)]
-    tables = [[line.strip("|").split("|") for line in re.findall(r"\| tiny: .*", page)]
-              for page in pages]  # fmt: skip
+    tables = [decoder_cells(page) for page in pages]
     for line, same in zip(*tables, strict=True):
-        assert (line[1:3], same[1:3]) == ([" 5 ", " 5 "], [" 100 ", " 5 "])
+        assert (line[1:3], same[1:3]) == (["5", "5"], ["100", "5"])
         assert line[3:8] == same[3:8] and line[9:] == same[9:]  # but more tokens a second
-    assert tables[1][0][3] == " 80.0 % (37.6 to 96.4) " and tables[1][1][-1] == " 0.25 "
+    assert tables[1][0][3] == "80.0 % (37.6 to 96.4)" and tables[1][1][-1] == "0.25"
 
 
-def test_a_run_without_numbers_of_its_own_says_so(runs, tmp_path):
+def test_a_run_without_results_is_reported_as_such(runs, tmp_path):
     (runs / "small" / "results.json").write_text("[]")
-    assert "without numbers" in run(tmp_path / "page", f"runs=[{runs}/small]")
+    assert "without result rows" in run(tmp_path / "page", f"runs=[{runs}/small]")
 
 
 def test_a_run_of_another_version_is_refused(runs, tmp_path):
