@@ -6,7 +6,7 @@ process 65,530 of them, beyond which LLVM ends it, and JAX itself keeps thousand
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from functools import wraps
+from functools import partial, wraps
 from itertools import count
 from pathlib import Path
 from threading import RLock
@@ -36,11 +36,7 @@ def own_jit(
     if rounds:
         options["compiler_options"] = {"xla_allow_excess_precision": False}
 
-    @wraps(function)
-    def own(*args: Any, **named: Any) -> Any:
-        return function(*args, **named)
-
-    return jax.jit(own, **options)
+    return jax.jit(partial(function), **options)
 
 
 def kept(make: Callable[..., T]) -> Callable[..., T]:

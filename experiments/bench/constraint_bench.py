@@ -38,9 +38,8 @@ from llada_jax.sampler.constrained import (
     constrain_scores,
     with_classes,
 )
-from llada_jax.sampler.layout import new_state
 from llada_jax.sampler.record import StepScores, spread
-from llada_jax.sampler.spec import StepSpec
+from llada_jax.sampler.spec import StepSpec, new_state
 from llada_jax.types import HeadOut
 
 PROMPT, ROWS, GEN_LENGTH = 64, 32, 128
@@ -111,9 +110,9 @@ def _work(model: lj.Model, automaton: Automaton, hidden: Any) -> dict[str, Calla
     grammar = jax.tree.map(jnp.asarray, grammar_of(texts, (EOS,)))
     cache, length = cache_for(model.params, model.config, 1, 0), PROMPT + GEN_LENGTH
     keys = jax.random.split(jax.random.key(0), 1)
-    canvas = new_state([prompt], sampler, model.config, keys, cache, length, infill=False)
-    canvas = canvas._replace(constraint=TextSpans(*map(jnp.asarray, placed)))
     spec = StepSpec(model.config, sampler, grammar=grammar)
+    canvas = new_state(spec, [prompt], keys, cache, length)
+    canvas = canvas._replace(constraint=TextSpans(*map(jnp.asarray, placed)))
     asked = with_classes(spec, None)
     measure = jax.jit(partial(measure_rows, rules=ScoreRules()))
     measured = partial(measure, model.params, hidden, None, asked)

@@ -27,7 +27,7 @@ from llada_jax.backend.exported.opened import ExportedProgram
 from llada_jax.checkpoint import save_huggingface, sources
 from llada_jax.config import ExportConfig, ModelConfig, require_counts
 from llada_jax.model.params import init_params
-from llada_jax.sampler.decoding_run import checked_run
+from llada_jax.sampler.generate import checked_run
 from llada_jax.sampler.prompts import with_ids
 
 WINDOWS = {

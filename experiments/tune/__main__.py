@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import llada_jax as lj
 from experiments.harness.pictures import ScorePoint, cost_curves, require_plots, save
 from experiments.harness.results import Kind, ResultRow
 from experiments.harness.run import Run, entry_point

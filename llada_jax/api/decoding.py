@@ -1,10 +1,13 @@
-"""Decoding with a model: prompts as one batch, as a stream, and canvases with holes."""
+"""Decoding with a model: prompts as one batch, as a stream, and canvases with holes.
+
+The sampler knows no model, tokenizer or backend: the functions here turn a `Model` and names into
+what `sampler.generate` takes, and give its results the model's tokenizer.
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,17 +22,13 @@ from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.revision.tile_multiplier import TileMultiplier
 from llada_jax.revision.tiled_forward import tiled_denoiser
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.continuous import Places
-from llada_jax.sampler.decoding_run import checked_run
-from llada_jax.sampler.generate import Kept, Result, decode
+from llada_jax.sampler.continuous import Slots
+from llada_jax.sampler.generate import KeptTrace, Result, checked_run, decode
 from llada_jax.sampler.loops import Decoding, Refresher
 from llada_jax.sampler.prompts import Prompts, Seeds, end_ids, with_ids
 from llada_jax.sampler.record import OnStep
 from llada_jax.sampler.state import DecodeState
 from llada_jax.types import Denoiser, Params
-
-_worker = partial(ThreadPoolExecutor, max_workers=1, thread_name_prefix="revision")
-"""Makes the thread that refreshes tokens beside the host loop."""
 
 
 def generate(
@@ -39,7 +38,7 @@ def generate(
     *,
     backend: str | Backend = "xla",
     seed: Seeds = 0,
-    trace: Kept = False,
+    trace: KeptTrace = False,
     on_step: OnStep | None = None,
     loop: Loop | None = None,
     refresh_on: Model | None = None,
@@ -51,24 +50,24 @@ def generate(
     Args:
       config: how to decode; default: LLaDA's schedule on the whole canvas.
       backend: where the forward runs. `xla`; `xla_fused`, with cuDNN's attention on a GPU; `litert`
-        (the extra `npu`), with the numbers that the parameters have: float32, int8 or int4; `qnn`
-        (the extra `qnn`), an emulated SM8750 in float16; or a `Backend`, for example an
-        `EmulatedNpu` of another SoC.
+        (the extra `npu`), in the number type of the parameters: float32, int8 or int4; `qnn` (the
+        extra `qnn`), an emulated SM8750 in float16; or a `Backend`, for example an `EmulatedNpu`
+        of another SoC.
       seed: an int or a JAX key for the batch, or one for each sequence.
-      trace: keep what every forward did in `Result.trace`; `"scores"` keeps its predictions, too,
-        and `"margins"` how far each was from the second one.
+      trace: record what every forward did in `Result.trace`; `"scores"` also records its
+        predictions, and `"margins"` the margin of each as well.
       on_step: called after each forward with a `StepView`; runs the host loop.
       loop: `compiled` or `host`; default: compiled, unless `on_step` is given.
-      refresh_on: what the worker of `refresh="worker"` runs, for example `tiled(model)` (the extra
-        `revision`); default: the model on the run's own backend.
+      refresh_on: the model that the worker of `refresh="worker"` runs, for example `tiled(model)`
+        (the extra `revision`); default: the same model on the same backend.
       holes: the prompts are canvases whose holes are filled, as `infill` does.
-      constraint: what the texts are to be: `regex`, `json_schema` or `choice`, or a list of such,
-        one for each prompt. Each generation ends as such a text within its `gen_length`.
+      constraint: the form of the texts: `regex`, `json_schema` or `choice`, or a list of them, one
+        for each prompt. Each generation is complete within its `gen_length`.
 
     Raises:
       ValueError: one message that names the bad value and what is allowed, before any computation.
-      FloatingPointError: the model gave a score that is NaN or infinite: one message that names
-        each such canvas, the forward and the position. Nothing is returned of the others.
+      FloatingPointError: a score of the model is NaN or infinite: one message that names each
+        such canvas, the forward and the position. The results of the others are lost.
     """
     with ExitStack() as threads:
         settings = _settings(model, config, backend, loop, refresh_on, threads, constraint, on_step)
@@ -113,17 +112,17 @@ def start(
 class ResultStream(Iterator[Result]):
     """The results of `generate_stream`, in the order of the prompts."""
 
-    def __init__(self, results: Iterator[Result], places: Places) -> None:
-        self._results, self._places = results, places
+    def __init__(self, results: Iterator[Result], slots: Slots) -> None:
+        self._results, self._slots = results, slots
 
     def __next__(self) -> Result:
-        """Returns the next result, when all before it were returned and it is there."""
+        """Returns the next result as soon as all of its prompts are done."""
         return next(self._results)
 
     @property
     def useful(self) -> float:
-        """Returns the share of the places' forwards so far that a prompt took part in."""
-        return self._places.useful / max(1, self._places.offered)
+        """The share of the forwards of all batch slots so far that advanced a prompt."""
+        return self._slots.useful / max(1, self._slots.offered)
 
 
 def generate_stream(
@@ -140,14 +139,15 @@ def generate_stream(
     refresh_on: Model | None = None,
     constraint: Constraints | None = None,
 ) -> ResultStream:
-    """Decodes many prompts, a few at a time: one that is done gives its place to the next.
+    """Decodes many prompts, a few at a time: one that is done gives its batch slot to the next.
 
-    A result is that of `generate` on the same prompts, its trace included, but for seconds: the
-    result's are its share of the time, and those of single forwards are NaN.
+    A result is that of `generate` on the same prompts, including its trace, except for seconds:
+    those of the result are its share of the time, and those of single forwards are NaN.
 
     Args:
-      places: how many prompts are decoded at a time. It changes no token.
-      together: how many prompts, one after the other, a result is of; or of each result so many.
+      places: the number of batch slots: prompts that are decoded at a time. It changes no token.
+      together: the number of consecutive prompts of each result, or a list of such numbers, which
+        the results take by turns.
       The others: as in `generate`.
 
     Raises:
@@ -159,14 +159,15 @@ def generate_stream(
     opened = ExitStack()
     with ExitStack() as threads:
         settings = _settings(model, config, backend, loop, refresh_on, threads, constraint)
-        taken = Places(checked_run(prompts=prompts, seed=seed, **settings), places)
+        slots = Slots(checked_run(prompts=prompts, seed=seed, **settings), places)
         opened = threads.pop_all()
 
     def results() -> Iterator[Result]:
         with opened:
-            yield from (_of_model(each, model) for each in taken.results(together, trace=trace))
+            for result in slots.results(together, trace=trace):
+                yield _of_model(result, model)
 
-    return ResultStream(results(), taken)
+    return ResultStream(results(), slots)
 
 
 def _settings(
@@ -179,13 +180,14 @@ def _settings(
     constraint: Constraints | None,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
-    """Returns what decodes, as the sampler takes it; closing `threads` ends those it starts."""
+    """Returns the arguments of `checked_run`; closing `threads` ends the threads that it starts."""
     config = with_ids(config or SamplerConfig(), model.config)
     denoiser = backend_denoiser(model, backend, score_rules(config))
     refreshing = denoiser, model.params
     if refresh_on is not None:
         refreshing = _refreshing(refresh_on, config, model, threads)
-    worker = threads.enter_context(_worker())  # the first to end: its job may run the others
+    worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="revision")
+    threads.enter_context(worker)  # the last to start, so the first to end: its job runs the others
     texts = None
     if constraint is not None:
         ends = end_ids(config, model.config)
@@ -215,8 +217,8 @@ def infill(
 ) -> Result:
     """Fills the [MASK] holes of canvases, wherever they are; all other tokens stay.
 
-    Blocks count from the canvas's start. Of `config`, `gen_length` is only used with `steps`, to
-    give the steps per block. Options, result and errors as `generate`.
+    Blocks count from the canvas's start. `gen_length` only matters for the steps per block, which
+    are `steps` divided by its number of blocks. Options, result and errors as `generate`.
     """
     return generate(model, canvases, config, holes=True, **options)
 
@@ -224,7 +226,7 @@ def infill(
 def _refreshing(
     refresh_on: Model, config: SamplerConfig, model: Model, threads: ExitStack
 ) -> tuple[Denoiser, Params]:
-    """Returns the functions that a worker runs, and their parameters."""
+    """Returns the functions of the model that a worker runs, and its parameters."""
     require(
         config.has_worker, "refresh_on is a model without a worker; allowed: with refresh='worker'"
     )

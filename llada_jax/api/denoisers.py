@@ -20,12 +20,12 @@ from llada_jax.backend.weights import quant_of
 from llada_jax.config import ModelConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.forward import RunLayer, shared_layer
-from llada_jax.model.grouped_product import with_paired_int4
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.layers import fused_attend_to_cache
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.mesh import mesh_denoiser, mesh_of, specs_of
 from llada_jax.model.params import ModelParams
+from llada_jax.model.quantize import with_paired_int4
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.types import Denoiser
 

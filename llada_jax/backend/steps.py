@@ -19,7 +19,7 @@ from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import run_layer, run_layers
 from llada_jax.model.head import score_greedily
-from llada_jax.model.layers import HIDDEN_SCORE, Fresh, Rotation, rms_norm, softmax
+from llada_jax.model.layers import HIDDEN_SCORE, KeysValues, Rotation, rms_norm, softmax
 from llada_jax.model.params import abstract_params, named_specs
 from llada_jax.model.quantize import linear
 
@@ -175,7 +175,7 @@ class HeadsFirst(NamedTuple):
 
 def attend_by_canvas(
     query: Float[Array, "1 R H Dh"],
-    fresh: Fresh,
+    fresh: KeysValues,
     bias: Float[Array, "1 R T"],
     cached: Sequence[HeadsFirst],
 ) -> Float[Array, "1 R HDh"]:

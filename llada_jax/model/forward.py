@@ -26,14 +26,15 @@ from llada_jax.model.layers import (
     CachedLayer,
     Rotation,
     attend_to_cache,
-    attention,
     attention_bias,
     feed_forward,
+    mix_heads,
     rms_norm,
     rotation,
 )
 from llada_jax.model.moe import moe_feed_forward
 from llada_jax.model.params import Experts, FeedForward, Layer, ModelParams
+from llada_jax.model.quantize import linear
 from llada_jax.rows import filled_order, make_rows
 from llada_jax.types import KVCache, Rows, RowsOut
 
@@ -71,9 +72,9 @@ def run_layer(
     """Runs one layer.
 
     Args:
-      angles: RoPE's, at the rows' positions.
-      bias: added to the scores of cached positions and of the rows, T in all.
-      cached: the layer's keys and values, in the form that `attend_with` reads: a `CachedLayer`.
+      angles: Angles of RoPE at the rows' positions.
+      bias: Added to the scores of cached positions and of the rows, T in all.
+      cached: The layer's keys and values, in the form that `attend_with` reads: a `CachedLayer`.
     """
     hidden, normed, key, value = attention_half(
         layer, config, hidden, angles, bias, cached, attend_with
@@ -92,13 +93,17 @@ def attention_half(
 ) -> tuple[
     Float[Array, "B R D"], Float[Array, "B R D"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]
 ]:
-    """Runs the first half of a layer: returns hidden states, the same after the second norm, and
-    the rows' keys and values."""
+    """Runs the first half of a layer. The cache is only read: NPU compilers split the graph at an
+    update in place.
+
+    Returns hidden states, the same after the second norm, and the rows' keys and values.
+    """
+    weights = layer.attention
     normed = rms_norm(hidden, layer.attention_norm, config.norm_eps)
-    mixed, (key, value) = attention(
-        normed, layer.attention, config, angles, bias, cached, attend_with
-    )
-    hidden = hidden + mixed
+    projected = [linear(normed, matrix) for matrix in weights[:3]]  # query, key, value
+    small = weights._replace(query=None, key=None, value=None, output=None)
+    mixed, (key, value) = mix_heads(config, attend_with, projected, small, angles, bias, cached)
+    hidden = hidden + linear(mixed, weights.output)
     return hidden, rms_norm(hidden, layer.ffn_norm, config.norm_eps), key, value
 
 
@@ -115,8 +120,8 @@ def run_layers(
     run: RunLayer = shared_layer,
     first: int = 0,
 ) -> tuple[Float[Array, "B R D"], list[Float[Array, "B R K Dh"]], list[Float[Array, "B R K Dh"]]]:
-    """Runs consecutive layers, of which `first` is the number of the first one in the model.
-    Returns hidden states, and keys and values of each layer.
+    """Runs consecutive layers; `first` is the number of the first one in the model. Returns hidden
+    states, and keys and values of each layer.
 
     Embeddings, angles and masks, which depend on token ids and positions alone, are inputs: so this
     part of a step, when it is lowered for an NPU, is matrix products and elementwise operations.
@@ -137,12 +142,11 @@ def forward_rows(
     cache: KVCache,
     run: RunLayer = shared_layer,
 ) -> RowsOut:
-    """Runs some rows of a canvas, of which only live ones change anything, against a cache that is
-    read only.
+    """Runs some rows of a canvas against a cache, which is only read.
 
     Args:
-      params: arrays of one float dtype, which is also the activations', or quantized matrices.
-      run: runs each layer; its `cached` is a `CachedLayer`, whose `index` is the layer's number.
+      params: Arrays of one float dtype, which the activations also have, or quantized matrices.
+      run: Runs each layer; its `cached` is a `CachedLayer`, whose `index` is the layer's number.
     """
     hidden, keys, values = run_layers(
         params.layers,
@@ -164,7 +168,7 @@ def forward(
     live: Bool[Array, "B L"] | None = None,
     run: RunLayer = shared_layer,
 ) -> Float[Array, "B L V"]:
-    """Returns the logits of every position, float32, as the model gives them (not shifted).
+    """Returns the logits of every position, float32, as the model computes them (not shifted).
 
     Arguments as `hidden_states`.
     """
@@ -178,28 +182,30 @@ def hidden_states(
     live: Bool[Array, "B L"] | None = None,
     run: RunLayer = shared_layer,
 ) -> Float[Array, "B L D"]:
-    """Returns states of every position after the final norm: all that the head reads.
+    """Returns the states of every position after the final norm, the head's input.
 
     Args:
-      live: positions that exist (default: all); positions count the live ones.
-      run: runs each layer, as for `forward_rows`.
+      live: Positions that exist (default: all); positions count the live ones.
+      run: Runs each layer, as for `forward_rows`.
     """
     live = jnp.ones(tokens.shape, bool) if live is None else live
     positions = jnp.maximum(jnp.cumsum(live, axis=1, dtype=jnp.int32) - 1, 0)
-    order = own_order(config, tokens, positions)
+    order = attention_order(config, tokens, positions)
     nothing = jnp.zeros((tokens.shape[0], 0), bool)
     cache_order = None if order is None else order[:, :0]
     rows = make_rows(tokens, positions, live, nothing, order, cache_order)
     return forward_rows(params, config, rows, cache_for(params, config, len(tokens), 0), run).hidden
 
 
-def own_order(
+def attention_order(
     config: ModelConfig, tokens: Int[Array, "B L"], positions: Int[Array, "B L"]
 ) -> Int[Array, "B L"] | None:
-    """Returns the order between the positions of a canvas, of which each sees its own and lower
-    ones; None where all see each other. Of a model that has blocks it is a position's block; of one
-    that is causal the position, as if everything were finished, and that of [MASK] after all tokens
-    where these are first."""
+    """Returns the order of a canvas's positions, in which each one sees its own and lower ones, or
+    None if all see each other.
+
+    A model with blocks orders positions by block, and a causal one by position, as if all tokens
+    were finished. In a causal model of `filled` tokens, [MASK] comes after all tokens.
+    """
     if config.causal == "filled" and config.mask_id is not None:
         return filled_order(tokens == config.mask_id, positions)
     if config.causal is not None:

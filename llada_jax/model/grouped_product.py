@@ -7,34 +7,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, Int
 
-from llada_jax.model.quantize import QuantArray, Weight, dequantize, is_quantized, linear
+from llada_jax.model.quantize import (
+    PairedInt4,
+    QuantArray,
+    Weight,
+    dequantize,
+    is_quantized,
+    linear,
+    with_paired_int4,
+)
 
 MOST_ROWS = 32
 """Rows of a tile at most: then what a product costs is its arithmetic, not reading a matrix."""
-
-
-class PairedInt4(NamedTuple):
-    """Matrices of int4, two numbers in a byte, the earlier one in its low bits.
-
-    XLA's CPU passes int4 into a loop as a byte each: it would unpack all matrices for every product
-    of a few.
-    """
-
-    bytes: Int[Array, "E Out In/2"]
-    scale: Float[Array, "E Out G"]
-
-
-def with_paired_int4(params: Any) -> Any:
-    """Returns the tree with `PairedInt4` for int4 matrices of groups, for programs whose loops run
-    them."""
-
-    def paired(leaf: Any) -> Any:
-        if not (is_quantized(leaf) and leaf.values.dtype == jnp.int4 and leaf.values.ndim == 3):
-            return leaf
-        pairs = leaf.values.reshape(*leaf.values.shape[:-1], -1, 2)
-        return PairedInt4(jax.lax.bitcast_convert_type(pairs, jnp.int8), leaf.scale)
-
-    return jax.tree.map(paired, params, is_leaf=is_quantized)
 
 
 def grouped_product(

@@ -1,7 +1,8 @@
-"""Building blocks of a transformer layer that every family shares.
+"""Building blocks of a transformer layer that every family shares: norm, RoPE, attention, SwiGLU.
 
-What stands between two matrix products is compiled where nothing around it is (`_piece`), so that
-one body serves programs that are compiled as a whole and hosts whose products are not JAX's.
+The operations between two matrix products are compiled by themselves if nothing around them is
+(`_piece`). So the same code serves programs that are compiled as a whole, and hosts whose matrix
+products run outside JAX (the revision kernel).
 """
 
 import math
@@ -16,30 +17,28 @@ from jaxtyping import Array, Float, Int
 
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import Attention, FeedForward
-from llada_jax.model.quantize import along_last, linear, per_row
+from llada_jax.model.quantize import along_last, linear
 from llada_jax.types import Rows
 
 ROPE_TURNS = {"yarn": (32, 1), "llama3": (4, 1)}
-"""Turns of RoPE's fast and slow frequencies, between which scaling blends."""
-HIDDEN_SCORE = -3e4
-"""Added to the score of what a row may not see: its share is exactly 0, and float16 holds it."""
+"""Turns of RoPE's fast and slow frequencies, between which scaling blends (arXiv 2309.00071)."""
+HIDDEN_SCORE = -3e4  # added to scores that a row may not see: their shares are 0, also in float16
 
-CUDNN_DTYPES = ("bfloat16", "float16")
-"""For which there is a fused kernel of attention on a GPU."""
+CUDNN_DTYPES = ("bfloat16", "float16")  # with a fused kernel of attention on a GPU
 
-Fresh = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
+KeysValues = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
 """Keys and values of the rows themselves."""
 Attend = Callable[
-    [Float[Array, "B R H Dh"], Fresh, Float[Array, "B R T"], Any], Float[Array, "B R HDh"]
+    [Float[Array, "B R H Dh"], KeysValues, Float[Array, "B R T"], Any], Float[Array, "B R HDh"]
 ]
-"""`attend_with(query, fresh, bias, cached)`: what the rows' heads make of what they see."""
+"""`attend_with(query, fresh, bias, cached)`: the outputs of the rows' heads."""
 
 _piece = partial(jax.jit, inline=True)
 
 
 class CachedLayer(NamedTuple):
-    """Cached keys and values of layer `index`; L may be 0. They are sliced where they are used: a
-    host that runs compiled layers one by one makes no copies of its own."""
+    """Cached keys and values of layer `index`; L may be 0. They are sliced inside the layer: a host
+    that runs compiled layers one by one would otherwise copy them."""
 
     keys: Float[Array, "N B L K Dh"]
     values: Float[Array, "N B L K Dh"]
@@ -74,9 +73,10 @@ def rotation(config: ModelConfig, positions: Int[Array, "B R"]) -> Rotation:
 
 
 def rope_stretch(config: ModelConfig) -> Float[np.ndarray, " half"] | float:
-    """Returns what scaled RoPE multiplies each frequency by: 1 where it turns more than so many
-    times in the length that was trained, 1/factor where less than so many (`ROPE_TURNS`), and what
-    is linear between them elsewhere: in the dimension for YaRN, in the turns for Llama 3."""
+    """Returns the factor of each frequency of scaled RoPE: 1 for frequencies that turn more than
+    `ROPE_TURNS[scaling][0]` times in the trained length, 1/factor for those that turn less than
+    `ROPE_TURNS[scaling][1]` times, and linear between them: in the dimension for YaRN, in the turns
+    for Llama 3."""
     half, length = config.rotary_dims // 2, config.rope_length
     if config.rope_scaling is None or length is None:
         return 1.0
@@ -107,7 +107,7 @@ def rotate(x: Float[Array, "B R K Dh"], angles: Rotation) -> Float[Array, "B R K
 
 @_piece
 def attention_bias(rows: Rows) -> Float[Array, "B R T"]:
-    """Returns what is added to the scores of cached positions and fresh rows (T = L + R)."""
+    """Returns the mask that is added to the scores of cached positions and rows (T = L + R)."""
     visible = jnp.concatenate([rows.sees_cache, rows.sees_rows], axis=-1)
     return jnp.where(visible, jnp.float32(0), HIDDEN_SCORE)
 
@@ -119,46 +119,48 @@ def attend(
     bias: Float[Array, "B R T"],
     alike: bool = False,
 ) -> Float[Array, "B R HDh"]:
-    """Runs grouped-query attention with a float32 softmax; a row that sees nothing gives any value.
-    `alike` is of `softmax`.
+    """Runs grouped-query attention with a float32 softmax; a row that sees nothing gets any value.
 
-    Keys and values come in parts of t positions, T together. Joining the scores instead of the
-    parts copies R numbers a position and head, not Dh; scaling the query touches fewer numbers than
-    scaling the scores.
+    Keys and values come in parts of t positions, T together: joining the scores copies R numbers
+    for each position and head, joining the parts would copy Dh. For the same reason the query is
+    scaled, not the scores.
+
+    Args:
+      alike: See `softmax`.
     """
     batch, n_rows, _, head_dim = query.shape
     scaled = (query.astype(jnp.float32) * head_dim**-0.5).astype(query.dtype)
     grouped = scaled.reshape(batch, n_rows, keys[0].shape[2], -1, head_dim)
-
-    def score(part: Float[Array, "B t K Dh"]) -> Float[Array, "B K g R t"]:
-        return jnp.einsum("brkgd,btkd->bkgrt", grouped, part, preferred_element_type=jnp.float32)
-
-    scores = jnp.concatenate([score(part) for part in keys], axis=-1)
+    wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    scores = jnp.concatenate([wide("brkgd,btkd->bkgrt", grouped, part) for part in keys], axis=-1)
     shares = softmax(scores + bias[:, None, None], alike).astype(query.dtype)
     out, start = jnp.float32(0), 0
     for part in values:
         share = shares[..., start : start + part.shape[1]]
         start += part.shape[1]
-        out = out + jnp.einsum("bkgrt,btkd->brkgd", share, part, preferred_element_type=jnp.float32)
+        out = out + wide("bkgrt,btkd->brkgd", share, part)
     return out.astype(query.dtype).reshape(batch, n_rows, -1)
 
 
 def softmax(scores: Float[Array, "*rows n"], alike: bool = False) -> Float[Array, "*rows n"]:
-    """Returns each row's shares; with `alike` equal bits of equal rows, whatever is beside them.
+    """Returns each row's shares; with `alike` equal bits for equal rows, whatever the other rows.
 
-    XLA's kernels for CPUs take exponentials and sums otherwise where there are more rows or heads.
-    So those that are alike are fused with nothing, and summed in an order of their own.
+    XLA's CPU kernels compute exponentials and sums in another way if there are more rows or heads.
+    With `alike` they are therefore fused with nothing, and sums have a fixed order.
     """
     below = scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
-    if not alike:
+    if alike:
+        unscaled = jax.lax.optimization_barrier(jnp.exp(jax.lax.optimization_barrier(below)))
+        total = _sum_of_halves(unscaled)
+    else:
         unscaled = jnp.exp(below)
-        return per_row(unscaled, unscaled.sum(axis=-1, keepdims=True))
-    unscaled = jax.lax.optimization_barrier(jnp.exp(jax.lax.optimization_barrier(below)))
-    return per_row(unscaled, _sum_of_halves(unscaled))
+        total = unscaled.sum(axis=-1, keepdims=True)
+    # XLA turns a division into either form, depending on the program: other bits on other meshes.
+    return unscaled * (1 / total)
 
 
 def _sum_of_halves(x: Float[Array, "*rows n"]) -> Float[Array, "*rows 1"]:
-    """Returns sums of rows by adding their halves, and the halves of that."""
+    """Returns the sums of rows, added in a fixed order: half to half, until one number is left."""
     size = 1 << (x.shape[-1] - 1).bit_length()
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
     while x.shape[-1] > 1:
@@ -168,13 +170,16 @@ def _sum_of_halves(x: Float[Array, "*rows n"]) -> Float[Array, "*rows 1"]:
 
 def attend_to_cache(
     query: Float[Array, "B R H Dh"],
-    fresh: Fresh,
+    fresh: KeysValues,
     bias: Float[Array, "B R T"],
     cached: CachedLayer,
     attend: Callable[..., Float[Array, "B R HDh"]] = attend,
 ) -> Float[Array, "B R HDh"]:
-    """Lets rows attend to the cached positions, if there are any, and to each other, by `attend` or
-    what takes and gives the same."""
+    """Runs attention of rows over the cached positions, if there are any, and over each other.
+
+    Args:
+      attend: `attend`, or another function with the same arguments and result.
+    """
     if cached.keys.shape[2] == 0:
         return attend(query, *([part] for part in fresh), bias)
     old = (array[cached.index] for array in (cached.keys, cached.values))
@@ -185,50 +190,32 @@ def attend_to_cache(
 attend_alike_to_cache = partial(attend_to_cache, attend=partial(attend, alike=True))
 
 
-def attention(
-    x: Float[Array, "B R D"],
-    weights: Attention,
-    config: ModelConfig,
-    angles: Rotation,
-    bias: Float[Array, "B R T"],
-    cached: Any,
-    attend_with: Attend = attend_to_cache,
-) -> tuple[Float[Array, "B R D"], Fresh]:
-    """Lets rows attend to the cache and to each other; returns their keys and values, too.
-
-    The cache is only read: NPU compilers split the graph at an update in place.
-    """
-    projected = [linear(x, matrix) for matrix in (weights.query, weights.key, weights.value)]
-    biases = weights.query_bias, weights.key_bias, weights.value_bias
-    norms = weights.query_norm, weights.key_norm
-    mixed, fresh = _mix(config, attend_with, projected, biases, norms, angles, bias, cached)
-    return linear(mixed, weights.output), fresh
-
-
 @partial(_piece, static_argnums=(0, 1))
-def _mix(
+def mix_heads(
     config: ModelConfig,
     attend_with: Attend,
     projected: Sequence[Float[Array, "B R X"]],
-    biases: Sequence[Float[Array, " X"] | None],
-    norms: Sequence[Float[Array, " Dh"] | None],
+    weights: Attention,
     angles: Rotation,
     bias: Float[Array, "B R T"],
     cached: Any,
-) -> tuple[Float[Array, "B R HDh"], Fresh]:
-    """Returns the heads' outputs from their queries, keys and values as the matrices gave them."""
+) -> tuple[Float[Array, "B R HDh"], KeysValues]:
+    """Returns the heads' outputs, and the rows' keys and values.
 
-    def heads(index: int) -> Float[Array, "B R K Dh"]:
-        out, added = projected[index], biases[index]
-        out = out if added is None else out + along_last(added, out)
-        return out.reshape(*out.shape[:2], -1, config.head_dim)
-
-    def turned(index: int) -> Float[Array, "B R K Dh"]:
-        out, norm = heads(index), norms[index]
-        return rotate(out if norm is None else rms_norm(out, norm, config.norm_eps), angles)
-
-    query, fresh = turned(0), (turned(1), heads(2))
-    return attend_with(query, fresh, bias, cached), fresh
+    Args:
+      projected: Products of the rows with the matrices of queries, keys and values.
+      weights: Biases and norms; None for its matrices, which need not be arrays.
+    """
+    heads = []
+    for name, out in zip(("query", "key", "value"), projected, strict=True):
+        if (added := getattr(weights, f"{name}_bias")) is not None:
+            out = out + along_last(added, out)
+        out = out.reshape(*out.shape[:2], -1, config.head_dim)
+        if (norm := getattr(weights, f"{name}_norm", None)) is not None:
+            out = rms_norm(out, norm, config.norm_eps)
+        heads.append(out if name == "value" else rotate(out, angles))
+    query, *fresh = heads
+    return attend_with(query, tuple(fresh), bias, cached), tuple(fresh)
 
 
 def feed_forward(x: Float[Array, "*rows D"], weights: FeedForward) -> Float[Array, "*rows D"]:
@@ -243,11 +230,11 @@ def fused_attend(
     values: Sequence[Float[Array, "B t K Dh"]],
     bias: Float[Array, "B R T"],
 ) -> Float[Array, "B R HDh"]:
-    """Runs grouped-query attention as `attend` does, without scores in memory on a GPU; a row sees
-    where the bias is 0.
+    """Runs grouped-query attention as `attend` does, without scores in memory on a GPU. A row sees
+    the positions whose bias is 0.
 
-    `jax.nn.dot_product_attention` takes cuDNN's kernel where there is one, for `CUDNN_DTYPES`.
-    Elsewhere the same call is a plain graph of XLA, so that it can be tested on a CPU.
+    `jax.nn.dot_product_attention` uses cuDNN's kernel on a GPU for `CUDNN_DTYPES`. Otherwise the
+    same call is a plain graph of XLA, so that it can be tested on a CPU.
     """
     on_gpu = jax.default_backend() == "gpu" and str(query.dtype) in CUDNN_DTYPES
     joined = (jnp.concatenate(parts, axis=1) for parts in (keys, values))

@@ -11,7 +11,7 @@ from llada_jax.config import MoEConfig, require
 from llada_jax.model.grouped_product import grouped_product
 from llada_jax.model.layers import feed_forward, softmax
 from llada_jax.model.params import Experts
-from llada_jax.model.quantize import Weight, WeightShard, per_row
+from llada_jax.model.quantize import Weight, WeightShard
 
 
 class Chosen(NamedTuple):
@@ -52,7 +52,7 @@ def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Chosen
     _, chosen = jax.lax.top_k(preference, config.experts_per_token)
     weights = jnp.take_along_axis(scores, chosen, axis=-1)
     if config.normalize_weights:
-        weights = per_row(weights, weights.sum(axis=-1, keepdims=True) + 1e-20)
+        weights = weights * (1 / (weights.sum(axis=-1, keepdims=True) + 1e-20))  # as in `softmax`
     return Chosen(chosen, weights * config.weight_scale)
 
 

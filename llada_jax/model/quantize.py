@@ -92,6 +92,30 @@ def dequantize(weight: QuantArray, dtype: DTypeLike) -> Float[Array, "*out In"]:
     return groups.reshape(values.shape)
 
 
+class PairedInt4(NamedTuple):
+    """Matrices of int4, two numbers in a byte, the earlier one in its low bits.
+
+    XLA's CPU passes int4 into a loop as a byte each, so it would unpack all matrices of a mixture's
+    experts for each product with a few of them.
+    """
+
+    bytes: Int[Array, "E Out In/2"]
+    scale: Float[Array, "E Out G"]
+
+
+def with_paired_int4(params: Any) -> Any:
+    """Returns the tree with `PairedInt4` in place of stacked int4 matrices, for programs that read
+    them in a loop."""
+
+    def paired(leaf: Any) -> Any:
+        if not (is_quantized(leaf) and leaf.values.dtype == jnp.int4 and leaf.values.ndim == 3):
+            return leaf
+        pairs = leaf.values.reshape(*leaf.values.shape[:-1], -1, 2)
+        return PairedInt4(jax.lax.bitcast_convert_type(pairs, jnp.int8), leaf.scale)
+
+    return jax.tree.map(paired, params, is_leaf=is_quantized)
+
+
 def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows Out"]:
     """Returns `x @ weight.T` of a weight [Out, In], summed in float32, in the dtype of `x`.
 
@@ -125,16 +149,6 @@ def _linear(
     return (jax.lax.psum(out, axes) if axes else out).astype(x.dtype)
 
 
-def per_row(
-    x: Float[Array, "*rows n"], divisor: Float[Array, "*rows 1"]
-) -> Float[Array, "*rows n"]:
-    """Returns each row divided by its divisor, by multiplying with the reciprocal.
-
-    Of a division XLA makes either, by what else the program has: other bits on another mesh.
-    """
-    return x * (1 / divisor)
-
-
 def along_last(vector: Float[Array, " n"], x: Float[Array, "*rows n"]) -> Float[Array, "*ones n"]:
     """Returns a vector with as many axes as `x`, to be combined with the last one of `x`."""
     return jnp.expand_dims(vector, range(x.ndim - 1))
@@ -146,7 +160,8 @@ def _int8_linear(
     absmax = jnp.abs(x).max(axis=-1, keepdims=True).astype(jnp.float32)
     absmax = jax.lax.pmax(absmax, axes) if axes else absmax
     scale = jnp.maximum(absmax, SMALLEST) / 127
-    integers = jnp.rint(per_row(x.astype(jnp.float32), scale)).astype(jnp.int8)
+    # XLA turns a division into either form, depending on the program: other bits on other meshes.
+    integers = jnp.rint(x.astype(jnp.float32) * (1 / scale)).astype(jnp.int8)
     dot = jnp.einsum("...i,oi->...o", integers, weight.values, preferred_element_type=jnp.int32)
     dot = jax.lax.psum(dot, axes) if axes else dot
     return (dot.astype(jnp.float32) * scale * along_last(weight.scale[..., 0], x)).astype(x.dtype)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.constraint.reach import Grammar, reach
-from llada_jax.sampler.advance import advance, stop_at_eos
 from llada_jax.sampler.record import ClassScores, StepScores
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, put
@@ -25,13 +24,12 @@ _LOWEST = -1e4  # log-probability of a class without a possible id
 _COMMITTED, _REPLACED = 200.0, 20.0
 
 
-def with_classes(spec: StepSpec, asked: HeadRequest | None) -> HeadRequest | None:
-    """Returns the request to the head, with the classes of the constraint if there is one."""
+def with_classes(spec: StepSpec, request: HeadRequest | None) -> HeadRequest:
+    """Returns the request to the head, with the classes of the constraint."""
     grammar = spec.grammar
-    if grammar is None:
-        return asked
+    assert grammar is not None
     return replace(
-        asked or HeadRequest(),
+        request or HeadRequest(),
         n_classes=grammar.n_classes,
         class_of=grammar.class_of,
         class_mass=grammar.confidence == "allowed",
@@ -57,20 +55,18 @@ def constrain_scores(spec: StepSpec, state: DecodeState, step: StepScores) -> St
     place while all others stay.
     """
     grammar, classes, scores, probability = spec.grammar, step.classes, step.here, step.probability
-    if grammar is None:
-        return step
-    assert classes is not None
-    free, scored, text = _free(state), scores.token >= 0, state.constraint
-    assert text is not None
+    text = state.constraint
+    assert grammar is not None and classes is not None and text is not None
+    free, scored = _free(state), scores.token >= 0
     values, rows = _values(classes, scored), ~state.done
     others = spec.rule.revises or grammar.confidence == "allowed"
-    found = reach(grammar, text, state.tokens, ~free, values, scored, rows, alternatives=others)
-    chosen, log_total = found.classes, classes.log_sum_exp
-    if found.allowed is not None:
-        alone = jnp.where(found.allowed, values, -jnp.inf).argmax(axis=-1).astype(jnp.int32)
+    texts = reach(grammar, text, state.tokens, ~free, values, scored, rows, alternatives=others)
+    chosen, log_total = texts.classes, classes.log_sum_exp
+    if texts.allowed is not None:
+        alone = jnp.where(texts.allowed, values, -jnp.inf).argmax(axis=-1).astype(jnp.int32)
         chosen = jnp.where(free, chosen, alone)
         if classes.mass is not None:
-            mass = jnp.where(found.allowed, classes.mass, -jnp.inf)
+            mass = jnp.where(texts.allowed, classes.mass, -jnp.inf)
             log_total = jax.nn.logsumexp(mass, axis=-1)
     logit = _of(chosen, classes.logits)
     if classes.mass is not None:  # ends stand for each other
@@ -94,25 +90,20 @@ def commit_forced(spec: StepSpec, state: DecodeState) -> DecodeState:
     No forward could predict anything else there.
     """
     grammar, text = spec.grammar, state.constraint
-    if grammar is None or text is None or grammar.confidence == "raw":
+    assert grammar is not None and text is not None
+    if grammar.confidence == "raw":
         return state
     free = _free(state)
     nothing = jnp.zeros((*free.shape, grammar.n_classes), jnp.float32)
     rows, tokens = ~state.done, state.tokens
-    found = reach(grammar, text, tokens, ~free, nothing, free, rows, alternatives=True)
-    assert found.allowed is not None
-    kind = found.allowed.argmax(axis=-1)
-    alone = (found.allowed.sum(axis=-1) == 1) & grammar.single[kind]
+    texts = reach(grammar, text, tokens, ~free, nothing, free, rows, alternatives=True)
+    assert texts.allowed is not None
+    kind = texts.allowed.argmax(axis=-1)
+    alone = (texts.allowed.sum(axis=-1) == 1) & grammar.single[kind]
     alone &= state.masked & ~state.done[:, None]
     tokens = jnp.where(alone, grammar.representative[kind], state.tokens)
     confidence = jnp.where(alone, jnp.float32(1), state.confidence)
     return state._replace(tokens=tokens, confidence=confidence).with_stable(alone)
-
-
-def start_constrained(spec: StepSpec, state: DecodeState) -> DecodeState:
-    """Returns the state before the first forward, with the tokens that need none committed."""
-    state = commit_forced(spec, state)
-    return stop_at_eos(spec, advance(spec, state, ~state.done, None))
 
 
 def hold_to_text(
@@ -136,14 +127,14 @@ def hold_to_text(
     one_of_two = (changed & ~was_free)[..., None]
     values = jnp.where(one_of_two & ~wanted & ~stood, -jnp.inf, values)
     fixed, weighed, rows = ~_free(after) & ~changed, changed | scored, ~before.done
-    found = reach(grammar, text, after.tokens, fixed, values, weighed, rows, alternatives=False)
-    agrees = grammar.class_of[after.tokens] == found.classes
+    texts = reach(grammar, text, after.tokens, fixed, values, weighed, rows, alternatives=False)
+    agrees = grammar.class_of[after.tokens] == texts.classes
     agrees |= ~changed | before.done[:, None] | (after.positions < text.begin[:, None])
     other = ~agrees & was_free & scored
     undone = ~agrees & ~other
-    confidence = jnp.exp(_of(found.classes, classes.logits) - classes.log_sum_exp)
+    confidence = jnp.exp(_of(texts.classes, classes.logits) - classes.log_sum_exp)
     confidence = jnp.where(other, confidence.astype(after.confidence.dtype), after.confidence)
-    tokens = jnp.where(other, _tokens(grammar, classes, found.classes), after.tokens)
+    tokens = jnp.where(other, _tokens(grammar, classes, texts.classes), after.tokens)
     return after._replace(
         tokens=jnp.where(undone, before.tokens, tokens),
         status=jnp.where(undone, before.status, after.status),

@@ -1,7 +1,8 @@
-"""Continuous batches: a canvas that is done gives its place to the next prompt.
+"""Continuous batches: a sequence that is done gives its batch slot to the next prompt.
 
-A place is a row of the batch. Nothing of a row depends on its neighbours: its noise is keyed by its
-own seed, and it reads no key or value before it has written it. So each prompt decodes as alone.
+A slot is a row of the batch. Nothing in a row depends on the other rows: its noise is keyed by the
+prompt's own seed, and it reads no key or value before it has written it. So each prompt decodes as
+it would alone, and the number of slots changes no token.
 """
 
 from collections import deque
@@ -17,139 +18,136 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from llada_jax.programs import kept, own_jit
-from llada_jax.sampler.advance import Fault, faults_of, require_scores
-from llada_jax.sampler.decoding_run import DecodingRun
-from llada_jax.sampler.generate import Ended, Result, result_of
+from llada_jax.sampler.decide import Fault, faults_of, require_scores
+from llada_jax.sampler.generate import DecodingRun, FinishedRows, Result, result_of
 from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.observe import require_finite_rule
 from llada_jax.sampler.state import DecodeState, choose
 
 
 @dataclass
-class _Occupant:
-    """A prompt that has a place, and what its forwards have done so far."""
+class _Slot:
+    """The prompt that has a slot, and what its forwards have done so far."""
 
     prompt: int
     steps: list[Steps] = field(default_factory=list)
     seconds: float = 0.0
     nfe: int = 0
-    ended: Ended | None = None
+    done: FinishedRows | None = None
 
 
-class Places:
-    """The places of a batch, which the prompts of a run take one after another."""
+class Slots:
+    """The batch slots that the prompts of a run take one after another."""
 
-    def __init__(self, run: DecodingRun, places: int) -> None:
-        self.offered = 0  # forwards so far, each counted once for every place
-        self.useful = 0  # those in which the place had a prompt that was not done
+    def __init__(self, run: DecodingRun, n_slots: int) -> None:
+        self.offered = 0  # forwards so far, each counted once for every slot
+        self.useful = 0  # those in which the slot had a prompt that was not done
         self._run = run
         self._waiting = deque(range(len(run.prompts)))
-        self._taken: list[_Occupant | None] = [None] * min(places, len(run.prompts))
+        self._slots: list[_Slot | None] = [None] * min(n_slots, len(run.prompts))
         self._faults: list[Fault] = []
 
     def results(
         self, together: int | Sequence[int] = 1, *, trace: bool = False
     ) -> Iterator[Result]:
-        """Yields a result for every `together` prompts, in their order, as soon as it is there;
-        of several numbers, each is for one result.
+        """Yields a result for every `together` prompts, in their order, as soon as all are done.
 
-        Raises FloatingPointError as `decode`, once the prompts that have places are done; those
-        that wait get none.
+        Several numbers in `together` apply to the results by turns. Raises FloatingPointError as
+        `decode`, once the prompts that have slots are done; those that wait are not started.
         """
         run, state = self._run, None
-        found: dict[int, _Occupant] = {}
-        sizes, waiting = cycle(np.atleast_1d(together)), iter(range(len(run.prompts)))
-        while chosen := list(islice(waiting, next(sizes))):
-            while not found.keys() >= {*chosen}:
+        done: dict[int, _Slot] = {}
+        sizes, prompts = cycle(np.atleast_1d(together)), iter(range(len(run.prompts)))
+        while chosen := list(islice(prompts, next(sizes))):
+            while not done.keys() >= {*chosen}:
                 require_scores([] if self._busy or self._waiting else self._faults)
                 with run.precision():
                     began = perf_counter()
-                    state, steps = self._forwards(self._with_the_next(state))
-                    self._share(state, steps, perf_counter() - began)
-                    found |= self._ended(state)
-            ended = [found.pop(prompt) for prompt in chosen]
-            rows = Ended(*map(np.concatenate, zip(*(each.ended for each in ended), strict=True)))
-            seconds = sum(each.seconds for each in ended)
-            steps = _joined([each.steps for each in ended], run.buckets(chosen))
-            yield result_of(run, chosen, rows, steps, seconds, trace=trace)
+                    state, steps = self._forwards(self._with_next_prompts(state))
+                    self._account(state, steps, perf_counter() - began)
+                    done |= self._release(state)
+            slots = [done.pop(prompt) for prompt in chosen]
+            rows = zip(*(slot.done for slot in slots if slot.done is not None), strict=True)
+            finished = FinishedRows(*map(np.concatenate, rows))
+            seconds = sum(slot.seconds for slot in slots)
+            steps = _joined([slot.steps for slot in slots], run.buckets(chosen))
+            yield result_of(run, chosen, finished, steps, seconds, trace=trace)
 
     @property
-    def _busy(self) -> list[tuple[int, _Occupant]]:
-        return [(row, each) for row, each in enumerate(self._taken) if each is not None]
+    def _busy(self) -> list[tuple[int, _Slot]]:
+        return [(row, slot) for row, slot in enumerate(self._slots) if slot is not None]
 
-    def _with_the_next(self, state: DecodeState | None) -> DecodeState:
-        """Returns the canvas with the next prompts in free places."""
-        begin = [row for row, each in enumerate(self._taken) if each is None][: len(self._waiting)]
-        for row in begin:
-            self._taken[row] = _Occupant(self._waiting.popleft())
-        if state is not None and not begin:
+    def _with_next_prompts(self, state: DecodeState | None) -> DecodeState:
+        """Returns the state with the next prompts in free slots."""
+        free = [row for row, slot in enumerate(self._slots) if slot is None][: len(self._waiting)]
+        for row in free:
+            self._slots[row] = _Slot(self._waiting.popleft())
+        if state is not None and not free:
             return state
-        new = {row: each.prompt for row, each in self._busy if row in begin}
-        places = range(len(self._taken))
-        prompts = [new.get(row, new[begin[0]]) for row in places]
+        new = {row: slot.prompt for row, slot in self._busy if row in free}
+        prompts = [new.get(row, new[free[0]]) for row in range(len(self._slots))]
         if state is None:
             return self._run.state(prompts)
-        begins = np.isin(places, begin)
+        begins = np.isin(range(len(self._slots)), free)
         return _exchanged(state, self._run.state(prompts, state.cache), begins)
 
     def _forwards(self, state: DecodeState) -> tuple[DecodeState, Steps]:
-        """Runs forwards until an eighth of the places is free, or all where nobody waits."""
-        places, busy = len(self._taken), self._busy
-        leaving = max(1, places // 8) if self._waiting else places
-        until = min(places - len(busy) + leaving, places)
-        most = self._run.max_steps - max(each.nfe for _, each in busy)
+        """Runs forwards until an eighth of the slots is free, or all if no prompt waits."""
+        n_slots, busy = len(self._slots), self._busy
+        leaving = max(1, n_slots // 8) if self._waiting else n_slots
+        until = min(n_slots - len(busy) + leaving, n_slots)
+        most = self._run.max_steps - max(slot.nfe for _, slot in busy)
         return self._run.forwards(state, until, most)
 
-    def _share(self, state: DecodeState, steps: Steps, seconds: float) -> None:
-        """Gives each occupant its own part of the forwards, and of their time."""
+    def _account(self, state: DecodeState, steps: Steps, seconds: float) -> None:
+        """Gives each slot its part of the forwards, and of their time."""
         nfe = np.asarray(state.nfe)
-        part = {row: int(nfe[row]) - each.nfe for row, each in self._busy}
+        part = {row: int(nfe[row]) - slot.nfe for row, slot in self._busy}
         useful = sum(part.values())
-        self.offered += len(steps.rows) * len(self._taken)
+        self.offered += len(steps.rows) * len(self._slots)
         self.useful += useful
-        for row, each in self._busy:
-            each.steps.append(_of_row(steps, row, part[row]))
-            each.seconds += seconds * part[row] / max(1, useful)
-            each.nfe = int(nfe[row])
+        for row, slot in self._busy:
+            slot.steps.append(_of_row(steps, row, part[row]))
+            slot.seconds += seconds * part[row] / max(1, useful)
+            slot.nfe = int(nfe[row])
 
-    def _ended(self, state: DecodeState) -> dict[int, _Occupant]:
-        """Frees the places whose occupants are done; returns those, by prompt."""
+    def _release(self, state: DecodeState) -> dict[int, _Slot]:
+        """Frees the slots whose sequences are done; returns those without a fault, by prompt."""
         faults = {fault.canvas: fault for fault in faults_of(state)}
-        done = np.asarray(state.done)
-        ended = Ended(*(np.asarray(getattr(state, name)) for name in Ended._fields))
-        found = {}
-        for row, each in self._busy:
-            if not done[row] and each.nfe < self._run.max_steps:
+        is_done, arrays = np.asarray(state.done), FinishedRows.of(state)
+        released = {}
+        for row, slot in self._busy:
+            if not is_done[row] and slot.nfe < self._run.max_steps:
                 continue
-            self._taken[row] = None
+            self._slots[row] = None
             if row in faults:
-                self._faults = sorted([*self._faults, faults[row]._replace(canvas=each.prompt)])
+                self._faults = sorted([*self._faults, faults[row]._replace(canvas=slot.prompt)])
                 self._waiting.clear()
             else:
-                # Copies: the next forwards reuse the canvas's memory.
-                each.ended = Ended(*(np.array(array[row : row + 1]) for array in ended))
-                found[each.prompt] = each
+                # Copies: the next forwards reuse the state's memory.
+                slot.done = FinishedRows(*(np.array(array[row : row + 1]) for array in arrays))
+                released[slot.prompt] = slot
         if not self._faults:
             require_finite_rule(self._run.config.rule, state)
-        return found
+        return released
 
 
 def _of_row(steps: Steps, row: int, count: int) -> Steps:
-    """Returns a row's first steps; copies, since the others' need not be kept."""
+    """Returns a row's first steps; copies, so that the other rows' can be freed."""
     records = jax.tree.map(lambda leaf: np.array(leaf[:count, row : row + 1]), steps.records)
     return Steps(records, steps.rows[:count], steps.seconds[:count])
 
 
-def _joined(canvases: Sequence[Sequence[Steps]], buckets: Sequence[int]) -> Steps:
-    """Returns the steps of canvases as if they had begun at once, in the buckets that they then
-    take. Seconds are NaN: a forward was shared with others."""
-    most = max(sum(len(part.rows) for part in parts) for parts in canvases)
+def _joined(sequences: Sequence[Sequence[Steps]], buckets: Sequence[int]) -> Steps:
+    """Returns the steps of sequences as if they had started together, in the buckets that they
+    would then take. Seconds are NaN: a forward was shared with others."""
+    most = max(sum(len(part.rows) for part in parts) for parts in sequences)
 
     def whole(*parts: np.ndarray) -> np.ndarray:
         array = np.concatenate(parts)
         return np.pad(array, [(0, most - len(array)), *[(0, 0)] * (array.ndim - 1)])
 
-    records = [jax.tree.map(whole, *(part.records for part in parts)) for parts in canvases]
+    records = [jax.tree.map(whole, *(part.records for part in parts)) for parts in sequences]
     records = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *records)
     sizes = np.asarray(buckets, np.int32)
     rows = sizes[np.searchsorted(sizes, records.counts.live_rows.max(axis=1))]
@@ -157,8 +155,8 @@ def _joined(canvases: Sequence[Sequence[Steps]], buckets: Sequence[int]) -> Step
 
 
 def _exchanged(state: DecodeState, new: DecodeState, where: Bool[np.ndarray, " B"]) -> DecodeState:
-    """Returns the canvas with other rows in some places; consumes both. Keys and values stay: none
-    of a new row counts as settled."""
+    """Returns the state with some rows of `new`; consumes both. The cache stays: a new row reads
+    none of it before it has written it."""
     rows = state._replace(cache=None), new._replace(cache=None)  # pyright: ignore
     exchange = _program(jax.tree.structure(rows[0]), state.tokens.shape)
     return exchange(*rows, jnp.asarray(where))._replace(cache=state.cache)

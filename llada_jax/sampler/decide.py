@@ -1,13 +1,22 @@
-"""The decision of a step: commit and revise, go on to the next block, stop."""
+"""The decision of a step: commit and revise, go on to the next block, stop.
 
+The rule observes the scores and decides; what it may not do is ignored, and under a constraint its
+decision is projected onto an allowed text. Then each sequence whose block is finished goes on to
+its next block with masks, and drafts of that block are accepted by the scores of the same forward.
+A sequence is done if its canvas is full, if its answer has ended before that, or if the model
+returned a score that is not finite.
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from llada_jax.sampler.advance import advance, stop_at_eos, stop_at_faults
 from llada_jax.sampler.constrained import commit_forced, constrain_scores, hold_to_text
 from llada_jax.sampler.observe import (
     completed,
@@ -24,14 +33,12 @@ from llada_jax.sampler.state import STABLE, VISIBLE, DecodeState, put, take
 
 
 def decide(
-    spec: StepSpec, state: DecodeState, counts: StepCounts, raw: StepScores
+    spec: StepSpec, state: DecodeState, counts: StepCounts, scores: StepScores
 ) -> tuple[DecodeState, StepRecord]:
-    """Returns the state after a step's decision, and the record of the step.
-
-    Args:
-      raw: Scores before a constraint is applied to them.
-    """
-    before, scores = state, constrain_scores(spec, state, raw)
+    """Returns the state after a step's decision, and the record of the step."""
+    before, raw, constrained = state, scores, spec.grammar is not None
+    if constrained:
+        scores = constrain_scores(spec, state, raw)
     state = keep_drafts(state, scores.here)
     seen = observe(spec, state, scores, ~state.done)
     seen = replace(seen, preview=partial(apply_decision, spec, state, seen))
@@ -43,20 +50,24 @@ def decide(
     # Anything but committing what was predicted may leave the allowed texts.
     others = (decision.token, decision.end, decision.ahead)
     differs = spec.rule.revises or any(part is not None for part in others)
-    if spec.grammar is not None and differs:
-        revised = hold_to_text(spec.grammar, before, revised, raw)
-    else:
-        revised = commit_forced(spec, revised)
+    if spec.grammar is not None:
+        if differs:
+            revised = hold_to_text(spec.grammar, before, revised, raw)
+        else:
+            revised = commit_forced(spec, revised)
     edited = ((revised.tokens != before.tokens) & scores.rescored).any(axis=1)
     advanced = advance(spec, revised, ~before.done, edited)
     advanced = stop_at_eos(spec, spec.window.after_step(advanced, spec.window_context()))
     state = start_blocks(advanced, advanced.block != before.block)
     if spec.window.drafts and not spec.needs("drafts"):
         moved = (state.block != before.block) & ~state.done
-        if spec.grammar is not None and differs:
+        if constrained and differs:  # the decision may have led to another text
             scores = constrain_scores(spec, state, raw)
         state = _accept_drafts(spec, state, scores, moved)
-    state = _count_remasks(state, (before.status >= VISIBLE) & revised.masked)
+    if (remasks := state.rule.remasks) is not None:
+        remasked = (before.status >= VISIBLE) & revised.masked
+        memory = state.rule._replace(remasks=remasks + remasked.astype(jnp.int32))
+        state = state._replace(rule=memory)
     record = record_of(spec.rule, counts, before, revised, advanced, state)
     if spec.keeps_scores:
         here, margins = scores.here, spec.keeps_scores == "margins"
@@ -133,17 +144,11 @@ def _revise(
         return state
     # A draft that completes the canvas is verified by a forward of a block after the last one.
     complete = drafted & ~state.masked.any(axis=1)
-    state = state._replace(block=state.block + complete.astype(jnp.int32))
-    return _restart_block(state, revision.restart, spec.config.block_length)
-
-
-def _restart_block(state: DecodeState, at: Int[Array, " B"], block_length: int) -> DecodeState:
-    """Returns the state whose block starts anew at a position, one block back; L does nothing."""
-    restarts = at < state.tokens.shape[1]
-    block = state.block - restarts.astype(jnp.int32)
+    at, restarts = revision.restart, revision.restart < state.tokens.shape[1]
+    block = state.block + complete.astype(jnp.int32) - restarts.astype(jnp.int32)
     return state._replace(
         block=block,
-        origin=jnp.where(restarts, at - block * block_length, state.origin),
+        origin=jnp.where(restarts, at - block * spec.config.block_length, state.origin),
         n_cached=jnp.where(restarts, jnp.minimum(state.n_cached, at), state.n_cached),
         block_step=jnp.where(restarts, 0, state.block_step),
     )
@@ -153,13 +158,6 @@ def _may_remask(rule: Rule, remasks: Int[Array, "B L"]) -> Bool[Array, "B L"]:
     if not rule.revises:
         return jnp.zeros(remasks.shape, bool)
     return jnp.ones(remasks.shape, bool) if rule.max_remasks is None else remasks < rule.max_remasks
-
-
-def _count_remasks(state: DecodeState, remasked: Bool[Array, "B L"]) -> DecodeState:
-    remasks = state.rule.remasks
-    if remasks is None:
-        return state
-    return state._replace(rule=state.rule._replace(remasks=remasks + remasked.astype(jnp.int32)))
 
 
 def _accept_drafts(
@@ -186,3 +184,113 @@ def _accept_drafts(
         return state, (state.block != block) & ~state.done
 
     return jax.lax.while_loop(lambda carry: carry[1].any(), accept, (state, moved))[0]
+
+
+def start_constrained(spec: StepSpec, state: DecodeState) -> DecodeState:
+    """Returns the state before the first forward, with the tokens that need none committed."""
+    state = commit_forced(spec, state)
+    return stop_at_eos(spec, advance(spec, state, ~state.done, None))
+
+
+def advance(
+    spec: StepSpec, state: DecodeState, active: Bool[Array, " B"], edited: Bool[Array, " B"] | None
+) -> DecodeState:
+    """Moves each active sequence whose block is finished to its next block with masks, or marks it
+    done.
+
+    Args:
+      active: Sequences that took part in the decision.
+      edited: Sequences in which a committed token changed, or None if no forward was decided.
+    """
+    config, rule, after_forward = spec.config, spec.rule, edited is not None
+    edited = jnp.zeros_like(active) if edited is None else edited
+    blocks = state.blocks(config.block_length)
+    later = state.masked & (blocks > state.block[:, None])
+    left = state.masks_left(config.block_length)
+    block_step = state.block_step + int(after_forward)
+    unmasked = jnp.where(left > 0, 0, state.unmasked_steps + 1)
+    # Token editing goes on while a forward changes something, for at most `edit_steps`.
+    settled = (unmasked > rule.edit_steps) | ((unmasked > 1) & ~edited)
+    over = active & (left == 0) & settled
+    if after_forward:
+        over |= active & (block_step >= spec.max_block_steps)
+    ended = over & ~later.any(axis=1)
+    done = ended & _may_end(spec, state, unmasked)
+    moved = over & ~ended
+    first = jnp.argmax(later, axis=1).astype(jnp.int32)
+    block = jnp.where(moved, (first - state.origin) // config.block_length, state.block)
+    block_masks = (state.masked & (blocks == block[:, None])).sum(axis=1, dtype=jnp.int32)
+    if rule.revises and not (rule.refreshes or rule.verifies):
+        frozen = blocks < block[:, None]
+        if not rule.waits:
+            frozen |= done[:, None]
+        state = state.with_stable(frozen & (state.status == VISIBLE))
+    return state._replace(
+        block=block,
+        block_step=jnp.where(moved, 0, jnp.where(active, block_step, state.block_step)),
+        block_masks=jnp.where(moved if after_forward else active, block_masks, state.block_masks),
+        unmasked_steps=jnp.where(moved, 0, jnp.where(active, unmasked, state.unmasked_steps)),
+        done=state.done | done,
+    )
+
+
+def _may_end(spec: StepSpec, state: DecodeState, unmasked: Int[Array, " B"]) -> Bool[Array, " B"]:
+    """Returns whether sequences without masks are done, after so many forwards without any."""
+    if not spec.rule.waits:
+        return jnp.ones_like(state.done)
+    visible = (state.status == VISIBLE).any(axis=1)
+    if spec.rule.verifies:  # a draft is never left unverified
+        return ~visible
+    return ~visible | (unmasked > spec.rule.end_steps)
+
+
+def stop_at_eos(spec: StepSpec, state: DecodeState) -> DecodeState:
+    """Marks sequences done that have an EOS, or another stop id, with no mask before it.
+
+    Only with `eos_early_stop`. Masks after the EOS become EOS (LLaDA2), and visible tokens there
+    stable. While tokens before it are visible, a sequence first has the forwards that may follow a
+    last mask.
+    """
+    if not spec.config.eos_early_stop:
+        return state
+    masked, position = state.masked, state.positions
+    length = state.tokens.shape[1]
+    first_mask = jnp.where(masked, position, length).min(axis=1)
+    ends = (state.status >= STABLE) & spec.ends(state)
+    first_eos = jnp.where(ends, position, length).min(axis=1)
+    stopped = first_eos < first_mask
+    follows = (state.status == VISIBLE) & (position > first_eos[:, None]) & stopped[:, None]
+    state = state.with_eos(masked & stopped[:, None], spec.config.eos_id).with_stable(follows)
+    done = stopped & _may_end(spec, state, state.unmasked_steps)
+    return state._replace(done=state.done | done)
+
+
+def stop_at_faults(state: DecodeState, faults: Bool[Array, "B L"]) -> DecodeState:
+    """Marks sequences with faults done, and keeps the position of their first one."""
+    faulty = faults.any(axis=1)
+    first = jnp.argmax(faults, axis=1).astype(jnp.int32)
+    return state._replace(done=state.done | faulty, fault=jnp.where(faulty, first, state.fault))
+
+
+class Fault(NamedTuple):
+    """A score that is not finite, at which a sequence has stopped; all counted from 0."""
+
+    canvas: int
+    forward: int
+    position: int
+
+
+def faults_of(state: DecodeState) -> list[Fault]:
+    """Returns the faults of the sequences that have stopped at one."""
+    fault, nfe = np.asarray(state.fault), np.asarray(state.nfe)
+    return [Fault(*map(int, (row, nfe[row] - 1, fault[row]))) for row in np.flatnonzero(fault >= 0)]
+
+
+def require_scores(faults: Sequence[Fault]) -> None:
+    """Raises FloatingPointError that names each fault, if there are any."""
+    faulty = [f"canvas {row}: forward {step}, position {at}" for row, step, at in faults]
+    if faulty:
+        raise FloatingPointError(
+            f"the model's scores are NaN or infinite ({'; '.join(faulty)}; all counted from 0); "
+            "nothing was decoded"
+        )

@@ -16,13 +16,12 @@ from jaxtyping import Array, Float, Int
 from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.decide import decide
-from llada_jax.sampler.plan import StepPlan, plan_rows
+from llada_jax.sampler.plan import StepPlan, guide, plan_rows, step_rows
 from llada_jax.sampler.record import OnStep, StepCounts, StepRecord, StepScores, view_of
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, take
-from llada_jax.sampler.step import Denoised, absorb, by_position, head_out, run_head, step
-from llada_jax.sampler.step_rows import guide, step_rows
+from llada_jax.sampler.step import ForwardOutput, absorb, by_position, head_out, run_head, step
 from llada_jax.types import Denoiser, HeadOut, Params, RowsOut
 
 
@@ -63,12 +62,12 @@ class TracedRunner:
     denoiser: Denoiser
     buckets: tuple[int, ...]
 
-    def plan(self, spec: StepSpec, state: DecodeState) -> StepPlan:
-        return plan_rows(spec, state)
+    plan = staticmethod(plan_rows)
+    decide = staticmethod(decide)
 
     def run_rows(
         self, spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan
-    ) -> tuple[DecodeState, Denoised, Int[Array, ""]]:
+    ) -> tuple[DecodeState, ForwardOutput, Int[Array, ""]]:
         def forward(params, state, plan, n_rows):
             rows = step_rows(spec, state, plan, n_rows)
             out = self.denoiser.forward_rows(params, rows, state.cache)
@@ -83,7 +82,7 @@ class TracedRunner:
         return state, denoised, sizes[bucket]
 
     def score(
-        self, spec: StepSpec, params: Params, state: DecodeState, denoised: Denoised
+        self, spec: StepSpec, params: Params, state: DecodeState, denoised: ForwardOutput
     ) -> tuple[DecodeState, StepScores]:
         length = state.tokens.shape[1]
         head_sizes = spec.head_sizes(length)
@@ -95,11 +94,6 @@ class TracedRunner:
         size = jnp.searchsorted(jnp.asarray(head_sizes, jnp.int32), denoised.counts.head_rows.max())
         branches = [partial(score, n_heads=n_heads) for n_heads in head_sizes]
         return state, jax.lax.switch(size, branches, params, denoised)
-
-    def decide(
-        self, spec: StepSpec, state: DecodeState, counts: StepCounts, scores: StepScores
-    ) -> tuple[DecodeState, StepRecord]:
-        return decide(spec, state, counts, scores)
 
 
 def decode_step(decoding: Decoding, state: DecodeState) -> tuple[DecodeState, StepRecord]:
@@ -204,11 +198,11 @@ class HostRunner:
         self, decoding: Decoding, shape: tuple[int, ...], refresher: Refresher | None
     ) -> None:
         self._programs = _programs(jax.tree.structure(decoding.spec), shape)
-        self._denoiser = _callable(decoding.denoiser, shape)
+        self._denoiser = _jitted(decoding.denoiser, shape)
         self._buckets, self._length = decoding.buckets, shape[1]
         self._head_sizes = decoding.spec.head_sizes(self._length)
         if refresher is not None:
-            refresher = refresher._replace(denoiser=_callable(refresher.denoiser, shape))
+            refresher = refresher._replace(denoiser=_jitted(refresher.denoiser, shape))
         self._refresher = refresher if decoding.spec.config.has_worker else None
         self._refresh: tuple[RefreshJob, Future[tuple[RowsOut, HeadOut]]] | None = None
         self._planned: tuple[DecodeState | None, StepPlan | None] = (None, None)
@@ -221,7 +215,7 @@ class HostRunner:
 
     def run_rows(
         self, spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan
-    ) -> tuple[DecodeState, Denoised, int]:
+    ) -> tuple[DecodeState, ForwardOutput, int]:
         n_rows = _smallest(self._buckets, plan.n_rows, "rows")
         self._refresh = self._start_refresh(spec, state, plan)
         rows = self._programs.rows(spec, state, plan, n_rows)
@@ -231,7 +225,7 @@ class HostRunner:
         return *absorb_rows(spec, state, plan, rows, out), n_rows
 
     def score(
-        self, spec: StepSpec, params: Params, state: DecodeState, denoised: Denoised
+        self, spec: StepSpec, params: Params, state: DecodeState, denoised: ForwardOutput
     ) -> tuple[DecodeState, StepScores]:
         n_heads = _smallest(self._head_sizes, denoised.counts.head_rows, "heads")
         head = run_head(self._denoiser, params, denoised, n_heads)
@@ -295,13 +289,11 @@ def host_loop(
     return state, Steps(stacked, np.asarray(rows, np.int32), np.asarray(seconds))
 
 
-def _callable(denoiser: Denoiser, shape: tuple[int, ...]) -> Denoiser:
-    """Returns the same functions, compiled if they can be."""
-    return _jitted(denoiser, shape) if denoiser.traceable else denoiser
-
-
 @kept
 def _jitted(denoiser: Denoiser, *shape: Any) -> Denoiser:
+    """Returns the same functions, compiled if they can be."""
+    if not denoiser.traceable:
+        return denoiser
     jitted = partial(own_jit, rounds=isinstance(denoiser, MeshDenoiser))
     return replace(
         denoiser,

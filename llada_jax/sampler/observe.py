@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import require
@@ -18,7 +17,6 @@ from llada_jax.sampler.rules.rule import (
     Observation,
     Rule,
     RuleState,
-    Sizes,
 )
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import (
@@ -31,36 +29,6 @@ from llada_jax.sampler.state import (
     take,
 )
 from llada_jax.types import HeadRequest, Scores
-
-
-def new_memory(spec: StepSpec, batch: int, length: int) -> RuleMemory:
-    """Returns the rule's memory before the first forward.
-
-    Raises ValueError if the rule's state has arrays whose first axis is not the batch.
-    """
-    rule, dtype = spec.rule, spec.config.parity.confidence_dtype
-    sizes = Sizes(batch, spec.config.block_length, length, spec.model.vocab_size, spec.model.width)
-    state = rule.init(sizes)
-    name = type(rule).__name__
-    require(isinstance(state, RuleState), f"rule {name}: init gives {state!r}; allowed: RuleState")
-    for leaf in jax.tree.leaves(state):
-        shape = np.shape(leaf)
-        require(
-            shape[:1] == (batch,),
-            f"rule {name}: init gives an array of shape {shape}; allowed: a first axis of the "
-            f"batch ({batch})",
-        )
-    state = jax.tree.map(jnp.array, state)  # a copy of each: loops donate them
-    previous = drafts = remasks = None
-    if spec.needs("divergence"):
-        hidden = jnp.zeros((batch, sizes.block, sizes.width), jnp.float32)
-        previous = PreviousScores(hidden, jnp.zeros(hidden.shape[:2], bool))
-    if spec.needs("drafts"):
-        nothing = (jnp.zeros((batch, length), dtype) for _ in range(3))
-        drafts = Scores(jnp.full((batch, length), -1, jnp.int32), *nothing)
-    if rule.counts_remasks:
-        remasks = jnp.zeros((batch, length), jnp.int32)
-    return RuleMemory(state, jax.tree.map(jnp.copy, state.block), previous, drafts, remasks)
 
 
 def keep_drafts(state: DecodeState, scores: Scores) -> DecodeState:
@@ -99,7 +67,7 @@ def start_blocks(state: DecodeState, moved: Bool[Array, " B"]) -> DecodeState:
 
 
 def head_request(spec: StepSpec, state: DecodeState, at: Int[Array, "B Q"]) -> HeadRequest | None:
-    """Returns what the rule requests of the head at positions `at`, or None for scores alone.
+    """Returns the rule's request to the head for positions `at`, or None for scores alone.
 
     Raises ValueError if the rule asks in wrong shapes.
     """

@@ -9,11 +9,17 @@ from jaxtyping import Array, Int
 
 from llada_jax.rows import write_rows
 from llada_jax.sampler.constrained import class_scores, with_classes
-from llada_jax.sampler.plan import PROBE, REFRESH, ExtraRows, StepPlan
+from llada_jax.sampler.plan import (
+    PROBE,
+    REFRESH,
+    ExtraRows,
+    StepPlan,
+    rows_with_extra,
+    with_unconditional,
+)
 from llada_jax.sampler.record import StepScores, spread, token_probability
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, choose, put, take
-from llada_jax.sampler.step_rows import rows_with_extra, with_unconditional
 from llada_jax.sampler.windows.window import RowSet, first_flags
 from llada_jax.types import HeadOut, HeadRequest, Rows, RowsOut
 
@@ -37,8 +43,9 @@ def refresh_job(spec: StepSpec, state: DecodeState, plan: StepPlan) -> RefreshJo
     rows = rows_with_extra(spec, state, extra, no_window, (1 + shadow) * n_tokens)
     at = first_flags(chosen, n_tokens)
     row = take(extra.slots[:, PROBE if shadow else REFRESH], at)
-    request = with_classes(spec, HeadRequest(listed=take(state.tokens, at)[..., None]))
-    assert request is not None
+    request = HeadRequest(listed=take(state.tokens, at)[..., None])
+    if spec.grammar is not None:
+        request = with_classes(spec, request)
     return RefreshJob(with_unconditional(spec, state, rows), at, row, request)
 
 

@@ -1,26 +1,38 @@
-"""What a run needs to know of a model and a sampler's settings, as one value."""
+"""What a run needs to know of a model and a sampler's settings, and the state that it starts from.
 
+A `StepSpec` joins a model's shape with the sampler's settings, and answers what follows from both:
+which rows a model needs, for which sizes programs are compiled, how long decoding may take. The
+lengths of the prompts decide where blocks begin: `layout_of` and `new_state`.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+import numpy as np
+from jaxtyping import Array, Bool, Key
 
-from llada_jax.config import ModelConfig
+from llada_jax.config import ModelConfig, require
 from llada_jax.constraint.reach import Grammar
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.rules.rule import Rule
-from llada_jax.sampler.state import DecodeState
-from llada_jax.sampler.windows.window import (
-    CanvasLayout,
-    Window,
-    WindowContext,
-    buckets_for,
-    doubling,
+from llada_jax.sampler.rules.rule import Rule, RuleState, Sizes
+from llada_jax.sampler.state import (
+    MASKED,
+    PAD,
+    PROMPT,
+    DecodeState,
+    PreviousScores,
+    RuleMemory,
 )
+from llada_jax.sampler.windows.window import CanvasLayout, Window, WindowContext, doubling
+from llada_jax.types import KVCache, Scores
 
 KeptScores = Literal[False, "scores", "margins"]
+LENGTH_MULTIPLE = 32
+"""Canvases are padded to such a length, so that prompts of similar length share compiled programs.
+It is also the height of a tile of the NPU's matrix unit."""
 
 
 @jax.tree_util.register_dataclass
@@ -105,9 +117,19 @@ class StepSpec:
         return self.shadows * visible + refreshed
 
     def buckets(self, layout: CanvasLayout) -> tuple[int, ...]:
-        """Returns the row counts that forwards are compiled for, ascending."""
-        extra, context = self.max_extra_rows(layout.length), self.window_context()
-        return buckets_for(self.window, layout, context, self.model.block_length, extra)
+        """Returns the row counts that forwards are compiled for, ascending.
+
+        One more row if outputs are shifted: a block's first token is predicted one position
+        earlier. If attention is causal between blocks, whole blocks are run.
+        """
+        context, block = self.window_context(), self.whole_block
+        sizes = self.window.sizes(layout, context)
+        if block is not None:
+            sizes = {-(-size // block) * block for size in sizes} | {2 * block}
+        buckets = {min(size + self.shift, layout.length) for size in sizes}
+        if extra := self.max_extra_rows(layout.length):
+            buckets |= set(doubling(context.block_length, max(buckets) + extra))
+        return tuple(sorted(buckets))
 
     def max_queries(self, length: int) -> int:
         """Returns the most positions that one step scores."""
@@ -122,8 +144,7 @@ class StepSpec:
 
     def head_sizes(self, length: int) -> tuple[int, ...]:
         """Returns the numbers of positions that a head is compiled for, ascending."""
-        most = self.max_queries(length)
-        return doubling(max(1, self.config.block_length // 4), most)
+        return doubling(max(1, self.config.block_length // 4), self.max_queries(length))
 
     @property
     def max_block_steps(self) -> int:
@@ -135,3 +156,177 @@ class StepSpec:
     def max_steps(self, n_blocks: int) -> int:
         """Returns the largest number of forwards that a canvas of `n_blocks` may take."""
         return n_blocks * self.max_block_steps + self.rule.end_steps
+
+    def check(self) -> None:
+        """Raises ValueError if the model does not support the settings."""
+        config, window, accept = self.config, self.window, self.rule.name
+        extra = {"shadow": self.shadows, "refresh": config.refreshes}
+        kind = next((kind for kind, runs in extra.items() if runs), None)
+        require(
+            not self.shift or kind is None,
+            f"the model's outputs are shifted, and {kind} rows need outputs at their own "
+            "positions; allowed: revision with rescore 'token' and refresh 'none'",
+        )
+        block, own = self.model.block_length, config.block_length
+        whole = block is None or block % own == 0
+        require(whole, f"block_length is {own}; allowed: a divisor of the model's block, {block}")
+        require(
+            block in (None, own) or not (self.window.drafts or kind or self.rule.revises),
+            f"block_length is {own}, a part of the model's block ({block}); allowed: that, or a "
+            "rule that never changes a token, without drafts",
+        )
+        require(
+            not (self.shift and block and self.window.drafts),
+            "window is 'multi_block', and the block before predicts a block's first token (shifted "
+            "outputs, attention that is causal between blocks); allowed: 'by_cache'",
+        )
+        causal = self.model.causal
+        require(
+            causal is None or window.caches_finished or (causal == "filled" and not window.caches),
+            f"cache is {window.cache!r} and the model's attention is causal; allowed: 'blockwise'",
+        )
+        require(
+            causal is None or (not window.drafts and (self.rule.verifies or not self.rule.revises)),
+            f"the model's attention is causal, and window is {window.name!r} and accept "
+            f"{accept!r}; allowed: 'by_cache', and rules that never change a token",
+        )
+        require(
+            not window.slides or (block is None and causal != "finished"),
+            "window is 'sliding', and the model's blocks begin where it was trained to begin them; "
+            "allowed: 'by_cache'",
+        )
+        require(
+            causal == "finished" or not self.rule.verifies,
+            f"accept is {accept!r} and the model's finished tokens do not predict the next one; "
+            "allowed: another rule",
+        )
+        needs = self.rule.head_needs
+        require(
+            not needs or self.measures,
+            f"rule {type(self.rule).__name__} needs {', '.join(sorted(needs))}, which the backend "
+            "does not compute; allowed: another backend, as xla, or rules without these needs",
+        )
+
+
+def new_state(
+    spec: StepSpec,
+    prompts: Sequence[np.ndarray],
+    keys: Key[Array, " B"],
+    cache: KVCache,
+    length: int,
+    *,
+    infill: bool = False,
+) -> DecodeState:
+    """Returns the state of canvases of `length` that start with the prompts, followed by masks.
+
+    With `infill` the masks in the prompts are the holes, and nothing is appended.
+    """
+    config, model = spec.config, spec.model
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    origin, end = sequence_bounds(
+        lengths, config.gen_length, config.block_length, model.block_length, infill=infill
+    )
+    batch = len(prompts)
+    tokens = np.full((batch, length), config.mask_id, np.int32)
+    status = np.full((batch, length), PAD, np.int8)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = prompt
+        status[row, : len(prompt)] = PROMPT
+        status[row, len(prompt) : end[row]] = MASKED
+    if infill:
+        status = np.where((status == PROMPT) & (tokens == config.mask_id), MASKED, status)
+    masked = status == MASKED
+    block = (np.argmax(masked, axis=1) - origin) // config.block_length
+    in_block = (np.arange(length) - origin[:, None]) // config.block_length == block[:, None]
+    counters = ("block_step", "unmasked_steps", "n_cached", "nfe")
+    fields: dict[str, Any] = dict(
+        {name: np.zeros(batch, np.int32) for name in counters},  # one array each: loops donate them
+        tokens=tokens,
+        status=status.astype(np.int8),
+        confidence=np.zeros((batch, length), np.float32),
+        filled=np.zeros((batch, length), bool),
+        end=end,
+        origin=origin,
+        block=block.astype(np.int32),
+        block_masks=(masked & in_block).sum(axis=1, dtype=np.int32),
+        done=~masked.any(axis=1),
+        fault=np.full(batch, -1, np.int32),
+    )
+    memory = _new_memory(spec, batch, length)
+    return DecodeState(**jax.device_put(fields), key=keys, cache=cache, rule=memory)
+
+
+def _new_memory(spec: StepSpec, batch: int, length: int) -> RuleMemory:
+    """Returns the rule's memory before the first forward.
+
+    Raises ValueError if the rule's state has arrays whose first axis is not the batch.
+    """
+    rule, dtype = spec.rule, spec.config.parity.confidence_dtype
+    sizes = Sizes(batch, spec.config.block_length, length, spec.model.vocab_size, spec.model.width)
+    state = rule.init(sizes)
+    name = type(rule).__name__
+    require(isinstance(state, RuleState), f"rule {name}: init gives {state!r}; allowed: RuleState")
+    for leaf in jax.tree.leaves(state):
+        shape = np.shape(leaf)
+        require(
+            shape[:1] == (batch,),
+            f"rule {name}: init gives an array of shape {shape}; allowed: a first axis of the "
+            f"batch ({batch})",
+        )
+    state = jax.tree.map(jnp.array, state)  # a copy of each: loops donate them
+    previous = drafts = remasks = None
+    if spec.needs("divergence"):
+        hidden = jnp.zeros((batch, sizes.block, sizes.width), jnp.float32)
+        previous = PreviousScores(hidden, jnp.zeros(hidden.shape[:2], bool))
+    if spec.needs("drafts"):
+        nothing = (jnp.zeros((batch, length), dtype) for _ in range(3))
+        drafts = Scores(jnp.full((batch, length), -1, jnp.int32), *nothing)
+    if rule.counts_remasks:
+        remasks = jnp.zeros((batch, length), jnp.int32)
+    return RuleMemory(state, jax.tree.map(jnp.copy, state.block), previous, drafts, remasks)
+
+
+def sequence_bounds(
+    lengths: np.ndarray,
+    gen_length: int,
+    block_length: int,
+    model_block: int | None,
+    *,
+    infill: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the first position of block 0 and one past the last position of each sequence.
+
+    Blocks count from the end of the prompt (LLaDA). If the model's attention is block-causal, they
+    are aligned to absolute positions: the first one may hold the prompt's tail (LLaDA2), and the
+    generation ends with a whole block. Its length is only known then, so the surplus is cut off at
+    the end.
+
+    Args:
+      lengths: Tokens of each prompt, [B].
+      model_block: The block length of the model's attention, or None if it is not block-causal.
+    """
+    if infill:
+        return np.zeros_like(lengths), lengths
+    end = lengths + gen_length
+    if model_block is None:
+        return lengths, end
+    return lengths - lengths % block_length, -(-end // model_block) * model_block
+
+
+def layout_of(
+    lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
+) -> CanvasLayout:
+    """Returns the `CanvasLayout` of prompts of these lengths."""
+    origin, end = sequence_bounds(
+        lengths, config.gen_length, config.block_length, model.block_length, infill=infill
+    )
+    n_blocks = -(-(end - origin) // config.block_length)
+    return CanvasLayout(
+        length=_padded(int(end.max())),
+        prompt_length=0 if infill else _padded(int(lengths.max())),
+        n_blocks=int(n_blocks.max()),
+    )
+
+
+def _padded(length: int) -> int:
+    return -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE

@@ -2,8 +2,10 @@
 
     plan rows -> run them -> score the open positions -> decide
 
-Each part is a pure function of the state. Parts that a loop runs in its own way, because their
-shapes vary from step to step or because the model runs outside JAX, are in a `Runner`.
+Each part is a pure function of the state. A loop runs the parts in its own way, because the number
+of rows varies from step to step or because the model runs outside JAX: that is its `Runner`. The
+parts exchange records (`ForwardOutput`, `StepScores`) whose shapes do not depend on the number of
+rows, so one program decides after any forward.
 """
 
 from functools import partial
@@ -16,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from llada_jax.rows import write_rows
 from llada_jax.sampler.constrained import class_scores, with_classes
 from llada_jax.sampler.observe import head_request, to_block
-from llada_jax.sampler.plan import PROBE, SHADOW, StepPlan
+from llada_jax.sampler.plan import PROBE, SHADOW, StepPlan, guide
 from llada_jax.sampler.record import (
     StepCounts,
     StepRecord,
@@ -26,19 +28,18 @@ from llada_jax.sampler.record import (
 )
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, put, take
-from llada_jax.sampler.step_rows import guide
 from llada_jax.types import Denoiser, HeadOut, HeadRequest, Hidden, NoiseKeys, Params, Rows, RowsOut
 
 
-class Denoised(NamedTuple):
-    """What a forward leaves for the decision, whatever its number of rows was."""
+class ForwardOutput(NamedTuple):
+    """What scoring and deciding need of a forward, in shapes that do not depend on its rows."""
 
     hidden: Float[Array, "B Q D"]  # states that predict the queried positions
     noise_keys: Key[Array, "B Q"] | None  # for sampling; None at temperature 0
     counts: StepCounts
     at: Int[Array, "B Q"]  # queried positions; L for none
     rescored: Bool[Array, "B L"]
-    request: HeadRequest | None  # what the head measures beside scores
+    request: HeadRequest | None  # for the head, in addition to scores
     block_start: Int[Array, " B"]
 
 
@@ -51,12 +52,12 @@ class Runner(Protocol):
 
     def run_rows(
         self, spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan
-    ) -> tuple[DecodeState, Denoised, Int[Array, ""] | int]:
+    ) -> tuple[DecodeState, ForwardOutput, Int[Array, ""] | int]:
         """Runs the rows in the smallest bucket that holds them, and returns its size, too."""
         ...
 
     def score(
-        self, spec: StepSpec, params: Params, state: DecodeState, denoised: Denoised
+        self, spec: StepSpec, params: Params, state: DecodeState, denoised: ForwardOutput
     ) -> tuple[DecodeState, StepScores]:
         """Returns the scores of the queried positions."""
         ...
@@ -85,7 +86,7 @@ def step(
 
 def absorb(
     spec: StepSpec, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
-) -> tuple[DecodeState, Denoised]:
+) -> tuple[DecodeState, ForwardOutput]:
     """Writes a forward's keys and values to the cache; returns what the decision needs of it."""
     config, cache, window = spec.config, state.cache, spec.window
     if cache.keys.shape[2]:
@@ -93,27 +94,36 @@ def absorb(
     n_cached = window.cached_after(state, plan.window, spec.window_context())
     if spec.whole_block is not None and window.caches_finished:  # part of a block has seen masks
         n_cached = n_cached // spec.whole_block * spec.whole_block
-    counts = _counts(state, plan, rows)
     state = state._replace(
         cache=cache,
         n_cached=jnp.where(state.done, state.n_cached, n_cached),
         nfe=state.nfe + (~state.done).astype(state.nfe.dtype),
     )
-    query, length = plan.query, state.tokens.shape[1]
+    query, (batch, length) = plan.query, state.tokens.shape
+    rows_of_kind = {
+        "live_rows": rows.live[:batch],  # without the second batch of rows for guidance
+        "shadow_rows": plan.extra.of(SHADOW) | plan.extra.of(PROBE),
+        "draft_rows": plan.draft & plan.rows.includes(state.positions),
+        "refreshed": plan.refreshed,
+        "head_rows": query.at < length,
+        "cache_length": rows.sees_cache[:batch].any(axis=1),
+    }
+    counts = {kind: flags.sum(axis=1, dtype=jnp.int32) for kind, flags in rows_of_kind.items()}
+    request = head_request(spec, state, query.at)
     keys = state.noise_keys(query.at % length) if config.temperature > 0 else None
-    denoised = Denoised(
+    denoised = ForwardOutput(
         hidden=take(guide(spec, out.hidden), query.row),
         noise_keys=keys,
-        counts=counts,
+        counts=StepCounts(**counts),
         at=query.at,
         rescored=query.rescored,
-        request=with_classes(spec, head_request(spec, state, query.at)),
+        request=request if spec.grammar is None else with_classes(spec, request),
         block_start=state.block_start(config.block_length),
     )
     return state, denoised
 
 
-def run_head(denoiser: Denoiser, params: Params, denoised: Denoised, n_heads: int) -> HeadOut:
+def run_head(denoiser: Denoiser, params: Params, denoised: ForwardOutput, n_heads: int) -> HeadOut:
     """Returns the head's output for the first `n_heads` queried positions."""
     keys = denoised.noise_keys
     keys = None if keys is None else keys[:, :n_heads]
@@ -131,7 +141,7 @@ def head_out(
     return denoiser.measure_rows(params, hidden, keys, request)
 
 
-def by_position(spec: StepSpec, denoised: Denoised, head: HeadOut, length: int) -> StepScores:
+def by_position(spec: StepSpec, denoised: ForwardOutput, head: HeadOut, length: int) -> StepScores:
     """Scatters scores to the positions of a canvas of `length`, and other measurements to those of
     the block."""
     n_heads = head.scores.token.shape[1]
@@ -153,20 +163,4 @@ def by_position(spec: StepSpec, denoised: Denoised, head: HeadOut, length: int) 
     classes = None if spec.grammar is None else class_scores(at, head, length)
     return StepScores(
         spread(at, scores, length), denoised.rescored, measured, hidden, probability, classes
-    )
-
-
-def _counts(state: DecodeState, plan: StepPlan, rows: Rows) -> StepCounts:
-    batch = state.tokens.shape[0]
-
-    def total(flags: Bool[Array, "B X"]) -> Int[Array, " B"]:
-        return flags.sum(axis=1, dtype=jnp.int32)
-
-    return StepCounts(
-        live_rows=total(rows.live[:batch]),
-        shadow_rows=total(plan.extra.of(SHADOW) | plan.extra.of(PROBE)),
-        draft_rows=total(plan.draft & plan.rows.includes(state.positions)),
-        refreshed=total(plan.refreshed),
-        head_rows=total(plan.query.at < state.tokens.shape[1]),
-        cache_length=total(rows.sees_cache[:batch].any(axis=1)),
     )

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 
 from llada_jax.config import require
 from llada_jax.io.archive import MOST_COUNT, ArrayField, require_arrays
-from llada_jax.sampler.layout import sequence_bounds
 from llada_jax.sampler.record import Event
+from llada_jax.sampler.spec import sequence_bounds
 
 TRACE_FIELDS = {
     "tokens": ArrayField("BL", most=2**31 - 1),

@@ -21,8 +21,8 @@ from llada_jax.config import ModelConfig, require
 from llada_jax.model.forward import forward
 from llada_jax.model.params import ModelParams
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.layout import sequence_bounds
 from llada_jax.sampler.record import Event
+from llada_jax.sampler.spec import sequence_bounds
 from llada_jax.sampler.trace import Trace
 from llada_jax.training.loss import cross_entropy
 

@@ -8,8 +8,8 @@ import llada_jax as lj
 from llada_jax.constraint.batch import CompiledConstraints
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.continuous import Places
-from llada_jax.sampler.decoding_run import checked_run
+from llada_jax.sampler.continuous import Slots
+from llada_jax.sampler.generate import checked_run
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.testing import CONFIDENCES, EOS, EOT, MASK, PROMPTS, VOCAB
 from tests.constraint.tiny import accepts, by_letters
@@ -110,6 +110,27 @@ def test_a_custom_rule_cannot_violate_the_constraint(confidence):
     checked({"rule": Contrary(), **BY_BLOCK}, confidence)
 
 
+@lj.rule
+class CommitsOldDrafts:
+    """Commits drafts of later blocks some forwards after they were predicted, as Prophet may."""
+
+    needs = frozenset({"drafts"})
+
+    def decide(self, seen, state):
+        commit = seen.with_progress(jnp.zeros_like(seen.masked))
+        late = (seen.step == 1)[:, None]
+        return lj.Decision(commit=commit, ahead=late & seen.drafts.masked), state
+
+
+def test_drafts_that_a_rule_commits_later_agree_with_one_text():
+    """A window that has shrunk again scores them no more, while other tokens are committed."""
+    config = SamplerConfig.preset(
+        "multi_block", gen_length=24, block_length=4, threshold=None, rule=CommitsOldDrafts()
+    )
+    result = toy_decode(PROMPTS[:2], config, texts=texts(BRACKETS))
+    assert all(accepts(BRACKETS, generated) for generated in result.generated)
+
+
 @pytest.mark.slow
 def test_a_row_does_not_depend_on_its_batch():
     config = SamplerConfig.from_flat(**LENGTHS, **SETTINGS["staged"])
@@ -187,7 +208,7 @@ def test_a_stream_gives_the_same_results_as_single_prompts():
     prompts = [[1 + row, 2, 3] for row in range(len(automata))]
     named, denoiser = with_ids(config, CONFIG), toy_denoiser(with_ids(config, CONFIG))
     run = checked_run(denoiser, jnp.int32(0), CONFIG, prompts, named, texts=texts(*automata))
-    for row, found in enumerate(Places(run, 2).results(trace=True)):
+    for row, found in enumerate(Slots(run, 2).results(trace=True)):
         alone = toy_decode(prompts[row : row + 1], config, texts=texts(automata[row]))
         assert accepts(automata[row], found.generated[0])
         np.testing.assert_array_equal(found.generated[0], alone.generated[0])

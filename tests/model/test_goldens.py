@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 from llada_jax.config import ModelConfig
-from llada_jax.model.forward import cache_for, forward_rows, own_order
+from llada_jax.model.forward import attention_order, cache_for, forward_rows
 from llada_jax.model.head import logits_of
 from llada_jax.model.params import ModelParams
 from llada_jax.rows import make_rows, write_rows
@@ -50,7 +50,7 @@ def full_forward(family: str) -> Canvas:
     positions = np.tile(np.arange(length, dtype=np.int32), (batch, 1))
     live = np.ones(tokens.shape, bool)
     nothing = np.zeros(tokens.shape, bool)
-    order = own_order(config, tokens, positions)
+    order = attention_order(config, tokens, positions)
     rows = make_rows(tokens, positions, live, nothing, order, order)
     empty = cache_for(params, config, batch, length)
     full = run_rows(params, config, rows, empty)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.model.grouped_product import MOST_ROWS, grouped_product, tile_rows, with_paired_int4
-from llada_jax.model.quantize import linear, quantize
+from llada_jax.model.grouped_product import MOST_ROWS, grouped_product, tile_rows
+from llada_jax.model.quantize import linear, quantize, with_paired_int4
 
 IN, OUT, ROWS, GROUPS = 32, 12, 20, 5
 

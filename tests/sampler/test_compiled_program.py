@@ -10,7 +10,7 @@ import llada_jax as lj
 from llada_jax.api.denoisers import denoiser_for, score_rules
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import init_params
-from llada_jax.sampler.decoding_run import checked_run
+from llada_jax.sampler.generate import checked_run
 from llada_jax.sampler.prompts import with_ids
 
 SHAPE = ModelConfig(

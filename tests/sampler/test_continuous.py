@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from llada_jax.config import Loop
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.continuous import Places
-from llada_jax.sampler.decoding_run import checked_run
-from llada_jax.sampler.generate import Result
+from llada_jax.sampler.continuous import Slots
+from llada_jax.sampler.generate import Result, checked_run
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.types import Denoiser
 from tests.sampler.test_faults import ONE_BY_ONE, POISONED, poisoned
@@ -37,10 +36,10 @@ def places_for(
     denoiser: Denoiser | None = None,
     params: Any = 1,
     **options: Any,
-) -> Places:
+) -> Slots:
     config = with_ids(config, CONFIG)
     denoiser = denoiser or toy_denoiser(config)
-    return Places(checked_run(denoiser, params, CONFIG, prompts, config, **options), places)
+    return Slots(checked_run(denoiser, params, CONFIG, prompts, config, **options), places)
 
 
 def assert_same(found: Result, expected: Result) -> None:

@@ -17,7 +17,7 @@ def never(*_):
 @pytest.fixture(autouse=True)
 def no_computation(monkeypatch):
     for name in ("compiled_loop", "host_loop"):
-        monkeypatch.setattr(f"llada_jax.sampler.decoding_run.{name}", never)
+        monkeypatch.setattr(f"llada_jax.sampler.generate.{name}", never)
 
 
 @pytest.mark.parametrize(

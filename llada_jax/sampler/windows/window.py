@@ -187,28 +187,3 @@ def doubling(smallest: int, largest: int) -> tuple[int, ...]:
         sizes.append(smallest)
         smallest *= 2
     return (*sizes, largest)
-
-
-def buckets_for(
-    window: Window,
-    layout: CanvasLayout,
-    context: WindowContext,
-    model_block: int | None,
-    extra_rows: int = 0,
-) -> tuple[int, ...]:
-    """Returns the row counts of the forwards that a window needs, ascending.
-
-    One more row if outputs are shifted: a block's first token is predicted one position earlier.
-    If attention is causal between blocks, whole blocks are run. At most `extra_rows` rows are
-    outside the window.
-
-    Args:
-      model_block: The block length of the model's attention, or None if it is not block-causal.
-    """
-    sizes = window.sizes(layout, context)
-    if model_block is not None and not window.drafts:
-        sizes = {-(-size // model_block) * model_block for size in sizes} | {2 * model_block}
-    buckets = {min(size + context.shift, layout.length) for size in sizes}
-    if extra_rows:
-        buckets |= set(doubling(context.block_length, max(buckets) + extra_rows))
-    return tuple(sorted(buckets))

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from llada_jax.config import LatencyTable
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.layout import layout_of
-from llada_jax.sampler.spec import StepSpec
+from llada_jax.sampler.spec import StepSpec, layout_of
 from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
 
 SHIFTED = CONFIG.replace(shift_logits=True)
