@@ -19,6 +19,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 # By environment, so that the programs which tests start have them too.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["HF_HUB_OFFLINE"] = "1"
 # Most of the suite's time is XLA's, on hundreds of small programs that run once.
 # `XLA_FLAGS= make test` tests what XLA optimizes.
 QUICK_COMPILES = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

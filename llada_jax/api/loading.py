@@ -135,8 +135,9 @@ def load(
     """Loads a model.
 
     Args:
-      source: a bundled name (`"tiny"`), a folder in the Hugging Face layout, a `.gguf` file, or
-        a folder that `export` wrote.
+      source: a bundled name (`"tiny"`), a folder in the Hugging Face layout, a `.gguf` file, a
+        folder that `export` wrote, or a model of the Hugging Face hub, `org/name[@revision]`: out
+        of the hub's cache, or downloaded into it (extra `hub`).
       dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading); default: as stored,
         and float32 for bundled models.
       family: how a checkpoint that no known family answers to is spelled, known from then on; or

@@ -1,7 +1,6 @@
 """Loading and saving models: Hugging Face folders, GGUF files, bundled models. And which model is
 meant: where it lies, and what its files hold, wherever they are."""
 
-import re
 from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from llada_jax.checkpoint.gguf import open_gguf
+from llada_jax.checkpoint.hub import hub_folder
 from llada_jax.checkpoint.huggingface import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -79,32 +79,33 @@ def describe_checkpoint(
 ) -> tuple[Checkpoint, Path | None, int | None]:
     """Returns what a model holds, as `open_checkpoint`, and the bytes of its tensors; without the
     tensors, and with the bytes that an index has, if there are no weights yet."""
-    path = model_path(source)
+    path = model_path(source, weights=False)
     if (path / CONFIG_FILE).is_file() and lacks_weights(path):
         checkpoint, size = outline(path, family, ignore_keys)
         return checkpoint, tokenizer_folder_of(path), size
-    checkpoint, folder = open_checkpoint(source, family, ignore_keys)
+    checkpoint, folder = open_checkpoint(path, family, ignore_keys)
     sizes = (tensor.row_bytes * tensor.shape[0] for tensor in checkpoint.stored.values())
     return checkpoint, folder, sum(sizes)
 
 
 def _require_model_folder(path: Path) -> None:
-    allowed = (
-        f"allowed: a bundled model ({', '.join(map(repr, bundled_names()))}), a folder with "
-        f"{CONFIG_FILE}, or a .gguf file"
-    )
     if not path.exists():
-        is_hub_id = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(path)) is not None
-        hint = f" (of the hub: download it first, hf download {path} --local-dir FOLDER)"
-        raise FileNotFoundError(f"no model at {str(path)!r}; {allowed}{hint if is_hub_id else ''}")
+        raise FileNotFoundError(f"no model at {str(path)!r}; {_allowed()}")
     require(
         path.suffix not in _PICKLED,
         f"{str(path)!r} has pickled weights; allowed: safetensors (convert it first: "
         "save_pretrained of transformers writes them)",
     )
-    require(path.is_dir(), f"{str(path)!r} is no model; {allowed}")
+    require(path.is_dir(), f"{str(path)!r} is no model; {_allowed()}")
     if not (path / CONFIG_FILE).is_file():
-        raise FileNotFoundError(f"no {CONFIG_FILE} in {path}; {allowed}")
+        raise FileNotFoundError(f"no {CONFIG_FILE} in {path}; {_allowed()}")
+
+
+def _allowed() -> str:
+    return (
+        f"allowed: a bundled model ({', '.join(map(repr, bundled_names()))}), a folder with "
+        f"{CONFIG_FILE}, a .gguf file, or a model of the hub (org/name[@revision])"
+    )
 
 
 def bundled_names() -> tuple[str, ...]:
@@ -112,9 +113,23 @@ def bundled_names() -> tuple[str, ...]:
     return tuple(sorted(folder.name for folder in _ASSETS.iterdir() if folder.is_dir()))
 
 
-def model_path(source: str | PathLike[str]) -> Path:
-    """Returns where a model is: a bundled one's folder; of anything else, the path itself."""
-    return _ASSETS / source if str(source) in bundled_names() else Path(source)
+def model_path(source: str | PathLike[str], *, weights: bool = True) -> Path:
+    """Returns where a model is: a bundled one's folder, a hub model's folder in the cache of the
+    hub, of anything else the path itself.
+
+    What the cache of the hub lacks is downloaded, except for weights that are not needed. Raises
+    FileNotFoundError, with the reason, if that cannot be.
+    """
+    if str(source) in bundled_names():
+        return _ASSETS / source
+
+    def complete(folder: Path) -> bool:
+        return (folder / CONFIG_FILE).is_file() and not (weights and lacks_weights(folder))
+
+    path, why = hub_folder(Path(source), complete, weights)
+    if why and not path.exists():
+        raise FileNotFoundError(f"no model at {str(path)!r}; {_allowed()} (of the hub: {why})")
+    return path
 
 
 def fingerprint(source: str | PathLike[str]) -> str:

@@ -68,7 +68,7 @@ def test_a_gguf_file_with_a_tokenizer_beside_it(tmp_path: Path) -> None:
 
 def test_a_source_that_is_nothing(tmp_path: Path) -> None:
     bundled = r"\('small', 'tiny', 'tiny_moe'\)"
-    allowed = rf"allowed: a bundled model {bundled}, a folder with config\.json, or"
+    allowed = rf"allowed: a bundled model {bundled}, a folder with config\.json, a \.gguf file, or"
     with pytest.raises(FileNotFoundError, match=rf"no model at 'GSAI/LLaDA'; {allowed}"):
         load_params("GSAI/LLaDA")
     with pytest.raises(FileNotFoundError, match=rf"no config\.json in .*; {allowed}"):
