@@ -252,7 +252,7 @@ def test_where_tiles_cannot_run():
         lj.generate(tiles, PROMPT, config)
     with pytest.raises(ValueError, match="refresh_on is a model without a worker"):
         lj.generate(model, PROMPT, config, refresh_on=tiles)
-    small = tiles._replace(config=tiles.config.replace(max_length=256))
+    small = tiles.replace(config=tiles.config.replace(max_length=256))
     with pytest.raises(ValueError, match="refresh_on is a model of another configuration"):
         lj.generate(model, PROMPT, REFRESHED, refresh_on=small)
 
