@@ -53,4 +53,5 @@ def test_the_peak_is_that_of_the_slots(tmp_path):
     for held, (measures, bound, grown, read) in zip((2, 16), found, strict=True):
         assert bound == (2 * held + 3) * expert and read == 2 * (64 - held)
         if measures:
-            assert 0.5 * bound < grown < bound + 16e6 < 100e6
+            # Of the smaller part the allocator may have most already, from writing the file.
+            assert grown < bound + 16e6 < 100e6 and (held == 2 or 0.5 * bound < grown)
