@@ -1,5 +1,6 @@
-"""Routed experts that do not all fit on the accelerator: where each one lies, and who runs it.
+"""Mixtures of experts that do not fit on the accelerator: which experts are resident there, and
+which processor runs each expert.
 
-HybriMoE (arXiv 2504.05897) rebuilt from its description, and what came before and after it.
-Planners know numbers only: no JAX here.
+Reimplements HybriMoE (arXiv 2504.05897) from its paper, and earlier and later policies. Planners
+compute with numbers only, without JAX.
 """

@@ -1,8 +1,8 @@
-"""Which experts stay on the accelerator, by replacement policies, and which an idle link brings in.
+"""Cache policies: which experts stay on the accelerator, and which an idle link loads.
 
-A policy watches every layer it passes and says what each of the layer's experts is worth keeping;
-whoever has a transfer to spare brings in the expert worth most and evicts the one worth least. A
-layer has its own number of slots, as in HybriMoE and TIDE.
+A policy observes every layer and assigns each of its experts a worth. A transfer loads the missing
+expert of highest worth and evicts the resident one of lowest worth. Each layer has its own slots,
+as in HybriMoE and TIDE.
 """
 
 from collections.abc import Iterator
@@ -18,25 +18,25 @@ from llada_jax.experts.schedule import Scheduler
 
 CacheName = Literal["mrs", "lru", "static", "tide"]
 MRS_ALPHA = 0.5
-"""The paper gives none; its code and the port for Ascend NPUs both have 0.5."""
+"""Not given in the paper; its code and the port for Ascend NPUs both use 0.5."""
 MRS_WIDTH = 2
-"""Scores that count, in activated experts (arXiv 2504.05897, section IV-D)."""
+"""Scores that count, as a multiple of the activated experts (arXiv 2504.05897, section IV-D)."""
 TIDE_INTERVAL = 4
 
 
 class ExpertCache:
-    """Keeps for ever what is worth most at first (kTransformers); other caches learn."""
+    """A static cache: worth never changes (kTransformers). Subclasses learn."""
 
     def __init__(self, worth: Float[np.ndarray, "N E"]) -> None:
         self.worth = worth
-        """What keeping each expert is worth, in any unit; ties go to lower indices."""
+        """Worth of keeping each expert, in any unit; ties are resolved to lower indices."""
 
     def observe(self, visit: Visit) -> None:
-        """Learns from a visit; they come in the order in which they happen."""
+        """Learns from a visit; visits come in chronological order."""
 
 
 class MinusRecentScore(ExpertCache):
-    """Learns S <- alpha TopP(s) + (1 - alpha) S of the p highest scores s alone (HybriMoE)."""
+    """S <- alpha TopP(s) + (1 - alpha) S, with only the p highest scores s (HybriMoE)."""
 
     def __init__(self, worth: Float[np.ndarray, "N E"], alpha: float) -> None:
         super().__init__(worth)
@@ -52,7 +52,7 @@ class MinusRecentScore(ExpertCache):
 
 
 class LeastRecentlyUsed(ExpertCache):
-    """Counts worth as 1 + the step of the last use; of one step, the higher load is later."""
+    """Worth is 1 + the step of the last use; within a step, a higher load counts as later."""
 
     def observe(self, visit: Visit) -> None:
         used = visit.loads > 0
@@ -61,8 +61,8 @@ class LeastRecentlyUsed(ExpertCache):
 
 
 class IntervalRefresh(ExpertCache):
-    """Keeps the loads of the last refresh: every fourth step of a block, and throughout the first
-    block (TIDE, arXiv 2605.20179)."""
+    """Worth is the load at the last refresh: every fourth step of a block, and every step of the
+    first block (TIDE, arXiv 2605.20179)."""
 
     def __init__(self, worth: Float[np.ndarray, "N E"]) -> None:
         super().__init__(worth)
@@ -79,7 +79,7 @@ class IntervalRefresh(ExpertCache):
 
 
 def make_cache(name: CacheName, used: Float[np.ndarray, "N E"], alpha: float) -> ExpertCache:
-    """Returns a policy by name. `static` keeps what was used most, the others know nothing yet."""
+    """Returns a policy by name. `static` keeps the most used experts, others start at zero."""
     if name == "static":
         return ExpertCache(used)
     mrs = partial(MinusRecentScore, alpha=alpha)
@@ -88,7 +88,7 @@ def make_cache(name: CacheName, used: Float[np.ndarray, "N E"], alpha: float) ->
 
 
 def best(worth: Float[np.ndarray, " E"], count: int) -> Bool[np.ndarray, " E"]:
-    """Marks the experts worth most; of equals, those of lower index."""
+    """Marks the experts of highest worth; among equal ones those with lower indices."""
     marked = np.zeros(worth.size, bool)
     marked[np.argsort(-worth, kind="stable")[:count]] = True
     return marked
@@ -105,15 +105,15 @@ class Swap(NamedTuple):
 def swaps(
     visit: Visit, cache: ExpertCache, resident: Bool[np.ndarray, "N E"], schedule: Scheduler
 ) -> Iterator[Swap]:
-    """Gives the swap that gains most, and the next best each time one more is asked for.
+    """Yields the swap with the highest gain, then the next best, and so on.
 
-    The next layers are foreseen by their own gates on this hidden state (HybriMoE: three layers).
-    The gain of a swap is the difference of two schedules, without and with it. A schedule depends
-    on an expert by its load alone, so the missing expert of highest load is its layer's best. The
-    residents are read again after each swap, which the caller is to have entered.
+    The next layers are predicted by their own gates on this hidden state (HybriMoE: three layers).
+    The gain of a swap is the time saved by the schedule with it. A schedule depends on an expert
+    only by its load, so a layer's best swap loads its missing expert of highest load. `resident` is
+    read again after each swap, which the caller must have applied.
     """
-    foreseen = loads_of(visit.foreseen, visit.loads.size)
-    forecast = dict(zip(range(visit.layer + 1, len(resident)), foreseen, strict=False))
+    predicted = loads_of(visit.foreseen, visit.loads.size)
+    forecast = dict(zip(range(visit.layer + 1, len(resident)), predicted, strict=False))
 
     def best_of(layer: int) -> tuple[float, Swap | None]:
         loads, here = forecast[layer], resident[layer]
@@ -136,7 +136,7 @@ def swaps(
 
 
 def refills(layer: int, cache: ExpertCache, resident: Bool[np.ndarray, "N E"]) -> Iterator[Swap]:
-    """Gives swaps until the residents are those worth most, from this layer backwards."""
+    """Yields swaps until the residents are those of highest worth, from this layer backwards."""
     n_layers = len(resident)
     for target in ((layer - back) % n_layers for back in range(n_layers)):
         worth = cache.worth[target]

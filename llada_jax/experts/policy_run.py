@@ -1,6 +1,8 @@
-"""Policies: a scheduler, a cache, and what the link does when nobody needs it; and their decisions.
+"""Expert policies, and the decisions they make layer by layer.
 
-A replayed trace and a forward that really runs both drive a `PolicyRun`: what is modelled runs.
+A policy combines a scheduler, a cache, and rules for using the link while it is idle. `PolicyRun`
+executes it. Both a replayed trace and a real forward pass drive a `PolicyRun`, so the policy that
+is simulated is the policy that runs.
 """
 
 from dataclasses import dataclass
@@ -20,18 +22,18 @@ SchedulerName = Literal["earliest_finish", "resident_or_cpu", "all_on_accelerato
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertPolicy:
-    """Says who runs an expert, which ones stay, and what an idle link brings in."""
+    """Which processor runs an expert, which experts stay, and which ones an idle link loads."""
 
     scheduler: SchedulerName
     cache: CacheName = "static"
     prefetch: bool = False
-    """What the next layers' gates ask for is brought in ahead of time."""
+    """Whether to load experts that the next layers' gates predict."""
     refill: bool = False
-    """What the cache policy wants is brought in while the link has nothing else to do."""
+    """Whether to load the experts that the cache policy prefers while the link is idle."""
     alpha: float = MRS_ALPHA
     profiled: bool = True
-    """At first, and for ever in a static cache, the experts stay that a profile used most; else
-    those of lowest index."""
+    """Whether the experts used most in a profile are resident at first (and always in a static
+    cache), instead of the experts with the lowest indices."""
 
     def __post_init__(self) -> None:
         require_choices(self)
@@ -45,21 +47,20 @@ POLICIES = {
     "mrs": ExpertPolicy(scheduler="earliest_finish", cache="mrs", refill=True),
     "hybrimoe": ExpertPolicy(scheduler="earliest_finish", cache="mrs", prefetch=True, refill=True),
 }
-"""By name."""
 
 
 class LayerDecision(NamedTuple):
-    """What is to happen in one layer."""
+    """The decision for one layer."""
 
     schedule: Schedule
     resident_after: Bool[np.ndarray, " E"]
-    """Once its experts have run: what the schedule brought may have replaced others."""
+    """After the layer: experts transferred by the schedule may have replaced others."""
     swaps: tuple[Swap, ...] = ()
-    """Transfers ahead of time that start while it runs, for any layer."""
+    """Early transfers, for any layer, that start while this layer runs."""
 
 
 class PolicyRun:
-    """Knows what is resident, how far the link is, and what time it is."""
+    """The state of a policy: resident experts, the link, and simulated time."""
 
     def __init__(
         self,
@@ -68,13 +69,13 @@ class PolicyRun:
         slots: int,
         profile: Int[np.ndarray, "S N E"],
     ) -> None:
-        """Starts with the experts that a profile of loads used most, or with the first ones.
+        """Starts with the experts used most in a profile of loads, or with the first ones.
 
-        Raises ValueError for slots that are fewer than one or more than the experts of a layer.
+        Raises ValueError for less than one slot, or more slots than experts in a layer.
         """
         _require_slots(slots, profile.shape[2])
         used = (profile > 0).sum(axis=0) * float(policy.profiled)
-        self.resident = np.stack([best(each, slots) for each in used])
+        self.resident = np.stack([best(layer_use, slots) for layer_use in used])
         self.cache = make_cache(policy.cache, used, policy.alpha)
         self.seconds = 0.0
         self.hits = self.uses = 0
@@ -84,14 +85,14 @@ class PolicyRun:
         self._in_flight: Swap | None = None
 
     def run_layer(self, visit: Visit) -> LayerDecision:
-        """Decides the layer of a visit, whose routing is known, and lets its time pass.
+        """Decides a layer with known routing, and advances the simulated time.
 
-        A layer is its dense part, after which the router is known, and its experts on the timelines
-        of the schedule. The link serves the schedule first. From then until the next router is
-        known it may start transfers ahead of time, of which the last may reach into the next layer
-        and keep that layer's link busy; a refill may not. A slot is given up when the transfer into
-        it starts; what a schedule brings stays where the cache policy thinks it worth more than a
-        resident.
+        A layer is its dense part, after which the routing is known, and its experts, which take the
+        time of the schedule. The link serves the schedule first. From then until the next layer's
+        routing is known it may start early transfers; the last prefetch may extend into the next
+        layer and delay that layer's transfers, a refill may not. A slot is freed when the transfer
+        into it starts. Transferred experts stay if the cache policy values them more than a
+        resident expert.
         """
         layer = visit.layer
         self.seconds += self._costs.dense
@@ -112,28 +113,29 @@ class PolicyRun:
         return LayerDecision(schedule, after, ahead)
 
     def _link(self, layer: int) -> Link:
-        """Returns the link as this layer finds it: perhaps busy with the last transfer."""
+        """Returns the state of the link for this layer: it may be busy with an early transfer."""
         busy = max(0.0, self._link_end - self.seconds)
-        flying = self._in_flight
-        mine = busy > 0 and flying is not None and flying.layer == layer
-        return Link(busy, flying.expert if mine and flying else None)
+        swap = self._in_flight
+        is_mine = busy > 0 and swap is not None and swap.layer == layer
+        return Link(busy, swap.expert if is_mine and swap else None)
 
     def _use_idle_link(self, visit: Visit, until: float) -> tuple[Swap, ...]:
-        """Starts transfers ahead of time before `until`; refills end before it."""
-        done: list[Swap] = []
+        """Starts early transfers before `until`; refills also end before it."""
+        started: list[Swap] = []
         self._link_end = max(self._link_end, self.seconds)
         if self._policy.prefetch:
             schedule = partial(self._schedule, costs=self._costs)
-            wanted = swaps(visit, self.cache, self.resident, schedule)
-            while self._link_end < until and (swap := next(wanted, None)):
-                done.append(self._started(swap))
+            candidates = swaps(visit, self.cache, self.resident, schedule)
+            while self._link_end < until and (swap := next(candidates, None)):
+                started.append(self._start(swap))
         if self._policy.refill:
-            wanted = refills(visit.layer, self.cache, self.resident)
-            while self._link_end + self._costs.transfer <= until and (swap := next(wanted, None)):
-                done.append(self._started(swap))
-        return tuple(done)
+            candidates = refills(visit.layer, self.cache, self.resident)
+            latest = until - self._costs.transfer
+            while self._link_end <= latest and (swap := next(candidates, None)):
+                started.append(self._start(swap))
+        return tuple(started)
 
-    def _started(self, swap: Swap) -> Swap:
+    def _start(self, swap: Swap) -> Swap:
         self.resident[swap.layer, [swap.expert, swap.victim]] = True, False
         self._link_end += self._costs.transfer
         self._in_flight = swap
@@ -141,13 +143,13 @@ class PolicyRun:
 
 
 class Outcome(NamedTuple):
-    """What a policy made of a trace, without the steps that profiled it."""
+    """The result of a policy on a trace, without the steps of the profile."""
 
     seconds: Float[np.ndarray, " S"]
-    """Of each step."""
+    """Duration of each step."""
     committed: Int[np.ndarray, " S"]
     hit_rate: float
-    """Share of the activated experts that were resident when their layer began."""
+    """Share of the activated experts that were resident at the beginning of their layer."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -163,8 +165,8 @@ def replay(
     profile_steps: int,
     empty: bool = False,
 ) -> Outcome:
-    """Runs the steps after the first `profile_steps`, which all policies have seen before; of slots
-    that are `empty` at first, those fill them. The time that planning takes is not counted."""
+    """Simulates the steps after the first `profile_steps`, which the policy knows in advance. If
+    slots are `empty` at first, the profile's steps fill them. Planning time is not included."""
     _require_profile(trace, profile_steps)
     run = PolicyRun(policy, costs, slots, trace.loads[:profile_steps])
     if empty:
@@ -191,10 +193,10 @@ def bound(
     profile_steps: int,
     scheduler: Scheduler = fastest,
 ) -> Outcome:
-    """Returns what no policy with so many slots a layer, and this scheduler, is faster than.
+    """Returns a lower bound on the time of any policy with these slots per layer and scheduler.
 
-    In every layer the slots hold the experts of highest load, as if each step's routing had been
-    known and bringing them in had cost nothing. With `fastest`, no policy at all is faster.
+    In every layer the slots have the experts of highest load, as if each step's routing had been
+    known in advance and transfers were free. With `fastest`, it is a bound for all schedulers.
     """
     _require_profile(trace, profile_steps)
     _require_slots(slots, trace.n_experts)

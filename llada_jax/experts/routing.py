@@ -1,4 +1,4 @@
-"""The routing trace: which experts every row took, in every layer of every step."""
+"""Routing traces: the experts chosen for every row, in every layer of every step."""
 
 import math
 import os
@@ -15,9 +15,9 @@ from llada_jax.io.archive import ArrayField, load_archive, require_arrays, save_
 
 FORMAT = 3
 ABSENT = -1
-"""In `experts`, for a row that a step did not run; in `foreseen`, for layers after the last too."""
+"""Entry of `experts` for rows that a step did not run, and of `foreseen` after the last layer."""
 LOOK_AHEAD = 3
-"""Layers whose gates are asked early (HybriMoE, arXiv 2504.05897, section IV-C)."""
+"""Number of later layers whose gates are evaluated early (HybriMoE, arXiv 2504.05897, IV-C)."""
 _FIELDS = {
     "scores": ArrayField("SNE", "f", -math.inf, math.inf),
     "experts": ArrayField("SNRk", least=ABSENT, most="E"),
@@ -29,7 +29,7 @@ _FIELDS = {
 
 
 class Visit(NamedTuple):
-    """One layer of one step, as a cache policy sees it once the router has run."""
+    """One layer of one step, as a cache policy sees it after the router has run."""
 
     step: int
     layer: int
@@ -37,27 +37,27 @@ class Visit(NamedTuple):
     scores: Float[np.ndarray, " E"]
     foreseen: Int[np.ndarray, "A R k"]
     new_block: bool
-    """The step is its block's first."""
+    """Whether the step is its block's first."""
 
 
 @dataclass(frozen=True, eq=False)
 class RoutingTrace:
-    """S steps through N routed layers; R rows a step at the most, k experts a row, E in a layer."""
+    """S steps of N routed layers; at most R rows in a step, k experts for a row, E in a layer."""
 
     experts: Int[np.ndarray, "S N R k"]
     scores: Float[np.ndarray, "S N E"]
-    """Router scores (softmax or sigmoid) of all experts, the mean over the rows."""
+    """Router scores (softmax or sigmoid) of all experts, averaged over the rows."""
     foreseen: Int[np.ndarray, "S N A R k"]
-    """Experts of the A following layers as their own gates see them, one layer, two layers ...
-    early: applied to this layer's input. Absent beyond the last layer; A may be 0."""
+    """Experts of the next A layers, predicted by applying their gates to this layer's input.
+    ABSENT after the last layer; A may be 0."""
     changed: Bool[np.ndarray, "S R"]
-    """Rows that feed another token than in the step before, or were not in it."""
+    """Rows with another token than in the previous step, or that were not in it."""
     block: Int[np.ndarray, "S R"]
-    """The block that each row belongs to. Rows of blocks after a step's first one are drafts."""
+    """Block of each row. Rows of later blocks than a step's first row are drafts."""
     committed: Int[np.ndarray, " S"]
     """Tokens that became final in each step."""
     settings: dict[str, Any]
-    """Where the trace comes from: plain JSON."""
+    """Origin of the trace, as plain JSON."""
 
     def __post_init__(self) -> None:
         _check(vars(self))
@@ -76,23 +76,23 @@ class RoutingTrace:
 
     @cached_property
     def loads(self) -> Int[np.ndarray, "S N E"]:
-        """Counts the rows of each expert."""
+        """The number of rows of each expert."""
         return loads_of(self.experts, self.n_experts)
 
     @cached_property
     def begins_block(self) -> Bool[np.ndarray, " S"]:
-        """Marks steps that are the first of the block that they decode."""
+        """Marks steps that are the first of their block."""
         current = self.block.min(axis=1)
         return np.diff(current, prepend=current[:1] - 1) != 0
 
     def visits(self, step: int) -> list[Visit]:
-        """Returns the layers of a step, as a policy visits them."""
+        """Returns the layers of a step, in the order in which a policy visits them."""
         new_block = bool(self.begins_block[step])
         layers = zip(self.loads[step], self.scores[step], self.foreseen[step], strict=True)
         return [Visit(step, layer, *routing, new_block) for layer, routing in enumerate(layers)]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes one .npz file, whole or not at all."""
+        """Writes one .npz file, atomically."""
         arrays = {name: getattr(self, name) for name in _FIELDS}
         save_archive(path, arrays, self.settings, FORMAT)
 
@@ -107,7 +107,7 @@ class RoutingTrace:
 
 
 def _check(arrays: Mapping[str, Any]) -> None:
-    """Raises ValueError unless the arrays of a trace are of the right kind and fit each other."""
+    """Raises ValueError unless the arrays of a trace have valid types, shapes and values."""
     sizes = require_arrays(arrays, _FIELDS)
     empty = [axis for axis, size in sizes.items() if size == 0 and axis != "A"]
     require(not empty, f"axes {', '.join(empty)} are empty; allowed: sizes of 1 or more")
@@ -119,17 +119,17 @@ def _check(arrays: Mapping[str, Any]) -> None:
 
 
 def loads_of(experts: Int[np.ndarray, "*lead R k"], n_experts: int) -> Int[np.ndarray, "*lead E"]:
-    """Counts the rows that take each expert; absent rows take none."""
-    lead, taken = experts.shape[:-2], experts.shape[-2] * experts.shape[-1]
-    flat = experts.reshape(math.prod(lead), taken).astype(np.int64)
+    """Counts the rows of each expert; absent rows count for none."""
+    lead, n_choices = experts.shape[:-2], experts.shape[-2] * experts.shape[-1]
+    flat = experts.reshape(math.prod(lead), n_choices).astype(np.int64)
     offset = np.arange(len(flat))[:, None] * (n_experts + 1)
-    places = (flat - ABSENT + offset).ravel()  # absent rows fall into column 0
-    counted = np.bincount(places, minlength=len(flat) * (n_experts + 1))
-    return counted.reshape(*lead, n_experts + 1)[..., 1:].astype(np.int32)
+    bins = (flat - ABSENT + offset).ravel()  # absent rows are counted in column 0
+    counts = np.bincount(bins, minlength=len(flat) * (n_experts + 1))
+    return counts.reshape(*lead, n_experts + 1)[..., 1:].astype(np.int32)
 
 
 def joined(traces: Sequence[RoutingTrace]) -> RoutingTrace:
-    """Returns runs of one model as one trace, one after another; blocks go on counting."""
+    """Joins several runs of one model into one trace, with consecutive block numbers."""
     rows = max(trace.block.shape[1] for trace in traces)
     fills: dict[str, Any] = {"experts": ABSENT, "foreseen": ABSENT, "changed": True}
     parts: dict[str, list[np.ndarray]] = {name: [] for name in _FIELDS}
@@ -140,20 +140,21 @@ def joined(traces: Sequence[RoutingTrace]) -> RoutingTrace:
             widths = [(0, missing * (axis == "R")) for axis in field.axes]
             padded = np.pad(getattr(trace, name), widths, constant_values=fills.get(name, 0))
             parts[name].append(padded)
-        padded = np.arange(rows) >= rows - missing
-        parts["block"][-1] += first + padded * trace.block.min(axis=1)[:, None].astype(np.int32)
+        is_padding = np.arange(rows) >= rows - missing
+        first_block = trace.block.min(axis=1)[:, None].astype(np.int32)
+        parts["block"][-1] += first + is_padding * first_block
         first = int(parts["block"][-1].max()) + 1
-    arrays = {name: np.concatenate(each) for name, each in parts.items()}
+    arrays = {name: np.concatenate(arrays) for name, arrays in parts.items()}
     return RoutingTrace(**arrays, settings=traces[0].settings)
 
 
 def experts_per_step(trace: RoutingTrace) -> float:
-    """Counts the different experts that a layer runs in a step, on average."""
+    """Returns the mean number of different experts that a layer runs in a step."""
     return float((trace.loads > 0).sum(axis=-1).mean())
 
 
 def step_similarity(trace: RoutingTrace, lag: int = 1) -> float:
-    """Returns the mean cosine of a layer's loads, `lag` steps apart within a block."""
+    """Returns the mean cosine similarity of a layer's loads `lag` steps apart in a block."""
     require(lag > 0, f"lag is {lag}; allowed: 1 or more")
     before, after = trace.loads[:-lag].astype(np.float64), trace.loads[lag:].astype(np.float64)
     norms = np.linalg.norm(before, axis=-1) * np.linalg.norm(after, axis=-1)
@@ -165,14 +166,14 @@ def step_similarity(trace: RoutingTrace, lag: int = 1) -> float:
 
 
 def imbalance(trace: RoutingTrace) -> Float[np.ndarray, " N"]:
-    """Returns the load of each layer's busiest expert over the mean, all steps together."""
+    """Returns the load of each layer's busiest expert divided by the mean, over all steps."""
     total = trace.loads.sum(axis=0)
     return total.max(axis=-1) / total.mean(axis=-1)
 
 
 def row_reuse(trace: RoutingTrace) -> Float[np.ndarray, "S-1 R"]:
-    """Returns the share of its experts that each row took in the step before as well, the mean over
-    the layers; NaN where the two steps do not run the same rows of the same block."""
+    """Returns for each row the share of its experts that it also had in the previous step, averaged
+    over layers; NaN if the two steps do not have the same rows of the same block."""
     before, after = trace.experts[:-1], trace.experts[1:]
     again = (after[..., :, None] == before[..., None, :]).any(axis=-1).mean(axis=(1, 3))
     present = (trace.experts[:, 0, :, 0] != ABSENT) & (trace.block == trace.block[:, :1])
@@ -182,10 +183,10 @@ def row_reuse(trace: RoutingTrace) -> Float[np.ndarray, "S-1 R"]:
 
 
 def gate_accuracy(trace: RoutingTrace) -> Float[np.ndarray, " A"]:
-    """Returns the share of a row's experts that gates found one layer early, two layers ..."""
+    """Returns the share of a row's experts that gates predict one layer early, two layers, ..."""
     shares = []
     for ahead in range(min(trace.foreseen.shape[2], trace.n_layers - 1)):
-        taken, seen = trace.experts[:, ahead + 1 :], trace.foreseen[:, : -ahead - 1, ahead]
-        found = (taken[..., :, None] == seen[..., None, :]).any(axis=-1)
-        shares.append(float(found[taken != ABSENT].mean()))
+        actual, predicted = trace.experts[:, ahead + 1 :], trace.foreseen[:, : -ahead - 1, ahead]
+        hit = (actual[..., :, None] == predicted[..., None, :]).any(axis=-1)
+        shares.append(float(hit[actual != ABSENT].mean()))
     return np.array(shares)

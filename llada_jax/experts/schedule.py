@@ -1,11 +1,10 @@
-"""One layer's experts on three timelines: the CPU, the accelerator, and the transfers between; and
-what an expert costs on each.
+"""Schedules one layer's experts on three timelines: CPU, accelerator, and the transfers between.
 
-Whatever the rule, a plan has one form. The k missing experts of highest load are transferred and
-run on the accelerator, the other missing ones run on the CPU, and so do the j resident experts of
-lowest load: since the accelerator and the link take equal time for each expert, no other choice of
-as many is faster. An expert that is on its way already may run on either side. So the optimum over
-all plans is a search over k, j and that side: `fastest`, by which policies are bounded.
+Every plan has the same form. The k missing experts of highest load are transferred and run on the
+accelerator. The CPU runs the other missing experts, and the j resident experts of lowest load.
+Since the accelerator and the link take equal time for each expert, no other choice of k and j
+experts is faster. An expert in transit may run on either side. So the optimum over all plans is a
+search over k, j and that side (`fastest`), which bounds all policies.
 """
 
 import math
@@ -22,58 +21,58 @@ from llada_jax.config import require, require_numbers
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertCosts:
-    """Seconds, for the experts of one model on one machine (arXiv 2504.05897, section III).
+    """Times in seconds for the experts of one model on one machine (arXiv 2504.05897, III).
 
-    The accelerator takes the same time for an expert whatever its load (up to its row tile), and so
-    does moving one; the CPU's time grows linearly with the load.
+    The accelerator's time for an expert does not depend on its load (up to its row tile), nor does
+    a transfer; the CPU's time grows linearly with the load.
     """
 
     cpu_expert: float
-    """An expert on the CPU, beside its rows: reading its weights."""
+    """Fixed time of an expert on the CPU: reading its weights."""
     cpu_row: float
-    """Each row of an expert on the CPU."""
+    """Additional time of each row of an expert on the CPU."""
     cpu_few_row: float = math.inf
-    """Each row with a kernel that reads all weights for every row, taken where it is faster."""
+    """Time of each row with a kernel that reads all weights for every row, used if it is faster."""
     cpu_first: float
-    """What the first expert of a layer on the CPU takes longer: cold caches, waking the threads."""
+    """Additional time of the first expert of a layer on the CPU: cold caches, waking threads."""
     accelerator: float
-    """An expert on the accelerator."""
+    """Time of an expert on the accelerator."""
     transfer: float
-    """Bringing an expert to the accelerator."""
+    """Time to transfer an expert to the accelerator."""
     dense: float
-    """The rest of a layer, on the accelerator, before its router is known."""
+    """Time of the rest of a layer, on the accelerator, before its routing is known."""
 
     def __post_init__(self) -> None:
-        few = self.cpu_few_row  # may be infinite: there is no such kernel
+        few = self.cpu_few_row  # infinite if there is no such kernel
         require(few > 0, f"cpu_few_row is {few}; allowed: above 0 seconds")
         require_numbers(self, "accelerator", "transfer", above=0)
         require_numbers(self, "cpu_expert", "cpu_row", "cpu_first", "dense", least=0)
 
     def cpu(self, loads: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """Returns the seconds of experts on the CPU, by their loads."""
+        """Returns the time of experts on the CPU by their loads."""
         many = self.cpu_expert + self.cpu_row * loads
         return many if math.isinf(self.cpu_few_row) else np.minimum(many, self.cpu_few_row * loads)
 
 
 class Link(NamedTuple):
-    """The transfer timeline as a layer finds it."""
+    """The state of the link at the beginning of a layer."""
 
     free: float = 0.0
-    """Seconds until a transfer in flight is done."""
+    """Seconds until the transfer in flight is complete."""
     arriving: int | None = None
-    """The expert of this layer that it brings; the accelerator may run it once it is there."""
+    """The expert of this layer in flight; the accelerator can run it after its arrival."""
 
 
 class Schedule(NamedTuple):
-    """Who runs a layer's active experts, each in this order, and how long that takes (s)."""
+    """The experts run by each processor, in order, and the durations in seconds."""
 
     cpu: list[int]
     accelerator: list[int]
     transferred: list[int]
     seconds: float = 0.0
-    """Until CPU and accelerator are done."""
+    """Time until CPU and accelerator are done."""
     transfer_seconds: float = 0.0
-    """Until the link is free again."""
+    """Time until the link is free again."""
 
 
 IDLE = Link()
@@ -82,7 +81,7 @@ Scheduler = Callable[..., Schedule]
 
 
 class _OnCpu(NamedTuple):
-    """The CPU's seconds for all active experts, by falling load. One that arrives stands apart."""
+    """The CPU's time for each active expert, by descending load, in three disjoint groups."""
 
     resident: Float[np.ndarray, " n"]
     missing: Float[np.ndarray, " n"]
@@ -90,16 +89,17 @@ class _OnCpu(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """A plan: how many missing experts move, and what the CPU takes beside the others."""
+    """A plan: number of missing experts to transfer, and of other experts that the CPU runs."""
 
     moved: int
     stolen: int
-    """Resident experts."""
+    """Number of resident experts that the CPU runs."""
     takes_arriving: bool = False
+    """Whether the CPU runs the expert in transit."""
 
 
 def _scheduler(rule: Callable[[_OnCpu, ExpertCosts, Link], _Split]) -> Scheduler:
-    """Makes a scheduler of a rule that splits the experts."""
+    """Makes a scheduler from a rule that returns a plan."""
 
     @wraps(rule)
     def schedule(
@@ -113,8 +113,8 @@ def _scheduler(rule: Callable[[_OnCpu, ExpertCosts, Link], _Split]) -> Scheduler
         arrives = active == (-1 if link.arriving is None else link.arriving)
         queues = resident[active] & ~arrives, ~(resident[active] | arrives), arrives
         here, missing, arriving = (active[queue].tolist() for queue in queues)
-        alone = costs.cpu(loads[active])
-        by_queue = _OnCpu(*(alone[queue] for queue in queues))
+        cpu_seconds = costs.cpu(loads[active])
+        by_queue = _OnCpu(*(cpu_seconds[queue] for queue in queues))
         moved, stolen, takes_arriving = rule(by_queue, costs, link)
         kept = len(here) - stolen
         taken, waits = (arriving, []) if takes_arriving else ([], arriving)
@@ -133,17 +133,17 @@ def _scheduler(rule: Callable[[_OnCpu, ExpertCosts, Link], _Split]) -> Scheduler
 
 @_scheduler
 def earliest_finish(on_cpu: _OnCpu, costs: ExpertCosts, link: Link) -> _Split:
-    """Gives the next action to the timeline that ends it first, again and again: HybriMoE's rule.
+    """Repeatedly gives the next action to the timeline that would finish it first: HybriMoE's rule.
 
-    The accelerator takes experts that are there, highest load first; the CPU takes missing experts,
-    lowest load first, and when none is left steals resident ones, lowest load first; the link moves
-    missing experts, highest load first (arXiv 2504.05897, section IV-B).
+    The accelerator takes available experts, highest load first; the CPU takes missing experts,
+    lowest load first, and then resident ones, lowest load first; the link transfers missing
+    experts, highest load first (arXiv 2504.05897, section IV-B).
     """
     resident_cpu, missing_cpu = on_cpu.resident.tolist(), on_cpu.missing.tolist()
     step, move = costs.accelerator, costs.transfer
     first, last = 0, len(resident_cpu)  # the accelerator takes from the front, the CPU steals
     moved, left = 0, len(missing_cpu)  # the link takes from the front, the CPU from the back
-    waiting = [link.free] * len(on_cpu.arriving)  # when experts on the link arrive
+    waiting = [link.free] * len(on_cpu.arriving)  # arrival times of transferred experts
     fetched = 0
     accelerator, cpu, link_end = 0.0, costs.cpu_first, link.free
     never = float("inf")
@@ -179,7 +179,7 @@ def earliest_finish(on_cpu: _OnCpu, costs: ExpertCosts, link: Link) -> _Split:
 
 @_scheduler
 def fastest(on_cpu: _OnCpu, costs: ExpertCosts, link: Link) -> _Split:
-    """Takes the plan that ends first, of all; of equals the one with the fewest transfers."""
+    """Returns the plan that ends first; among equal ones the plan with the fewest transfers."""
     n_missing, n_resident = len(on_cpu.missing), len(on_cpu.resident)
     moved, stolen = np.arange(n_missing + 1)[:, None], np.arange(n_resident + 1)
     beside = _sums_from_the_end(on_cpu.missing)[:, None] + _sums_from_the_end(on_cpu.resident)[::-1]
@@ -197,13 +197,13 @@ def fastest(on_cpu: _OnCpu, costs: ExpertCosts, link: Link) -> _Split:
 
 @_scheduler
 def resident_or_cpu(on_cpu: _OnCpu, costs: ExpertCosts, link: Link) -> _Split:
-    """Runs what is resident on the accelerator, what is missing on the CPU (kTransformers)."""
+    """Runs resident experts on the accelerator, missing ones on the CPU (kTransformers)."""
     return _Split(0, 0)
 
 
 @_scheduler
 def all_on_accelerator(on_cpu: _OnCpu, costs: ExpertCosts, link: Link) -> _Split:
-    """Transfers whatever is missing; the CPU runs nothing (AdapMoE)."""
+    """Transfers all missing experts; the CPU runs nothing (AdapMoE)."""
     return _Split(len(on_cpu.missing), 0)
 
 
@@ -215,10 +215,10 @@ def _sums_from_the_end(seconds: Float[np.ndarray, " n"]) -> Float[np.ndarray, " 
 def _last_arrival(
     moved: Int[np.ndarray, "*any"], costs: ExpertCosts, link: Link, arriving: int
 ) -> Float[np.ndarray, "*any"]:
-    """Returns when the accelerator is done with what came over the link, if nothing else delays it.
+    """Returns the earliest end of the transferred experts on the accelerator.
 
-    Of n equal jobs released one after another, either the first release and all n jobs bind, or
-    the last release and one job.
+    For n equal jobs that are released one after another, the end is determined either by the first
+    release and all n jobs, or by the last release and one job.
     """
     step, move = costs.accelerator, costs.transfer
     ends = np.maximum(link.free + move + moved * step, link.free + moved * move + step)
@@ -229,5 +229,5 @@ def _last_arrival(
 
 
 SCHEDULERS: dict[str, Scheduler] = {
-    each.__name__: each for each in (earliest_finish, resident_or_cpu, all_on_accelerator)
+    rule.__name__: rule for rule in (earliest_finish, resident_or_cpu, all_on_accelerator)
 }

@@ -1,4 +1,4 @@
-"""Published mixture-of-experts models, as far as moving and running their experts needs them."""
+"""Sizes of published mixture-of-experts models, as needed to move and run their experts."""
 
 import tomllib
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ class MoEShape:
 
     name: str
     n_layers: int
-    """Layers with routed experts."""
+    """Number of layers with routed experts."""
     n_experts: int
     experts_per_token: int
     width: int
     expert_width: int
     dense_weights: int
-    """Weights that every step reads on the accelerator, for each routed layer: attention and shared
-    experts; what the head and dense layers read is spread over the routed layers."""
+    """Weights that every step reads on the accelerator, per routed layer: attention and shared
+    experts, and an equal share of the head and the dense layers."""
     sigmoid: bool = False
-    """Router scores are sigmoids, not a softmax."""
+    """Whether router scores are sigmoids instead of a softmax."""
 
     def __post_init__(self) -> None:
         require_counts(self, "n_layers", "n_experts", "width", "expert_width")
@@ -30,15 +30,15 @@ class MoEShape:
 
     @property
     def expert_weights(self) -> int:
-        """Counts the numbers in the three matrices of one expert."""
+        """The number of weights of one expert's three matrices."""
         return 3 * self.width * self.expert_width
 
     def slots_at(self, ratio: float) -> int:
-        """Returns a layer's slots for a share of all experts, as HybriMoE gives cache sizes."""
-        least = 1 / self.n_experts
+        """Returns the slots per layer for a share of all experts, HybriMoE's cache ratio."""
+        smallest = 1 / self.n_experts
         require(
-            least <= ratio <= 1,
-            f"cache ratio is {ratio}; allowed: {least:g} (one expert of {self.n_experts}) to 1",
+            smallest <= ratio <= 1,
+            f"cache ratio is {ratio}; allowed: {smallest:g} (one expert of {self.n_experts}) to 1",
         )
         return int(ratio * self.n_experts)
 

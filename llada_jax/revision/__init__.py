@@ -1,1 +1,1 @@
-"""Revision on the host, beside the forwards: a kernel for the NPU's weights."""
+"""Refreshes cached tokens on the host during a decoding run, with weights in the NPU's layout."""

@@ -1,13 +1,13 @@
-"""The kernel that multiplies rows by tiles as they lie in memory. Needs llvmlite.
+"""The kernel that multiplies rows by weights in tiles without unpacking them. Needs llvmlite.
 
-A tile's 32 outputs are 32 lanes of a vector. For each pair of inputs the kernel loads one vector of
-weights, decodes it in registers, and adds its products with every row. So a weight is decoded once
-for up to `MAX_ROWS` rows, and nothing decoded is ever stored. It is written in vectors of LLVM,
-which lowers them to whatever the machine has (AVX-512, AVX2, NEON) when a kernel is first used:
-nobody needs a C compiler, and ctypes, which calls it, releases the GIL.
+The 32 outputs of a tile are 32 lanes of a vector. For each pair of inputs, the kernel loads one
+vector of weights, decodes it in registers, and adds its products with every row. So weights are
+decoded once for up to `MAX_ROWS` rows, and decoded weights are never stored. The kernel is written
+in LLVM's vector instructions, which LLVM lowers to the machine's (AVX-512, AVX2, NEON) when a
+kernel is first used: no C compiler is needed, and ctypes, which calls it, releases the GIL.
 
-Loops of numba's kept the sums in memory, and `jax.ffi` takes a library that was compiled before,
-for each kind of machine. XLA decodes weights into memory, which takes ten times as long
+Alternatives: numba's loops kept the sums in memory, `jax.ffi` needs a library compiled for each
+kind of machine, and XLA decodes weights into memory, which takes ten times as long
 (docs/verified_claims.md).
 """
 
@@ -23,7 +23,7 @@ from llvmlite import ir
 from llada_jax.revision.tiles import BIAS, NIBBLE_BYTES, Q4_0_BYTES, TILE
 
 MAX_ROWS = 8
-"""Rows that one pass over the weights serves."""
+"""Maximum number of rows in one pass over the weights."""
 
 _INT, _LONG, _BYTE = ir.IntType(32), ir.IntType(64), ir.IntType(8)
 _HALF, _FLOAT = ir.HalfType(), ir.FloatType()
@@ -32,20 +32,19 @@ _ARGUMENTS = (ctypes.c_void_p,) * 3 + (ctypes.c_int64,) * 3
 _SYMBOL = "multiply"
 
 Value = Any
-"""A value of a function that is being written; llvmlite has no types."""
+"""A value of the function that is generated; llvmlite has no types."""
 Values = Sequence[Value]
 Body = Callable[[Value, Values], Values]
-"""From a loop's index and what it carries to what it carries on."""
-_ROWS_THAT_WAIT = 3
+"""Maps a loop's index and carried values to the next carried values."""
+_MAX_ROWS_FOR_TWO_SUMS = 3  # see `Emitter._products`
 
 
 @cache
 def kernel_for(n_rows: int) -> Callable[..., None]:
-    """Compiles the code for this many rows, 1 to `MAX_ROWS`.
+    """Compiles the kernel for this number of rows, 1 to `MAX_ROWS`.
 
-    Called as `kernel(blocks, inputs, outputs, first, last)`, it writes columns `first` to `last` of
-    tiles [o, i, length]: `inputs` [In, R], contiguous, times these into `outputs` [Out, R], both
-    float32.
+    `kernel(blocks, inputs, outputs, first, last)` computes columns `first` to `last` of tiles [o,
+    i, length]: `inputs` [In, R], contiguous, times these, into `outputs` [Out, R]; both float32.
     """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -60,7 +59,7 @@ def kernel_for(n_rows: int) -> Callable[..., None]:
     def kernel(
         blocks: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, first: int, last: int
     ) -> None:
-        assert engine is not None  # with which the code would be gone
+        assert engine is not None  # the closure keeps the engine, and with it the code, alive
         pointers = (array.ctypes.data for array in (blocks, inputs, outputs))
         function(*pointers, blocks.shape[1], first, last)
 
@@ -68,7 +67,7 @@ def kernel_for(n_rows: int) -> Callable[..., None]:
 
 
 class Emitter:
-    """Writes a module of one function, which calls nothing and decodes into registers."""
+    """Generates a module with one function, which has no calls and decodes into registers."""
 
     def __init__(self, n_rows: int):
         self._n_rows = n_rows
@@ -91,21 +90,22 @@ class Emitter:
             start = self._build.mul(index, n_tiles)
 
             def tile(row: Value, sums: Values) -> Values:
-                place = self._build.mul(self._build.add(start, row), _LONG(Q4_0_BYTES))
-                of_rows = self._build.mul(row, _LONG(4 * TILE * self._n_rows))
-                return self._tile(self._at(blocks, place), self._at(inputs, of_rows), sums)
+                tile_offset = self._build.mul(self._build.add(start, row), _LONG(Q4_0_BYTES))
+                input_offset = self._build.mul(row, _LONG(4 * TILE * self._n_rows))
+                tile_inputs = self._at(inputs, input_offset)
+                return self._tile(self._at(blocks, tile_offset), tile_inputs, sums)
 
             sums = self._loop(_LONG(0), n_tiles, [_FLOATS(None)] * self._n_rows, tile)
-            place = self._build.mul(index, _LONG(4 * TILE * self._n_rows))
+            offset = self._build.mul(index, _LONG(4 * TILE * self._n_rows))
             for r, total in enumerate(sums):
-                target = self._at(outputs, self._build.add(place, _LONG(4 * TILE * r)))
+                target = self._at(outputs, self._build.add(offset, _LONG(4 * TILE * r)))
                 self._build.store(total, target, align=4)
             return []
 
         self._loop(first, last, [], column)
 
     def _tile(self, tile: Value, inputs: Value, sums: Values) -> Values:
-        """Returns the sums with a tile's inputs times the tile."""
+        """Returns the sums plus a tile's inputs times the tile."""
         products = self._products(tile, inputs)
         halfs = self._load(tile, _LONG(NIBBLE_BYTES), ir.VectorType(_HALF, TILE))
         scale = self._build.fpext(halfs, _FLOATS)
@@ -115,36 +115,37 @@ class Emitter:
         ]
 
     def _products(self, tile: Value, inputs: Value) -> Values:
-        """Returns a tile's inputs times its weights, without their scales.
+        """Returns a tile's inputs times its weights, without the scales.
 
-        Few rows have few sums, each of which would wait for its last addition: these get a second
-        sum for the odd inputs.
+        With few rows there are few sums, and each addition waits for the previous one to the same
+        sum. So these get a second sum for the odd inputs.
         """
         n_rows = self._n_rows
-        carried = [_FLOATS(None)] * (2 * n_rows if n_rows <= _ROWS_THAT_WAIT else n_rows)
+        two_sums = n_rows <= _MAX_ROWS_FOR_TWO_SUMS
+        carried = [_FLOATS(None)] * (2 * n_rows if two_sums else n_rows)
 
         def pair(index: Value, sums: Values) -> Values:
-            of_rows = self._at(inputs, self._build.mul(index, _LONG(2 * 4 * n_rows)))
+            pair_inputs = self._at(inputs, self._build.mul(index, _LONG(2 * 4 * n_rows)))
             even, odd = self._weights(tile, index)
-            first = self._add_products(sums[:n_rows], even, of_rows, 0)
-            second = self._add_products(sums[n_rows:] or first, odd, of_rows, n_rows)
-            return [*first, *second] if len(sums) > n_rows else second
+            first = self._add_products(sums[:n_rows], even, pair_inputs, 0)
+            second = self._add_products(sums[n_rows:] or first, odd, pair_inputs, n_rows)
+            return [*first, *second] if two_sums else second
 
-        found = self._loop(_LONG(0), _LONG(TILE // 2), carried, pair)
-        if len(found) == n_rows:
-            return found
-        return [self._build.fadd(found[r], found[n_rows + r]) for r in range(n_rows)]
+        sums = self._loop(_LONG(0), _LONG(TILE // 2), carried, pair)
+        if not two_sums:
+            return sums
+        return [self._build.fadd(sums[r], sums[n_rows + r]) for r in range(n_rows)]
 
     def _weights(self, tile: Value, pair: Value) -> Values:
-        """Returns the weights of a pair of inputs, the even and the odd one, as floats."""
-        place = self._build.mul(pair, _LONG(TILE))
-        packed = self._load(tile, place, ir.VectorType(_BYTE, TILE))
+        """Returns the weights of a pair of inputs, first the even one's, as floats."""
+        offset = self._build.mul(pair, _LONG(TILE))
+        packed = self._load(tile, offset, ir.VectorType(_BYTE, TILE))
         low, shift, bias = (ir.Constant(packed.type, [_BYTE(n)] * TILE) for n in (15, 4, BIAS))
         nibbles = self._build.and_(packed, low), self._build.lshr(packed, shift)
         return [self._build.sitofp(self._build.sub(n, bias), _FLOATS) for n in nibbles]
 
     def _add_products(self, sums: Values, weights: Value, inputs: Value, first: int) -> Values:
-        """Returns the sums with one input's weights, times that input of each row."""
+        """Returns the sums plus one input's weights times that input, for each row."""
         added = []
         for r, total in enumerate(sums):
             value = self._load(inputs, _LONG(4 * (first + r)), _FLOAT)
@@ -155,7 +156,7 @@ class Emitter:
         return added
 
     def _loop(self, start: Value, stop: Value, carried: Values, body: Body) -> Values:
-        """Returns what a loop over [start, stop), which is not empty, carries to its end."""
+        """Returns the carried values after a loop over [start, stop), which must not be empty."""
         build = self._build
         before, inside = build.block, build.append_basic_block()
         build.branch(inside)
@@ -174,7 +175,7 @@ class Emitter:
         return results
 
     def _at(self, base: Value, offset: Value) -> Value:
-        """Returns a pointer so many bytes further."""
+        """Returns a pointer `offset` bytes after `base`."""
         return self._build.gep(base, [offset], source_etype=_BYTE)
 
     def _load(self, base: Value, offset: Value, kind: Any) -> Value:

@@ -1,4 +1,4 @@
-"""Products of rows and tiles, on the threads of the host."""
+"""Multiplies rows by weights in tiles, on several threads of the host."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -10,15 +10,15 @@ from jaxtyping import Float
 from llada_jax.config import require
 from llada_jax.revision.tiles import TILE, Tiles
 
-_CHUNKS_PER_THREAD = 4  # so that a thread which the machine has slowed down gets less of the work
+_CHUNKS_PER_THREAD = 4  # small chunks, so that a slowed-down thread does less of the work
 
 
 class TileMultiplier:
-    """`multiply(x, tiles)`: x times the weight transposed, as `linear` does, in float32.
+    """`multiply(x, tiles)`: x times the transposed weight in float32, as `linear` computes it.
 
-    Weights are decoded where they lie, tile by tile in registers: beside the result there is a copy
-    of `x` and nothing else. Threads work without the GIL, and any number of callers may share one
-    multiplier, in the process that made it. As a context manager it leaves no thread behind.
+    Weights are decoded in registers, so the only extra memory is a copy of `x`. Threads run without
+    the GIL. Any number of callers may share a multiplier, in the process that made it. Use it as a
+    context manager to end its threads.
     """
 
     def __init__(self, threads: int):
@@ -32,8 +32,8 @@ class TileMultiplier:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tiles")
 
     def __call__(self, x: Float[np.ndarray, "*rows In"], tiles: Tiles) -> Float[np.ndarray, "..."]:
-        """Turns [..., In] float32 into [..., Out]. Raises ValueError where they do not fit,
-        and in a fork, which does not have the threads and would wait for them without end."""
+        """Maps [..., In] float32 to [..., Out]. Raises ValueError if the shapes do not match, and
+        in a forked process, which does not have the threads and would wait for them forever."""
         out, inputs = tiles.shape
         require(
             os.getpid() == self._pid,
@@ -48,8 +48,8 @@ class TileMultiplier:
         rows = x.reshape(-1, inputs)
         result = np.empty((len(rows), out), np.float32)
         for start in range(0, len(rows), self._most_rows):
-            some = slice(start, start + self._most_rows)
-            self._multiply(rows[some], tiles, result[some])
+            part = slice(start, start + self._most_rows)
+            self._multiply(rows[part], tiles, result[part])
         return result.reshape(*x.shape[:-1], out)
 
     def __enter__(self) -> Self:
@@ -69,7 +69,7 @@ class TileMultiplier:
         starts = iter(range(0, columns, size))
 
         def work() -> None:
-            for first in starts:  # shared: each start is taken once
+            for first in starts:  # the iterator is shared, so threads take different chunks
                 kernel(tiles.blocks, inputs, sums, first, min(first + size, columns))
 
         helpers = [self._pool.submit(work) for _ in range(self._threads - 1)]

@@ -1,7 +1,7 @@
-"""A forward of a few rows whose matrices are tiles: the host's side of llada.cpp's sparse refresh.
+"""The model's forward pass for a few rows with matrices in tiles, for llada.cpp's sparse refresh.
 
-The products run on the host's threads, and everything else by the functions of the model's own
-layers. What `forward_rows` and `score_rows` give for the dequantized weights, this gives too.
+Matrix products run on the host's threads, everything else is computed by the functions of the
+model's layers. Results equal those of `forward_rows` and `score_rows` with dequantized weights.
 """
 
 from functools import partial
@@ -24,10 +24,10 @@ from llada_jax.types import Denoiser, KVCache, Rows, RowsOut, Scores
 
 
 def pack_params(params: ModelParams, config: ModelConfig) -> ModelParams:
-    """Packs matrices as `Tiles`, one at a time; the rest becomes float32.
+    """Packs matrices as `Tiles`, one at a time; other parameters become float32.
 
-    int4 keeps its integers, and floats are quantized. The embedding stays as it is. Raises
-    ValueError, which names the matrix, where it has no tiles.
+    int4 weights keep their integers, and floats are quantized. The embedding is not changed. Raises
+    ValueError, which names the matrix, if its shape or scales do not fit tiles.
     """
     require(config.moe is None, "the model has experts; allowed: dense models")
 
@@ -35,8 +35,8 @@ def pack_params(params: ModelParams, config: ModelConfig) -> ModelParams:
         if not spec.quantizable:
             return leaf if path[0].name == "embedding" else jnp.asarray(leaf, jnp.float32)
         try:
-            whole = isinstance(leaf, QuantArray)
-            return pack_q4_0(leaf if whole else quantize_q4_0(np.asarray(leaf)))
+            is_quantized = isinstance(leaf, QuantArray)
+            return pack_q4_0(leaf if is_quantized else quantize_q4_0(np.asarray(leaf)))
         except ValueError as error:
             raise ValueError(f"{parameter_name(path)}: {error}") from error
 
@@ -44,10 +44,10 @@ def pack_params(params: ModelParams, config: ModelConfig) -> ModelParams:
 
 
 def tiled_denoiser(config: ModelConfig, rules: ScoreRules, multiply: TileMultiplier) -> Denoiser:
-    """Returns the model on the threads of `multiply`, for parameters of `pack_params`.
+    """Returns a denoiser that computes with `multiply`, for parameters of `pack_params`.
 
-    Its cache is an ordinary one, and it keeps nothing between calls, so a worker may refresh rows
-    with it against the cache of a run whose other rows go elsewhere.
+    Its cache is the model's, and it keeps no state between calls. So a worker can refresh rows with
+    it against the cache of a run whose other rows are computed elsewhere.
     """
     return Denoiser(
         partial(forward_tiled_rows, config, multiply),
@@ -60,7 +60,8 @@ def tiled_denoiser(config: ModelConfig, rules: ScoreRules, multiply: TileMultipl
 def forward_tiled_rows(
     config: ModelConfig, multiply: TileMultiplier, params: ModelParams, rows: Rows, cache: KVCache
 ) -> RowsOut:
-    """Runs `forward_rows`. Only live rows pass through the matrices; the others give any values."""
+    """Runs `forward_rows` with tiles. Products are computed for live rows only; other rows have
+    arbitrary results."""
     live = np.asarray(rows.live)
 
     def product(tiles: Tiles, x: Float[Array, "B R In"]) -> Float[Array, "B R Out"]:
@@ -68,13 +69,13 @@ def forward_tiled_rows(
         out[live] = multiply(np.asarray(x)[live], tiles)
         return jnp.asarray(out)
 
-    def of_tiles(leaf: Any) -> Any:
+    def with_product(leaf: Any) -> Any:
         return partial(product, leaf) if isinstance(leaf, Tiles) else leaf
 
     hidden, keys, values = run_layers(
-        jax.tree.map(of_tiles, params.layers),
+        jax.tree.map(with_product, params.layers),
         config,
-        _embedded(params.embedding, rows.tokens),
+        _embed(params.embedding, rows.tokens),
         rotation(config, rows.positions),
         attention_bias(rows),
         (CachedLayer(*cache, index) for index in range(config.n_layers)),
@@ -88,7 +89,7 @@ def forward_tiled_rows(
     )
 
 
-_embedded = jax.jit(lambda embedding, tokens: embedding[tokens].astype(jnp.float32))
+_embed = jax.jit(lambda embedding, tokens: embedding[tokens].astype(jnp.float32))
 
 
 def score_tiled_rows(
@@ -98,7 +99,8 @@ def score_tiled_rows(
     hidden: Float[Array, "B C D"],
     noise_keys: Key[Array, "B C"] | None,
 ) -> Scores:
-    """Runs `score_rows`; a head that is the embedding is no tiles, and XLA's own product."""
+    """Runs `score_rows` with tiles. A head that is the embedding is not in tiles; XLA
+    multiplies."""
     head: Any = params.head
     if head is None:
         return _score(params._replace(layers=()), hidden, noise_keys, rules)
@@ -107,8 +109,8 @@ def score_tiled_rows(
     running = start_scores(hidden.shape[:2], jnp.dtype(rules.confidence_dtype))
     for start in range(0, vocab, chunk):
         logits = multiply(x, head.columns(start, min(start + chunk, vocab)))
-        wide = jnp.asarray(logits, rules.confidence_dtype)
-        running = _absorb(running, wide, jnp.int32(start), noise_keys, rules)
+        logits = jnp.asarray(logits, rules.confidence_dtype)
+        running = _absorb(running, logits, jnp.int32(start), noise_keys, rules)
     return finish_scores(running)
 
 

@@ -1,14 +1,14 @@
-"""Weights as the NPU's matrix unit takes them, tiles of 32 inputs by 32 outputs; rows times them.
+"""Weights in the layout of the NPU's matrix unit: tiles of 32 inputs by 32 outputs.
 
-llada.cpp (arXiv 2606.13740, §2.2 and §4) stores its weights so. A tile's rows are inputs, and its
-columns are outputs; two rows are interleaved (r0 c0, r1 c0, r0 c1, r1 c1, ...), and tiles follow
-each other in the order of the inner product: all of one column of tiles, then the next.
+This is how llada.cpp (arXiv 2606.13740, sections 2.2 and 4) stores its weights. A tile's rows are
+inputs and its columns outputs. Two rows are interleaved (r0 c0, r1 c0, r0 c1, r1 c1, ...), and
+tiles are in the order of the inner product: all tiles of one column of tiles, then the next.
 
-In Q4_0 that order holds for nibbles, so a byte has the weights of one output for two neighbouring
-inputs, the even one low; integers are biased by 8, as in GGUF. A group is a column of a tile, 32
-inputs of one output, as in GGUF too, so no integer changes on the way. The 32 scales, in float16,
-follow the nibbles. The paper leaves both open: where its scales lie, and whether its groups follow
-the columns or the interleaved order.
+In Q4_0 this is the order of nibbles: a byte has one output's weights for two neighbouring inputs,
+the even one in the low bits, with a bias of 8 as in GGUF. A group is a column of a tile, 32 inputs
+of one output, also as in GGUF, so repacking changes no integers. The 32 scales, in float16, follow
+the nibbles. The paper does not specify the position of the scales, nor whether groups follow
+columns or the interleaved order.
 """
 
 from dataclasses import dataclass
@@ -25,23 +25,21 @@ TILE = INT4_GROUP
 BIAS = 8
 NIBBLE_BYTES = TILE * TILE // 2
 Q4_0_BYTES = NIBBLE_BYTES + 2 * TILE
-"""A tile in Q4_0: 512 bytes of nibbles, then 32 scales. 18 bytes for 32 weights."""
+"""A tile in Q4_0: 512 bytes of nibbles, then 32 scales; 18 bytes for 32 weights."""
 Kind = Literal["q4_0"]
 
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """A weight [Out, In] in tiles, as `pack_q4_0` packs them.
-
-    The array is contiguous, and the only copy.
-    """
+    """A weight [Out, In] in tiles, as packed by `pack_q4_0`. The array is contiguous, and the only
+    copy of the weight."""
 
     blocks: UInt8[np.ndarray, "o i 576"]
     kind: ClassVar[Kind] = "q4_0"
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Gives the weight's [Out, In]."""
+        """The weight's [Out, In]."""
         return self.blocks.shape[0] * TILE, self.blocks.shape[1] * TILE
 
     def columns(self, start: int, stop: int) -> "Tiles":
@@ -54,7 +52,8 @@ class Tiles:
 
 
 def pack_q4_0(weight: QuantArray) -> Tiles:
-    """Packs an int4 weight without loss. Its scales must be float16 numbers."""
+    """Packs an int4 weight without loss. Raises ValueError for other shapes and dtypes, and for
+    scales that are not float16 numbers."""
     values = np.asarray(weight.values)
     require(
         values.ndim == 2 and values.size > 0 and not any(size % TILE for size in values.shape),
@@ -88,9 +87,9 @@ def pack_q4_0(weight: QuantArray) -> Tiles:
 
 
 def quantize_q4_0(weight: Float[np.ndarray, "Out In"]) -> QuantArray:
-    """Quantizes in groups of 32, with scales rounded to float16, as Q4_0 holds them.
+    """Quantizes in groups of 32, with scales rounded to float16, as in Q4_0.
 
-    Raises ValueError for a scale beyond float16.
+    Raises ValueError for a scale too large for float16.
     """
     values, wide = quantize(weight, bits=4)
     scale = np.asarray(wide)

@@ -63,14 +63,14 @@ def test_minus_recent_score_adds_the_best_scores_and_lets_the_others_decay():
     np.testing.assert_allclose(policy.worth[0], [0.125, 0.225, 0.25, 0, 0])
 
 
-def test_recency():
+def test_least_recently_used_orders_by_step_and_load():
     recent = LeastRecentlyUsed(nothing(1, 3))
     for step, loads in enumerate([[3, 0, 1], [1, 0, 0], [0, 1, 2]]):
         recent.observe(visit(step, loads))
     assert np.argsort(recent.worth[0]).tolist() == [0, 1, 2]
 
 
-def test_a_profiled_frequency_learns_nothing_more():
+def test_a_static_cache_does_not_learn():
     policy = make_cache("static", np.array([[1.0, 0, 2]]), 0.5)
     policy.observe(visit(0, [0, 9, 0]))
     np.testing.assert_array_equal(policy.worth[0], [1, 0, 2])
@@ -94,7 +94,7 @@ def single_layers(draw):
 
 @settings(max_examples=40)
 @given(loads=single_layers(), slots=st.integers(1, 3))
-def test_no_cache_hits_more_often_than_the_best_of_all(loads, slots):
+def test_no_cache_beats_the_bound_on_hits(loads, slots):
     trace = trace_of_loads(loads)
     best_possible = most_hits(loads[:, 0] > 0, slots) / (loads[1:] > 0).sum()  # the first all miss
     for name in CACHES:
@@ -117,7 +117,7 @@ def most_hits(used, slots):
     return hits_from(0, frozenset())
 
 
-def test_all_slots_hit_after_the_first_use():
+def test_with_all_slots_every_use_after_the_first_hits():
     trace = small_trace()
     for name in CACHES:
         used = trace.loads > 0
@@ -126,7 +126,7 @@ def test_all_slots_hit_after_the_first_use():
         assert hits_of(trace, name, 16, 5) == pytest.approx(expected), name
 
 
-def test_visits_are_what_the_trace_says():
+def test_visits_match_the_trace():
     trace = small_trace()
     first = int(np.flatnonzero(trace.begins_block)[1])
     seen = trace.visits(first)
@@ -135,7 +135,7 @@ def test_visits_are_what_the_trace_says():
     assert not trace.visits(first + 1)[0].new_block
 
 
-def test_bad_input():
+def test_bad_input_is_refused():
     trace = small_trace()
     with pytest.raises(ValueError, match=f"profile_steps is {trace.n_steps}; allowed: 1 to"):
         hits_of(trace, "lru", 4, trace.n_steps)
@@ -194,17 +194,17 @@ def test_the_most_loaded_missing_expert_comes_first():
     assert found[0] == Swap(1, 3, 1)
 
 
-def test_what_is_needed_more_is_not_given_up():
+def test_no_swap_evicts_a_more_needed_expert():
     assert foreseen_swaps(foreseen([3, 3, 0, 3]), residents([0, 1], [0, 1], [0, 1])) == []
 
 
-def test_nothing_beyond_the_last_layer():
+def test_no_predictions_after_the_last_layer():
     seen = foreseen([0, 0, 0, 1], [0, 0, 0, 5])
     assert foreseen_swaps(seen, residents([0, 1], [0, 1], [0, 1]), layer=2) == []
     assert foreseen_swaps(seen, residents([0, 1], [0, 1], [0, 1]), layer=1) == [Swap(2, 3, 1)]
 
 
-def test_a_refill_restores_what_the_cache_wants_latest_layer_first():
+def test_refills_begin_with_the_latest_layer():
     resident = residents([0, 2], [2, 3], [0, 1])
     found = entered(refills(1, CACHE, resident), resident)
     assert found == [Swap(1, 0, 3), Swap(1, 1, 2), Swap(0, 1, 2)]

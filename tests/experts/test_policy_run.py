@@ -17,7 +17,7 @@ COSTS = ExpertCosts(
 TRACE = small_trace()
 
 
-def test_a_layer_by_hand():
+def test_a_layer_computed_by_hand():
     """Two experts of load 1; slots for one; the other one runs on the CPU, as fast as it is."""
     loads = [[[1, 1, 0]]] * 3
     outcome = replay(trace_of_loads(loads), POLICIES["ktransformers"], COSTS, 1, profile_steps=1)
@@ -35,7 +35,7 @@ def test_without_a_profile_the_first_experts_stay():
     assert outcome.hit_rate == 0
 
 
-def test_a_link_brings_one_expert_a_layer_ahead_of_time():
+def test_a_link_prefetches_one_expert_per_layer():
     """The new expert misses once; then the idle link has brought it in, and all is resident."""
     loads = [[[1, 0, 0]], *[[[0, 0, 1]]] * 3]
     policy = ExpertPolicy(scheduler="resident_or_cpu", cache="lru", refill=True)
@@ -44,7 +44,7 @@ def test_a_link_brings_one_expert_a_layer_ahead_of_time():
     assert outcome.hit_rate == pytest.approx(2 / 3)
 
 
-def test_a_refill_never_holds_up_a_layer():
+def test_a_refill_never_delays_a_layer():
     """Transfers of 7 s in layers of 6.5 s: the expert stays away."""
     loads = [[[1, 0, 0]], *[[[0, 0, 1]]] * 2]
     policy = ExpertPolicy(scheduler="resident_or_cpu", cache="lru", refill=True)
@@ -61,7 +61,7 @@ def test_a_refill_never_holds_up_a_layer():
     transfer=st.sampled_from([0.5, 4.0, 20.0]),
     name=st.sampled_from(sorted(POLICIES)),
 )
-def test_nobody_beats_the_bound(slots, cpu_expert, transfer, name):
+def test_no_policy_is_faster_than_the_bound(slots, cpu_expert, transfer, name):
     costs = replace(COSTS, cpu_expert=cpu_expert, transfer=transfer)
     outcome = replay(TRACE, POLICIES[name], costs, slots, profile_steps=6)
     limit = bound(TRACE, costs, slots, profile_steps=6)
@@ -102,7 +102,7 @@ def test_slots_are_never_exceeded_and_swaps_trade_one_for_one():
         (4, TRACE.n_steps, f"profile_steps is {TRACE.n_steps}; allowed: 1 to {TRACE.n_steps - 1}"),
     ],
 )
-def test_bad_input(slots, profile_steps, message):
+def test_bad_input_is_refused(slots, profile_steps, message):
     for run in (
         lambda: replay(TRACE, POLICIES["lru"], COSTS, slots, profile_steps=profile_steps),
         lambda: bound(TRACE, COSTS, slots, profile_steps=profile_steps),

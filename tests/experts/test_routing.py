@@ -21,7 +21,7 @@ from tests.experts.traces import small_trace, trace_of_loads
 ARRAYS = [f.name for f in dataclasses.fields(RoutingTrace) if f.name != "settings"]
 
 
-def test_a_file_loses_nothing(tmp_path):
+def test_a_file_preserves_all_values(tmp_path):
     trace = small_trace()
     trace.save(tmp_path / "routing.npz")
     loaded = RoutingTrace.load(tmp_path / "routing.npz")
@@ -98,7 +98,7 @@ def test_bad_traces_are_refused():
             changed(trace, **arrays)
 
 
-def test_statistics_of_a_trace_made_by_hand():
+def test_statistics_of_a_small_trace():
     trace = trace_of_loads([[[2, 1, 0]], [[2, 1, 0]], [[0, 0, 3]]])
     assert experts_per_step(trace) == pytest.approx(5 / 3)
     assert step_similarity(trace) == pytest.approx(0.5)
@@ -118,7 +118,7 @@ def test_similarity_is_within_blocks():
         step_similarity(parted, lag=2)
 
 
-def test_runs_are_joined_one_after_another():
+def test_runs_are_joined_in_order():
     """Two runs, the second with fewer rows: absent rows pad it, and its blocks go on counting."""
     first, second = small_trace(blocks=2), small_trace(seed=1, blocks=1)
     narrow = dataclasses.replace(
@@ -135,7 +135,7 @@ def test_runs_are_joined_one_after_another():
     assert both.block[after:].min() == both.block[:after].max() + 1 == both.block[after:].max()
 
 
-def test_reuse_by_hand():
+def test_row_reuse_computed_by_hand():
     """Of two experts a row keeps both, one, or none; the last step begins a block."""
     experts = np.array([[[[0, 1], [2, 3]]], [[[1, 0], [3, 4]]], [[[5, 6], [3, 4]]], [[[5, 6]] * 2]])
     trace = RoutingTrace(
@@ -146,7 +146,7 @@ def test_reuse_by_hand():
     np.testing.assert_array_equal(row_reuse(trace), [[1, 0.5], [0, 1], [np.nan, np.nan]])
 
 
-def test_gates_of_drawn_routing_find_what_they_are_told_to():
+def test_gates_of_synthetic_traces_have_the_set_accuracy():
     found = gate_accuracy(small_trace(blocks=12))
     assert found.shape == (3,) and (np.diff(found) < 0).all()
     assert found[0] == pytest.approx(0.78, abs=0.05)

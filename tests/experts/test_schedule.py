@@ -44,7 +44,7 @@ def unit_costs(**changes):
 
 @settings(max_examples=40)
 @given(layer=layers(4), costs=costs_of_any_machine)
-def test_the_fastest_plan_is_the_shortest_of_all(layer, costs):
+def test_fastest_matches_enumeration(layer, costs):
     assert fastest(*layer, costs).seconds == pytest.approx(shortest_seconds(*layer, costs))
 
 
@@ -53,7 +53,7 @@ def test_the_fastest_plan_is_the_shortest_of_all(layer, costs):
     layer=layers(4), costs=costs_of_any_machine, free=st.floats(0, 6, width=16),
     arriving=st.none() | st.integers(0, 3),
 )  # fmt: skip
-def test_the_fastest_plan_is_the_shortest_of_all_on_a_busy_link(layer, costs, free, arriving):
+def test_fastest_matches_enumeration_on_a_busy_link(layer, costs, free, arriving):
     loads, resident = layer
     link = Link(free, None if arriving is None else arriving % len(loads))
     expected = shortest_seconds(loads, resident, costs, link)
@@ -67,7 +67,7 @@ def test_the_cpu_runs_an_expert_that_would_arrive_too_late():
     assert fastest(loads, resident, unit_costs(), Link(0.5, 1)).accelerator == [0, 1]
 
 
-def test_the_fastest_plan_of_six_experts():
+def test_fastest_matches_enumeration_for_six_experts():
     loads, resident = (
         np.array([1, 4, 2, 7, 1, 3]),
         np.array([True, False, True, False, False, True]),
@@ -110,7 +110,7 @@ def replayed(plan, loads, resident, costs, link):
     return max(now, cpu + costs.cpu_first if plan.cpu else 0.0)
 
 
-def test_a_layer_in_which_both_sides_take_what_is_the_others():
+def test_a_layer_with_transfers_and_stolen_experts():
     """The paper's example: the CPU steals a cached expert, the GPU runs a transferred one."""
     loads = np.array([1, 1, 4, 4, 5, 5])
     resident = np.array([True, True, True, True, False, False])
@@ -119,7 +119,7 @@ def test_a_layer_in_which_both_sides_take_what_is_the_others():
     assert plan.seconds < resident_or_cpu(loads, resident, unit_costs()).seconds
 
 
-def test_priorities():
+def test_priorities_of_the_timelines():
     loads, resident = (
         np.array([3, 9, 1, 5, 2, 7]),
         np.array([True, False, True, False, False, True]),
@@ -129,7 +129,7 @@ def test_priorities():
     assert plan.cpu[0] == 4 and plan.transferred[0] == 1
 
 
-def test_fixed_rules():
+def test_schedules_of_the_fixed_rules():
     loads, resident = np.array([2, 3, 0, 1]), np.array([True, False, True, False])
     split = resident_or_cpu(loads, resident, unit_costs())
     assert (split.accelerator, split.cpu, split.seconds) == ([0], [3, 1], 6.0)
@@ -151,7 +151,7 @@ def test_one_more_resident_expert_never_hurts(layer, costs):
     assert fastest(loads, more, costs).seconds <= fastest(loads, resident, costs).seconds + 1e-9
 
 
-def test_too_many_experts_to_try_all():
+def test_enumeration_is_limited_to_six_experts():
     with pytest.raises(ValueError, match="7 experts are active; allowed: up to 6"):
         shortest_seconds(np.ones(7, int), np.ones(7, bool), unit_costs())
 
@@ -159,6 +159,6 @@ def test_too_many_experts_to_try_all():
 @pytest.mark.parametrize(
     ("field", "value"), [("accelerator", 0.0), ("transfer", -1.0), ("cpu_first", -0.1)]
 )
-def test_impossible_costs(field, value):
+def test_bad_costs_are_refused(field, value):
     with pytest.raises(ValueError, match=f"{field} is {value}; allowed: "):
         unit_costs(**{field: value})

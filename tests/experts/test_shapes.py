@@ -16,7 +16,7 @@ def test_sizes_of_published_models():
         )
 
 
-def test_impossible_shapes():
+def test_bad_shapes_are_refused():
     with pytest.raises(ValueError, match="experts_per_token is 9; allowed: 1 to 8"):
         MoEShape(name="odd", n_layers=1, n_experts=8, experts_per_token=9, width=1, expert_width=1,
                  dense_weights=0)  # fmt: skip

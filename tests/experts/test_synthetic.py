@@ -59,7 +59,7 @@ def test_rows_keep_their_experts_until_their_token_changes():
     assert not same[~kept].any()
 
 
-def test_gates_foresee_as_often_as_published():
+def test_gates_predict_as_often_as_published():
     trace = decoding_trace(MIXTRAL, STATISTICS["mixtral"], seed=0, tokens=40)
     for ahead in (1, 2):
         seen = trace.foreseen[:, :-ahead, ahead - 1]
@@ -75,7 +75,7 @@ def test_seeds_repeat():
     assert one.experts.shape != other.experts.shape or (one.experts != other.experts).any()
 
 
-def test_bad_settings():
+def test_bad_statistics_are_refused():
     with pytest.raises(ValueError, match=r"popular \+ topic \+ jitter is 1\.2; allowed: up to 1"):
         RoutingStatistics(popular=0.6, topic=0.6)
     with pytest.raises(ValueError, match=r"topic is -0\.1; allowed: 0 or more, up to 1"):

@@ -46,7 +46,7 @@ def assert_product(found, x, tiles):
 
 
 @pytest.mark.parametrize("n_rows", [*range(1, 9), 19])
-def test_as_dequantized(multiply, n_rows):
+def test_products_match_dequantized_weights(multiply, n_rows):
     rng = np.random.default_rng(n_rows)
     tiles = random_tiles(rng, 160, 384)
     x = rng.standard_normal((n_rows, 384)).astype(np.float32)
@@ -61,7 +61,7 @@ def test_as_dequantized(multiply, n_rows):
     st.lists(st.integers(0, 3), max_size=2),
     st.integers(1, 4),
 )
-def test_any_shape(seed, out, inputs, leading, threads):
+def test_products_of_any_shape(seed, out, inputs, leading, threads):
     rng = np.random.default_rng(seed)
     tiles = random_tiles(rng, 32 * out, 32 * inputs)
     x = rng.standard_normal((*leading, 32 * inputs)).astype(np.float32)
@@ -72,7 +72,7 @@ def test_any_shape(seed, out, inputs, leading, threads):
         assert_product(found, x, tiles)
 
 
-def test_each_weight_meets_its_input(multiply):
+def test_each_weight_is_multiplied_by_its_input(multiply):
     """Products with unit vectors give the weight itself, exactly."""
     tiles = random_tiles(np.random.default_rng(0), 64, 64)
     np.testing.assert_array_equal(multiply(np.eye(64, dtype=np.float32), tiles).T, weight_of(tiles))
@@ -95,7 +95,7 @@ def test_callers_share_a_multiplier(multiply):
             assert_product(found, x, tiles)
 
 
-def test_nothing_decoded_is_stored(multiply):
+def test_decoded_weights_are_not_stored(multiply):
     """All that is allocated is the copy of x, the sums and the result: numpy tells tracemalloc, and
     the kernel calls nothing that could allocate."""
     tiles = Tiles(np.full((64, 64, 576), 0x11, np.uint8))
@@ -108,7 +108,7 @@ def test_nothing_decoded_is_stored(multiply):
     assert allocated < x.nbytes + 2 * found.nbytes + 32 * 1024 < tiles.blocks.nbytes / 10
 
 
-def test_no_thread_is_left_behind():
+def test_the_context_manager_ends_the_threads():
     before = set(threading.enumerate())
     tiles = random_tiles(np.random.default_rng(0), 64, 64)
     with TileMultiplier(threads=3) as multiplier:
@@ -125,7 +125,7 @@ def call_forked():
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
-def test_a_fork_may_not_wait_for_the_threads_of_its_parent(multiply):
+def test_a_forked_process_is_refused(multiply):
     tiles = random_tiles(np.random.default_rng(0), 64, 64)
     product = partial(multiply, np.ones((1, 64), np.float32), tiles)
     product()
@@ -135,7 +135,7 @@ def test_a_fork_may_not_wait_for_the_threads_of_its_parent(multiply):
 
 
 @pytest.mark.parametrize("n_rows", [1, 8])
-def test_the_kernel_calls_nothing(n_rows):
+def test_the_kernel_has_no_calls(n_rows):
     from llada_jax.revision.kernel import Emitter
 
     module = Emitter(n_rows).module
@@ -152,12 +152,12 @@ def test_the_kernel_calls_nothing(n_rows):
         (np.zeros((1, 64), np.float16), "x has dtype float16; allowed: float32"),
     ],
 )
-def test_bad_input(multiply, x, message):
+def test_bad_input_of_a_product_is_refused(multiply, x, message):
     with pytest.raises(ValueError, match=message):
         multiply(np.asarray(x), random_tiles(np.random.default_rng(0), 32, 64))
 
 
-def test_bad_threads():
+def test_bad_numbers_of_threads_are_refused():
     with pytest.raises(ValueError, match="threads is 0; allowed: 1 or more"):
         TileMultiplier(0)
 

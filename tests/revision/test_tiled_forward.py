@@ -99,7 +99,7 @@ def assert_same_rows(found, expected, live):
             assert_near(ours, theirs, at)
 
 
-def test_as_forward_rows(multiply):
+def test_the_tiled_forward_matches_forward_rows(multiply):
     packed, params = model_of(CONFIG)
     denoiser = tiled_denoiser(CONFIG, ScoreRules(), multiply)
     rows, cache = some_rows(), cache_of(CONFIG, 2)
@@ -246,7 +246,7 @@ def test_a_run_that_fails_leaves_no_thread(failure, message, monkeypatch):
     assert happened.is_set()
 
 
-def test_where_tiles_cannot_run():
+def test_unsupported_uses_of_tiles_are_refused():
     tiles, model = tiled_and_plain()
     config = REFRESHED.replace(refresh="rows")
     with pytest.raises(ValueError, match="the model has tiles; allowed: as refresh_on"):
@@ -258,7 +258,7 @@ def test_where_tiles_cannot_run():
         lj.generate(model, PROMPT, REFRESHED, refresh_on=small)
 
 
-def test_beside_another_forward(multiply):
+def test_a_worker_runs_next_to_another_forward(multiply):
     """From a thread of its own, as a worker runs it, while XLA runs the other rows."""
     packed, params = model_of(CONFIG)
     denoiser = tiled_denoiser(CONFIG, ScoreRules(), multiply)
@@ -280,7 +280,7 @@ def test_beside_another_forward(multiply):
 
 
 @pytest.mark.slow
-def test_memory_of_the_weights(multiply):
+def test_weights_in_memory_have_the_expected_size(multiply):
     """Packed matrices are at most 1/7 of float32, and a forward stores none of them decoded."""
     config = CONFIG.replace(width=512, n_heads=8, n_kv_heads=8, head_dim=64, ffn_width=1536)
     packed, params = model_of(config)
@@ -320,7 +320,7 @@ def test_memory_of_the_weights(multiply):
          "layers.0.attention.query: scale .* is too large for Q4_0; allowed: up to 65504"),
     ],
 )  # fmt: skip
-def test_bad_input(make, message):
+def test_bad_input_of_a_product_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

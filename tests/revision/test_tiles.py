@@ -22,7 +22,7 @@ def q4_0(seed, out, inputs):
 
 
 @given(st.integers(0, 2**32), SHAPES)
-def test_q4_0_comes_back(seed, shape):
+def test_unpacked_tiles_equal_the_weight(seed, shape):
     weight = q4_0(seed, *shape)
     tiles = pack_q4_0(weight)
     values, scale = unpack_q4_0(tiles)
@@ -78,7 +78,7 @@ def test_q4_0_is_a_seventh_of_float32(shape):
     assert tiles.blocks.nbytes * 32 == 18 * np.prod(shape)
 
 
-def test_quantized_weights_are_near():
+def test_quantized_weights_are_close():
     weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
     near = np.asarray(dequantize(quantize_q4_0(weight), np.float32))
     group_max = np.abs(weight.reshape(64, 2, 32)).max(-1, keepdims=True)
@@ -110,6 +110,6 @@ def test_a_view_of_some_outputs():
          "outputs 16 to 64 of 64; allowed: multiples of 32"),
     ],
 )  # fmt: skip
-def test_bad_input(make, message):
+def test_bad_input_of_a_product_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()

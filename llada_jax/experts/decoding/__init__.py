@@ -1,1 +1,1 @@
-"""Decoding with routed experts in view: recorded, or with a limited number of them on hand."""
+"""Decodes with a mixture of experts, and records its routing or limits the experts in memory."""

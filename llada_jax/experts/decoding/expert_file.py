@@ -1,7 +1,7 @@
-"""A file with the routed experts of a model, each in one piece that is read by itself.
+"""A file with a model's routed experts, each of which is read separately.
 
-Reading bypasses the system's cache where it can (O_DIRECT), and is no mapping: pages of either
-would take memory that no budget counts.
+Reads bypass the system's page cache if possible (O_DIRECT), and the file is not mapped, because
+pages of either would use memory that is not part of the budget.
 """
 
 import json
@@ -27,7 +27,7 @@ from llada_jax.model.quantize import INT4_GROUP, Bits, QuantArray, dequantize, q
 
 ExpertDtype = Literal["float32", "bfloat16", "int8", "int4"]
 PAGE = 4096
-"""Experts begin and end at multiples of it, as direct reads want it."""
+"""Experts begin and end at multiples of it, as direct reads require."""
 _ALIGNMENT = 64
 _MAGIC = b"experts1"
 _TAIL = struct.Struct("<QI8s")
@@ -38,15 +38,15 @@ _ARRAYS: dict[str, list[tuple[type, int | None]]] = {
     "int8": [(np.int8, 1), (np.float32, None)],
     "int4": [(np.uint8, 2), (np.float32, INT4_GROUP)],
 }
-"""Of a matrix, its values and the scales of quantized ones: their type, and for how many of a row's
-inputs a number stands; None for all of them."""
+"""By dtype, the arrays of a matrix (values, and scales if quantized): element type, and inputs of a
+row per element; None means all inputs."""
 
 
 class ExpertShape(NamedTuple):
-    """What decides where each expert lies in the file."""
+    """The properties that determine the layout of the file."""
 
     n_layers: int
-    """Layers with routed experts."""
+    """Number of layers with routed experts."""
     n_experts: int
     width: int
     expert_width: int
@@ -54,8 +54,8 @@ class ExpertShape(NamedTuple):
 
     @classmethod
     def of(cls, config: ModelConfig, dtype: str) -> "ExpertShape":
-        """Returns the shape of a model's experts. Raises ValueError for a model without any, for an
-        unknown dtype, and where int4 has no whole groups."""
+        """Returns the shape of a model's experts. Raises ValueError for a model without experts, an
+        unknown dtype, and for int4 if a row does not divide into groups."""
         require_choice("dtype", dtype, ExpertDtype)
         moe = config.moe
         require(
@@ -74,13 +74,13 @@ class ExpertShape(NamedTuple):
 
     @property
     def expert_bytes(self) -> int:
-        """Returns the bytes of an expert, in whole pages."""
+        """The size of an expert, in whole pages."""
         return self.record().itemsize
 
     def record(self) -> np.dtype:
-        """Returns an expert as the file has it: the arrays of `gate`, `up` and `down`. Of int4, a
-        byte has one of a row's first half in its low bits and one of its second half, both biased
-        by 8."""
+        """Returns the layout of an expert: the arrays of `gate`, `up` and `down`. A byte of int4
+        has a value of a row's first half in the low bits and one of its second half in the high
+        bits, both with a bias of 8."""
         matrices = [(self.expert_width, self.width)] * 2 + [(self.width, self.expert_width)]
         formats, offsets, end = [], [], 0
         for (rows, inputs), (kind, per) in product(matrices, _ARRAYS[self.dtype]):
@@ -95,11 +95,11 @@ class ExpertShape(NamedTuple):
 def write_experts(
     path: Path, config: ModelConfig, weights: Any, dtype: str, fingerprint: str | None = None
 ) -> None:
-    """Writes the routed experts of a model, one after another; the file has its name once it is
-    complete. Beside one piece of the weights it takes no memory.
+    """Writes the routed experts of a model one after another, atomically; in memory is only one
+    piece of the weights.
 
-    `weights.rows(name)` gives the experts of a parameter [E, Out, In] in pieces, as a `Checkpoint`
-    does. They are quantized as `load` quantizes; integers in the wanted form are kept.
+    `weights.rows(name)` yields the experts of a parameter [E, Out, In] in pieces, like a
+    `Checkpoint`. They are quantized as in `load`; integers with the right format are kept.
     """
     shape = ExpertShape.of(config, dtype)
     record, sums = np.zeros((), shape.record()), []
@@ -108,8 +108,10 @@ def write_experts(
             names = [f"layers.{layer}.ffn.{name}" for name in FeedForward._fields]
             for pieces in zip(*map(weights.rows, names), strict=True):
                 for expert in range(len(jax.tree.leaves(pieces)[0])):
-                    one = [jax.tree.map(lambda a, e=expert: np.asarray(a[e]), p) for p in pieces]
-                    arrays = chain.from_iterable(_stored(each, dtype) for each in one)
+                    matrices = [
+                        jax.tree.map(lambda a, e=expert: np.asarray(a[e]), p) for p in pieces
+                    ]
+                    arrays = chain.from_iterable(_stored(matrix, dtype) for matrix in matrices)
                     for i, array in enumerate(arrays):
                         record[str(i)] = array
                     sums.append(zlib.crc32(record.tobytes()))
@@ -118,13 +120,13 @@ def write_experts(
             len(sums) == shape.n_layers * shape.n_experts,
             f"the weights have {len(sums)} experts; allowed: {shape.n_layers * shape.n_experts}",
         )
-        described = {"shape": shape._asdict(), "fingerprint": fingerprint, "crc32": sums}
-        text = json.dumps(described).encode()
+        description = {"shape": shape._asdict(), "fingerprint": fingerprint, "crc32": sums}
+        text = json.dumps(description).encode()
         file.write(text + _TAIL.pack(len(text), zlib.crc32(text), _MAGIC))
 
 
 def _stored(piece: Any, dtype: str) -> list[np.ndarray]:
-    """Returns the arrays of one matrix, floats as they are."""
+    """Returns the arrays of one matrix; floats are not converted here."""
     bits = _BITS.get(dtype)
     if isinstance(piece, QuantArray):
         groups = 1 if bits == 8 else piece.values.shape[-1] // INT4_GROUP
@@ -146,47 +148,47 @@ def _packed(values: np.ndarray) -> np.ndarray:
 
 
 class ExpertFile:
-    """The file, open for reading. Every expert is checked when it is read first."""
+    """An open file of experts. Each expert is checked when it is first read."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Opens a file that `write_experts` wrote. Raises ValueError for any other one, and for one
-        that is cut short or damaged."""
+        """Opens a file of `write_experts`. Raises ValueError for a file that is something else,
+        truncated or damaged."""
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(f"no file {path}")
-        self.shape, described = _described(self.path)
+        self.shape, description = _read_description(self.path)
         self._record = self.shape.record()
-        self.fingerprint: str | None = described["fingerprint"]
-        self._sums: list[int | None] = described["crc32"]
-        self._descriptor = _opened(self.path)
+        self.fingerprint: str | None = description["fingerprint"]
+        self._sums: list[int | None] = description["crc32"]
+        self._descriptor = _open_direct(self.path)
         weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, layer: int, expert: int, into: np.ndarray) -> None:
         """Reads an expert into `expert_bytes` bytes that begin at a page.
 
-        Raises ValueError where its bytes are not those that were written.
+        Raises ValueError if the bytes are damaged.
         """
         number, size = layer * self.shape.n_experts + expert, self.shape.expert_bytes
-        found = os.preadv(self._descriptor, [into], number * size)
+        n_read = os.preadv(self._descriptor, [into], number * size)
         expected = self._sums[number]
         require(
-            found == size and expected in (None, zlib.crc32(into)),
+            n_read == size and expected in (None, zlib.crc32(into)),
             f"{self.path}: expert {expert} of routed layer {layer} is damaged; allowed: the bytes "
             "that were written",
         )
-        self._sums[number] = None
+        self._sums[number] = None  # checked
 
     def matrices(self, memory: np.ndarray) -> FeedForward:
-        """Returns the matrices of an expert in some bytes, as JAX arrays that share the memory on a
-        CPU. Of int4, the values are the file's bytes."""
+        """Returns the matrices of an expert in memory, as JAX arrays that share the memory on a
+        CPU. The values of int4 are the file's bytes."""
         arrays = jax.device_put(list(memory.view(self._record)[0]), may_alias=True)
         if self.shape.dtype in _BITS:
             arrays = [QuantArray(*pair) for pair in zip(arrays[::2], arrays[1::2], strict=True)]
         return FeedForward(*arrays)
 
 
-def _opened(path: Path) -> int:
-    """Opens a file for direct reads, or for others where its file system has none."""
+def _open_direct(path: Path) -> int:
+    """Opens a file for direct reads, or for ordinary ones if its file system has none."""
     with suppress(OSError):
         direct = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
         try:
@@ -197,27 +199,27 @@ def _opened(path: Path) -> int:
     return os.open(path, os.O_RDONLY)
 
 
-def _described(path: Path) -> tuple[ExpertShape, dict[str, Any]]:
-    """Reads what stands behind the experts."""
-    wrong = f"{path} is no file of experts, or is cut short or damaged"
+def _read_description(path: Path) -> tuple[ExpertShape, dict[str, Any]]:
+    """Reads the shape and checksums, which are stored after the experts."""
+    message = f"{path} is no file of experts, or is cut short or damaged"
     size = path.stat().st_size
-    require(size > _TAIL.size, wrong)
+    require(size > _TAIL.size, message)
     with path.open("rb") as file:
         file.seek(size - _TAIL.size)
         length, checksum, magic = _TAIL.unpack(file.read())
-        require(magic == _MAGIC and length <= size - _TAIL.size, wrong)
+        require(magic == _MAGIC and length <= size - _TAIL.size, message)
         file.seek(size - _TAIL.size - length)
         text = file.read(length)
-    require(zlib.crc32(text) == checksum, wrong)
-    described = json.loads(text)
-    shape = ExpertShape(**described["shape"])
+    require(zlib.crc32(text) == checksum, message)
+    description = json.loads(text)
+    shape = ExpertShape(**description["shape"])
     experts = shape.n_layers * shape.n_experts * shape.expert_bytes
-    require(size == experts + length + _TAIL.size, wrong)
-    return shape, described
+    require(size == experts + length + _TAIL.size, message)
+    return shape, description
 
 
 def page_aligned(size: int) -> np.ndarray:
-    """Returns bytes that begin at a page; they take memory as they are written."""
+    """Returns bytes that begin at a page; the system allocates them when they are written."""
     memory = np.empty(size + PAGE, np.uint8)
     start = -memory.ctypes.data % PAGE
     return memory[start : start + size]

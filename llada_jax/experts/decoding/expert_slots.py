@@ -1,7 +1,7 @@
-"""The experts that are in memory, and a thread that reads others while the model computes.
+"""The experts in memory, and a thread that reads others while the model computes.
 
-Memory is a fixed number of equal places. A layer's residents hold one each; the few that are left
-are what experts are read into, also those that are used once and given up again.
+Memory is a fixed number of equal buffers. Each resident expert occupies one. The few spare ones are
+for experts that are being read, including those that are used once and then evicted.
 """
 
 import threading
@@ -17,31 +17,31 @@ from llada_jax.experts.decoding.expert_file import ExpertFile, page_aligned
 from llada_jax.model.params import FeedForward
 
 SPARE = 3
-"""Places beside those of residents: one is read into, one is computed with, one is ready."""
+"""Buffers in addition to the residents': one to read into, one to compute with, one ready."""
 _Key = tuple[int, int]
-"""A routed layer and an expert of it."""
+"""Index of a routed layer, and of its expert."""
 
 
 class ExpertSlots:
-    """Experts in memory. To be used in a `with` statement, by one thread."""
+    """Experts in memory. Used as a context manager, by one thread."""
 
     def __init__(self, file: ExpertFile, resident: Bool[np.ndarray, "N E"]) -> None:
-        """Has the `resident` experts of each routed layer read."""
+        """Requests the `resident` experts of each routed layer."""
         self._file, size = file, file.shape.expert_bytes
-        places = int(resident.sum()) + SPARE
-        memory = page_aligned(places * size).reshape(places, size)
+        n_buffers = int(resident.sum()) + SPARE
+        memory = page_aligned(n_buffers * size).reshape(n_buffers, size)
         self.memory_bytes = memory.nbytes
         self._free = list(memory)
         self._wanted: deque[_Key] = deque((int(n), int(e)) for n, e in np.argwhere(resident))
         self._reading: _Key | None = None
-        self._there: dict[_Key, tuple[np.ndarray, FeedForward]] = {}
-        self._resident: list[set[int]] = [set(np.flatnonzero(each).tolist()) for each in resident]
+        self._loaded: dict[_Key, tuple[np.ndarray, FeedForward]] = {}
+        self._resident: list[set[int]] = [set(np.flatnonzero(e).tolist()) for e in resident]
         self._changed = threading.Condition()
         self._stopped, self._error = False, None
         self.read = 0
-        """Experts read since the first residents were there."""
+        """Number of experts read after the first residents."""
         self.waited = 0.0
-        """Seconds that computing waited for experts since then."""
+        """Seconds spent waiting for experts, after the first residents."""
         self._thread = threading.Thread(target=self._run, name="experts", daemon=True)
 
     def __enter__(self) -> Self:
@@ -57,16 +57,16 @@ class ExpertSlots:
             self._stopped = True
             self._changed.notify_all()
         self._thread.join()
-        self._there.clear()
+        self._loaded.clear()
         self._free.clear()
 
     def resident(self, layer: int) -> set[int]:
-        """Returns the experts of a layer that are there, or are on their way to stay."""
+        """Returns the resident experts of a layer, including those that are being read."""
         return set(self._resident[layer])
 
-    def want(self, layer: int, experts: Iterable[int]) -> list[int]:
-        """Has experts read next, before all that is on its way already, and returns the order in
-        which they will be there: those that are, residents on their way, the others as given."""
+    def request(self, layer: int, experts: Iterable[int]) -> list[int]:
+        """Requests experts before all earlier requests. Returns the order in which they will be
+        available: loaded ones, residents being read, then the others in the given order."""
         with self._changed:
             order = sorted(experts, key=lambda e: self._rank(layer, e))
             missing = [(layer, expert) for expert in order if self._rank(layer, expert) > 1]
@@ -77,12 +77,12 @@ class ExpertSlots:
 
     def _rank(self, layer: int, expert: int) -> int:
         key = layer, expert
-        if key in self._there:
+        if key in self._loaded:
             return 0
         return 1 if key == self._reading else 2 if expert in self._resident[layer] else 3
 
-    def bring(self, layer: int, expert: int, victim: int) -> None:
-        """Has an expert read ahead of time, that takes the place of another one."""
+    def prefetch(self, layer: int, expert: int, victim: int) -> None:
+        """Requests an expert that replaces a resident one, after all earlier requests."""
         self.evict(layer, victim)
         self._resident[layer].add(expert)
         with self._changed:
@@ -90,11 +90,11 @@ class ExpertSlots:
             self._changed.notify_all()
 
     def keep(self, layer: int, expert: int) -> None:
-        """Makes an expert that was wanted a resident."""
+        """Makes a requested expert a resident."""
         self._resident[layer].add(expert)
 
     def evict(self, layer: int, expert: int) -> None:
-        """Gives an expert's place up."""
+        """Frees an expert's buffer."""
         self._resident[layer].discard(expert)
         key = (layer, expert)
         with self._changed:
@@ -102,22 +102,22 @@ class ExpertSlots:
                 self._wanted.remove(key)
                 return
             self._await(key)
-            self._free.append(self._there.pop(key)[0])
+            self._free.append(self._loaded.pop(key)[0])
             self._changed.notify_all()
 
     def matrices(self, layer: int, expert: int) -> FeedForward:
-        """Returns an expert once it is there; valid until it is evicted.
+        """Waits for a requested expert, and returns it; valid until it is evicted.
 
-        Raises what reading raised.
+        Raises the errors of reading it.
         """
         began = time.perf_counter()
         with self._changed:
             self._await((layer, expert))
             self.waited += time.perf_counter() - began
-            return self._there[layer, expert][1]
+            return self._loaded[layer, expert][1]
 
     def _await(self, key: _Key) -> None:
-        self._changed.wait_for(lambda: key in self._there or self._error is not None)
+        self._changed.wait_for(lambda: key in self._loaded or self._error is not None)
         if self._error is not None:
             raise self._error
 
@@ -135,12 +135,12 @@ class ExpertSlots:
             self._changed.wait_for(lambda: self._stopped or (self._wanted and self._free))
             if self._stopped:
                 return False
-            key, place = self._wanted.popleft(), self._free.pop()
+            key, buffer = self._wanted.popleft(), self._free.pop()
             self._reading = key
-        self._file.read(*key, place)
-        matrices = self._file.matrices(place)
+        self._file.read(*key, buffer)
+        matrices = self._file.matrices(buffer)
         with self._changed:
-            self._there[key], self._reading = (place, matrices), None
+            self._loaded[key], self._reading = (buffer, matrices), None
             self.read += 1
             self._changed.notify_all()
         return True

@@ -1,4 +1,4 @@
-"""Decoding with routed experts in view: their routing recorded, or their number on hand limited."""
+"""Decoding with a mixture of experts: records its routing, or limits the experts in memory."""
 
 import os
 from dataclasses import replace
@@ -16,7 +16,7 @@ from llada_jax.config import require
 from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
 from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
-from llada_jax.experts.decoding.recording import RoutingRecord, recorded, trace_of_steps
+from llada_jax.experts.decoding.recording import RoutingRecord, forward_with_routing, trace_of_steps
 from llada_jax.experts.policy_run import ExpertPolicy, LayerDecision, PolicyRun
 from llada_jax.experts.routing import ABSENT, RoutingTrace, Visit, loads_of
 from llada_jax.experts.schedule import ExpertCosts
@@ -30,16 +30,16 @@ from llada_jax.types import Denoiser, KVCache, Rows, RowsOut
 def record_routing(
     model: Model, prompts: Prompts, config: SamplerConfig | None = None, *, seed: int = 0
 ) -> tuple[Result, RoutingTrace]:
-    """Runs `generate`, and records the routing of every forward.
+    """Runs `generate`, and records the routing of every forward pass.
 
-    Raises ValueError for a model without routed experts, and for what `generate` refuses.
+    Raises ValueError for a model without routed experts, and the errors of `generate`.
     """
     _require_experts(model)
     config = with_ids(config or SamplerConfig(), model.config)
     steps: list[tuple[RoutingRecord, Rows]] = []
 
     def forward_rows(params: Any, rows: Rows, cache: KVCache) -> RowsOut:
-        out, routing = recorded(params, model.config, rows, cache)
+        out, routing = forward_with_routing(params, model.config, rows, cache)
         steps.append(jax.tree.map(np.asarray, (routing, rows)))
         return out
 
@@ -60,25 +60,25 @@ def record_routing(
 def write_experts_of(
     source: str | os.PathLike[str], path: str | os.PathLike[str], dtype: str = "int4"
 ) -> None:
-    """Writes the routed experts of a checkpoint, of any size, to the file that
-    `generate_within_budget` reads them from.
+    """Writes the routed experts of a checkpoint of any size to a file for
+    `generate_within_budget`.
 
-    Raises ValueError for a checkpoint without routed experts, and what `load` raises.
+    Raises ValueError for a checkpoint without routed experts, and the errors of `load`.
     """
     weights, _ = checkpoint.open_checkpoint(source)
     write_experts(Path(path), weights.config, weights, dtype, checkpoint.fingerprint(source))
 
 
 class BudgetedRun(NamedTuple):
-    """What a generation within a budget gives."""
+    """The result of a generation within a budget."""
 
     result: Result
     slots: ExpertSlots
-    """Its memory, what it read and how long that was waited for."""
+    """Reports its memory, the experts read, and the time spent waiting for them."""
     policy_run: PolicyRun
-    """Its `seconds` are modelled; `hits` and `uses` are what happened."""
+    """Its `seconds` are simulated; `hits` and `uses` are real."""
     loads: Int[np.ndarray, "S N E"]
-    """Rows of each expert: the `profile` of another run."""
+    """Rows of each expert; can be the `profile` of another run."""
 
 
 def generate_within_budget(
@@ -93,25 +93,25 @@ def generate_within_budget(
     *,
     seed: int = 0,
 ) -> BudgetedRun:
-    """Runs `generate` with `slots` experts of a layer in memory, and the rest in a file.
+    """Runs `generate` with `slots` experts of each layer in memory, and the others in a file.
 
-    One processor runs all experts, so of the policy its cache and what it brings ahead count, and
-    whatever is missing is read. The tokens are those of `generate` with the file's dtype.
+    One processor runs all experts. So only the policy's cache and prefetching matter, and missing
+    experts are read. The tokens equal those of `generate` with experts in the file's dtype.
 
     Args:
-      model: its experts are not looked at, and need not be there (`load(..., experts=False)`).
-      costs: as `MachineProfile` gives them; they decide how much is read ahead.
-      profile: the loads of an earlier run; its most used experts are resident at first, or those of
-        lowest index.
+      model: Its own experts are not used, and may be missing (`load(..., experts=False)`).
+      costs: From `MachineProfile`; they determine how much is read ahead.
+      profile: Loads of an earlier run; its most used experts are resident at first, by default
+        those with the lowest indices.
 
     Raises ValueError for a model without routed experts, a file of another model, a profile of
-    another shape, slots that no layer has, and damaged experts.
+    another shape, an invalid number of slots, and damaged experts.
     """
     _require_experts(model)
-    wanted = ExpertShape.of(model.config, file.shape.dtype)
+    expected = ExpertShape.of(model.config, file.shape.dtype)
     require(
-        file.shape == wanted,
-        f"{file.path} has experts of {tuple(file.shape)}; allowed: {tuple(wanted)}",
+        file.shape == expected,
+        f"{file.path} has experts of {tuple(file.shape)}; allowed: {tuple(expected)}",
     )
     require(
         file.fingerprint == model.fingerprint or None in (file.fingerprint, model.fingerprint),
@@ -126,14 +126,14 @@ def generate_within_budget(
     )
     config = with_ids(config or SamplerConfig(), model.config)
     policy_run = PolicyRun(replace(policy, scheduler="all_on_accelerator"), costs, slots, profile)
-    with ExpertSlots(file, policy_run.resident) as held:
-        budgeted = _Budgeted(model, held, policy_run)
-        result = _decode(model, budgeted, prompts, config, seed)
-    return BudgetedRun(result, held, policy_run, np.stack(budgeted.loads))
+    with ExpertSlots(file, policy_run.resident) as expert_slots:
+        forward = _BudgetedForward(model, expert_slots, policy_run)
+        result = _decode(model, forward, prompts, config, seed)
+    return BudgetedRun(result, expert_slots, policy_run, np.stack(forward.loads))
 
 
-class _Budgeted:
-    """A forward that asks a policy where the experts of each layer run."""
+class _BudgetedForward:
+    """A `forward_rows` that follows a policy's decisions for the experts of each layer."""
 
     def __init__(self, model: Model, slots: ExpertSlots, policy_run: PolicyRun) -> None:
         self._model, self._slots, self._policy_run = model, slots, policy_run
@@ -142,7 +142,7 @@ class _Budgeted:
 
     def __call__(self, params: Any, rows: Rows, cache: KVCache) -> RowsOut:
         now, before = jax.tree.map(np.asarray, rows), self._before
-        # A block has begun where the window stands elsewhere than in the forward before.
+        # Windows move at the beginning of a block, so other positions mean a new block.
         new_block = before is None or not np.array_equal(now.positions, before.positions)
         self._before, live = now, now.live.reshape(-1)
         self.loads.append(np.zeros(self._policy_run.resident.shape, np.int32))
@@ -153,8 +153,10 @@ class _Budgeted:
                 bad == 0,
                 f"layer {layer} has {bad} router scores that are NaN or infinite; allowed: none",
             )
-            asked = routing.experts, routing.foreseen
-            experts, foreseen = (np.where(live[:, None], each, ABSENT) for each in asked)
+            experts, foreseen = (
+                np.where(live[:, None], chosen, ABSENT)
+                for chosen in (routing.experts, routing.foreseen)
+            )
             loads = loads_of(experts, routing.scores.shape[1])
             scores = np.asarray(routing.scores)[live].mean(axis=0)
             self.loads[-1][layer] = loads

@@ -1,4 +1,4 @@
-"""What a machine takes to run and to read an expert: measured once, before a budget is planned."""
+"""Measures a machine's time to run and to read an expert, to plan a run with a budget."""
 
 import json
 import os
@@ -28,22 +28,22 @@ _REPEATS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class MachineProfile:
-    """Seconds on one machine, for the experts of one file, as HybriMoE's warm-up measures them."""
+    """Seconds on one machine, for the experts of one file (HybriMoE's warm-up phase)."""
 
     experts: tuple[Any, ...]
     """The file's `ExpertShape`."""
     rows: int
-    """Rows of the forward that was measured."""
+    """Rows of the measured forward pass."""
     run: dict[int, float]
-    """An expert, by its rows."""
+    """Time to run an expert, by its rows."""
     read: float
-    """An expert from the file."""
+    """Time to read an expert from the file."""
     dense: float
-    """The rest of a routed layer, and its share of the other ones."""
+    """Time of the rest of a routed layer, plus its share of the other layers."""
 
     def costs(self, experts_per_token: int) -> ExpertCosts:
-        """Returns what the planners need. On one processor an expert's cost is taken to be that of
-        its mean rows, of those that are active where all are equally likely."""
+        """Returns the costs for planners. On one processor, an expert's cost is taken at the mean
+        rows of an active expert if all are equally likely."""
         loads, seconds = (np.array(list(part), float) for part in (self.run, self.run.values()))
         row, expert = np.polyfit(loads, seconds, 1)
         n_experts = self.experts[1]
@@ -59,17 +59,16 @@ class MachineProfile:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes one JSON file."""
         atomic.write_text(path, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], file: ExpertFile) -> "MachineProfile":
-        """Reads what `save` wrote. Raises ValueError for anything else, and for a profile of other
+        """Reads a file of `save`. Raises ValueError for other content, and for a profile of other
         experts than the file's."""
         try:
-            found = json.loads(Path(path).read_text("utf-8"))
-            run = {int(rows): float(seconds) for rows, seconds in found.pop("run").items()}
-            profile = cls(**{**found, "experts": tuple(found["experts"]), "run": run})
+            content = json.loads(Path(path).read_text("utf-8"))
+            run = {int(rows): float(seconds) for rows, seconds in content.pop("run").items()}
+            profile = cls(**{**content, "experts": tuple(content["experts"]), "run": run})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is no profile of a machine: {error!r}") from error
         require(
@@ -82,18 +81,18 @@ class MachineProfile:
 def measure_machine(
     params: ModelParams, config: ModelConfig, file: ExpertFile, rows: int
 ) -> MachineProfile:
-    """Measures reading experts, running one with 1, 2, 4 ... `rows` rows, and a forward without
-    experts, for forwards of `rows` rows; medians of five times each."""
+    """Measures reading experts, running one with 1, 2, 4, ... rows, and a forward pass of `rows`
+    rows without experts; the medians of five measurements."""
     shape, moe = file.shape, config.moe
     assert moe is not None
-    place = page_aligned(shape.expert_bytes)
+    buffer = page_aligned(shape.expert_bytes)
     numbers = np.linspace(0, shape.n_layers * shape.n_experts - 1, _REPEATS + 1).astype(int)
-    places = iter([divmod(int(number), shape.n_experts) for number in numbers])
-    read = _median(lambda: file.read(*next(places), place))
-    matrices = file.matrices(place)
-    taken = rows * moe.experts_per_token
-    inputs = jnp.ones((taken + rows, config.width), params.embedding.dtype)
-    tile = tile_rows(taken, moe.n_experts)
+    keys = iter([divmod(int(number), shape.n_experts) for number in numbers])
+    read = _median(lambda: file.read(*next(keys), buffer))
+    matrices = file.matrices(buffer)
+    n_choices = rows * moe.experts_per_token
+    inputs = jnp.ones((n_choices + rows, config.width), params.embedding.dtype)
+    tile = tile_rows(n_choices, moe.n_experts)
 
     def run(count: int) -> Array:
         out, number = jnp.zeros_like(inputs), np.int32(count)
@@ -112,7 +111,7 @@ def measure_machine(
 
 
 def _median(call: Callable[[], Any]) -> float:
-    """Returns the seconds of a call, after one that does not count."""
+    """Returns the median seconds of a call, after a first one that is not counted."""
     seconds = []
     for _ in range(_REPEATS + 1):
         began = time.perf_counter()

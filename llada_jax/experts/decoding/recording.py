@@ -1,4 +1,4 @@
-"""Which experts every row of a forward took, and the routing trace of a run of such forwards."""
+"""Records the experts chosen for every row, and builds the routing trace of a run."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,55 +18,55 @@ from llada_jax.types import KVCache, Rows, RowsOut
 
 
 class RoutingRecord(NamedTuple):
-    """The routing of M routed layers, or of one; T rows of the whole batch, A layers ahead."""
+    """The routing of M routed layers, or of one; T rows of the whole batch, A later layers."""
 
     experts: Int[Array, "*M T k"]
     scores: Float[Array, "*M T E"]
     foreseen: Int[Array, "*M A T k"]
-    """What the gates of the A layers that follow choose on this layer's input."""
+    """The choices of the next A layers' gates for this layer's input."""
 
 
 @partial(jax.jit, static_argnums=1)
-def recorded(
+def forward_with_routing(
     params: ModelParams, config: ModelConfig, rows: Rows, cache: KVCache
 ) -> tuple[RowsOut, RoutingRecord]:
-    """Runs `forward_rows` and gives the routing, too. Rows that are not live are routed as well."""
-    taken: list[RoutingRecord] = []
+    """Runs `forward_rows`, and also returns the routing. Includes rows that are not live."""
+    records: list[RoutingRecord] = []
 
     def run(layer: Layer, config: ModelConfig, *inputs: Any) -> LayerOut:
         *_, cached = inputs
 
-        def ffn(x: Float[Array, "B R D"], *of_layer: Any) -> Float[Array, "B R D"]:
+        def ffn(x: Float[Array, "B R D"], *rest: Any) -> Float[Array, "B R D"]:
             if isinstance(layer.ffn, Experts):
-                taken.append(routed(params, x, config, cached.index)[1])
-            return feed_forward_half(x, *of_layer)
+                records.append(route_layer(params, x, config, cached.index)[1])
+            return feed_forward_half(x, *rest)
 
         return run_layer(layer, config, *inputs, ffn=ffn)
 
     out = forward_rows(params, config, rows, cache, run)
-    return out, jax.tree.map(lambda *layers: jnp.stack(layers), *taken)
+    return out, jax.tree.map(lambda *layers: jnp.stack(layers), *records)
 
 
-def routed(
+def route_layer(
     params: ModelParams, x: Float[Array, "B R D"], config: ModelConfig, index: int
 ) -> tuple[Chosen, RoutingRecord]:
-    """Returns the routing of layer `index` for its input, and the record of it.
+    """Returns the routing of layer `index` for its input `x`, and its record.
 
-    The experts of the layers after it are foreseen by their own gates on the same input.
+    The experts of later layers are predicted by their own gates on the same input.
     """
     ffn, moe = params.layers[index].ffn, config.moe
     assert isinstance(ffn, Experts) and moe is not None
     flat = x.reshape(-1, x.shape[-1])
     routing = route(flat, ffn, moe)
     following = [layer.ffn for layer in params.layers[index + 1 : index + 1 + LOOK_AHEAD]]
-    seen = [route(flat, each, moe).experts for each in following if isinstance(each, Experts)]
-    nothing = jnp.full((len(flat), moe.experts_per_token), ABSENT, jnp.int32)
-    foreseen = jnp.stack([*seen, *[nothing] * (LOOK_AHEAD - len(seen))])
+    predicted = [route(flat, ffn, moe).experts for ffn in following if isinstance(ffn, Experts)]
+    absent = jnp.full((len(flat), moe.experts_per_token), ABSENT, jnp.int32)
+    foreseen = jnp.stack([*predicted, *[absent] * (LOOK_AHEAD - len(predicted))])
     return routing, RoutingRecord(routing.experts, router_scores(flat, ffn, moe), foreseen)
 
 
 def changed_rows(rows: Rows, before: Rows | None) -> Bool[np.ndarray, " T"]:
-    """Marks rows that do not repeat a row of the forward before: same position, same token."""
+    """Marks rows that do not repeat a row of the previous pass with the same position and token."""
     if before is None or before.tokens.shape != rows.tokens.shape:
         return np.ones(rows.tokens.size, bool)
     same = (rows.tokens == before.tokens) & (rows.positions == before.positions)
@@ -82,36 +82,42 @@ def trace_of_steps(
     block_length: int,
     settings: dict[str, Any],
 ) -> RoutingTrace:
-    """Returns the trace of a run, whose records and rows are in NumPy.
+    """Builds the trace of a run from records and rows in NumPy.
 
-    Rows before a canvas row's current block count as part of it, those after it are drafts; the
-    blocks begin at its `origin`. Raises ValueError for router scores that are NaN.
+    Rows before a canvas row's current block count as part of it, rows after it are drafts; blocks
+    begin at the canvas row's `origin`. Raises ValueError for router scores that are NaN.
     """
     records, rows = zip(*steps, strict=True)
-    live = [each.live.reshape(-1) for each in rows]
-    most = max(map(len, live))
+    live = [step_rows.live.reshape(-1) for step_rows in rows]
+    n_rows = max(map(len, live))
 
-    def padded(values: np.ndarray, otherwise: int, axis: int = -1) -> np.ndarray:
+    def pad(values: np.ndarray, fill: int, axis: int = -1) -> np.ndarray:
         widths = [(0, 0)] * values.ndim
-        widths[axis] = (0, most - values.shape[axis])
-        return np.pad(values, widths, constant_values=otherwise)
+        widths[axis] = (0, n_rows - values.shape[axis])
+        return np.pad(values, widths, constant_values=fill)
 
-    def taken(name: str) -> np.ndarray:
-        """Stacks experts [..., T, k] of `most` rows; those that are not live are absent."""
-        every = [getattr(record, name) for record in records]
-        chosen = [np.where(on[:, None], each, ABSENT) for each, on in zip(every, live, strict=True)]
-        return np.stack([padded(each, ABSENT, axis=-2) for each in chosen]).astype(np.int16)
+    def stack_experts(name: str) -> np.ndarray:
+        """Stacks experts [..., T, k], padded to `n_rows` rows; rows that are not live are
+        absent."""
+        chosen = [
+            np.where(is_live[:, None], getattr(record, name), ABSENT)
+            for record, is_live in zip(records, live, strict=True)
+        ]
+        return np.stack([pad(experts, ABSENT, axis=-2) for experts in chosen]).astype(np.int16)
 
-    paired = zip(rows, current_block, strict=True)
-    blocks = [_blocks(*each, origin, block_length) for each in paired]
+    steps_and_blocks = zip(rows, current_block, strict=True)
+    blocks = [_blocks(*pair, origin, block_length) for pair in steps_and_blocks]
     changed = map(changed_rows, rows, [None, *rows[:-1]])
-    scores = [each.scores[:, on].mean(axis=1) for each, on in zip(records, live, strict=True)]
+    scores = [
+        record.scores[:, is_live].mean(axis=1)
+        for record, is_live in zip(records, live, strict=True)
+    ]
     return RoutingTrace(
-        experts=taken("experts"),
+        experts=stack_experts("experts"),
         scores=np.stack(scores),
-        foreseen=taken("foreseen"),
-        changed=np.stack([padded(each, True) for each in changed]),
-        block=np.stack([padded(each, each.min()) for each in blocks]).astype(np.int32),
+        foreseen=stack_experts("foreseen"),
+        changed=np.stack([pad(rows_changed, True) for rows_changed in changed]),
+        block=np.stack([pad(block, block.min()) for block in blocks]).astype(np.int32),
         committed=np.asarray(committed, np.int32),
         settings=settings,
     )
@@ -120,7 +126,7 @@ def trace_of_steps(
 def _blocks(
     rows: Rows, current: Int[np.ndarray, " B"], origin: Int[np.ndarray, " B"], block_length: int
 ) -> Int[np.ndarray, " T"]:
-    """Returns each row's block. Guided decoding runs a canvas row twice, in the same block."""
+    """Returns each row's block. Guided decoding runs every canvas row twice, in the same block."""
     copies = len(rows.positions) // len(current)
     now, start = np.tile(current, copies)[:, None], np.tile(origin, copies)[:, None]
     block = np.maximum((rows.positions - start) // block_length, now)

@@ -67,7 +67,7 @@ def equal(family, out):
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_any_plan_gives_the_plain_forward(family, data):
+def test_any_plan_gives_the_result_of_the_plain_forward(family, data):
     """Hosts, slots, residents that change, and transfers ahead of time, all drawn at random."""
     config, _ = model(family)
     n_experts = config.moe.n_experts
@@ -93,7 +93,7 @@ def test_any_plan_gives_the_plain_forward(family, data):
         assert all(len(slots.resident(layer)) == held for layer in range(layers))
 
 
-def test_residents_are_what_the_plan_says():
+def test_residents_match_the_plan():
     def plan(layer, routing):
         active = np.unique(routing.experts).tolist()
         on_host, in_slots = [e for e in active if e > 4], [e for e in active if e <= 4]
@@ -108,7 +108,7 @@ def test_residents_are_what_the_plan_says():
 @pytest.mark.parametrize(
     ("host", "slots"), [([], []), ([0, 1, 2, 3, 4, 5, 6, 7], [0]), ([0, 0], [1])]
 )
-def test_a_plan_that_forgets_or_repeats_experts_is_refused(host, slots):
+def test_a_plan_with_missing_or_repeated_experts_is_refused(host, slots):
     with (
         slots_of("llada-moe", 1) as held,
         pytest.raises(ValueError, match=r"the plan runs experts \[.*\]; allowed: each of .* once"),

@@ -34,7 +34,7 @@ def arrays(file, layer, expert):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_experts_are_those_that_load_quantizes(tmp_path, mixture, bits):
+def test_experts_are_quantized_as_in_load(tmp_path, mixture, bits):
     config, params = mixture
     write_experts(tmp_path / "experts", config, InMemory(params), f"int{bits}")
     file = ExpertFile(tmp_path / "experts")
@@ -48,7 +48,7 @@ def test_experts_are_those_that_load_quantizes(tmp_path, mixture, bits):
     np.testing.assert_array_equal(found.scale, scale)
 
 
-def test_integers_that_fit_are_kept(tmp_path, path, mixture):
+def test_integers_of_the_right_format_are_kept(tmp_path, path, mixture):
     config, params = mixture
     layers = [
         layer._replace(ffn=layer.ffn._replace(down=quantize(np.asarray(layer.ffn.down), 4)))
@@ -60,7 +60,7 @@ def test_integers_that_fit_are_kept(tmp_path, path, mixture):
 
 
 @pytest.mark.parametrize("damage", ["cut", "longer", "tail", "index", "empty", "text"])
-def test_a_file_that_is_none_is_refused_when_it_is_opened(path, damage):
+def test_an_invalid_file_is_refused_when_opened(path, damage):
     content = bytearray(path.read_bytes())
     changed = {
         "cut": content[PAGE:],
@@ -90,7 +90,7 @@ def test_a_damaged_expert_is_refused_when_it_is_read(path):
         pass
 
 
-def test_bad_input(tmp_path, mixture):
+def test_bad_input_is_refused(tmp_path, mixture):
     config, params = mixture
     weights = InMemory(params)
     with pytest.raises(FileNotFoundError, match="no file"):

@@ -37,7 +37,7 @@ for held in (2, 16):
     resident = np.arange(64) < held
     with ExpertSlots(file, np.tile(resident, (2, 1))) as slots:
         for layer in range(2):
-            for expert in slots.want(layer, range(held, 64)):
+            for expert in slots.request(layer, range(held, 64)):
                 slots.matrices(layer, expert)
                 slots.evict(layer, expert)
     found.append([measures, slots.memory_bytes, peak_memory() - before, slots.read])
@@ -46,7 +46,7 @@ print(json.dumps([found, file.shape.expert_bytes]))
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's peaks")
-def test_the_peak_is_that_of_the_slots(tmp_path):
+def test_peak_memory_is_bounded_by_the_slots(tmp_path):
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "experts")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found, expert = json.loads(done.stdout)

@@ -61,7 +61,7 @@ def test_recording_changes_nothing(family):
 
 
 @pytest.mark.slow
-def test_rows_change_where_a_token_was_committed_or_the_block_is_new():
+def test_rows_change_after_a_commit_or_in_a_new_block():
     result, trace = recorded("llada-moe")
     commits = np.zeros((trace.n_steps, 2), int)
     np.add.at(commits, (result.trace.event_step, result.trace.event_row), 1)
@@ -101,7 +101,7 @@ def budgeted(family, policy, slots, dtype="float32", **options):
     "name",  # tide schedules as ktransformers does
     [pytest.param("ktransformers", marks=pytest.mark.slow), "adapmoe", "tide", "hybrimoe"],
 )
-def test_a_budget_changes_speed_alone(name):
+def test_a_budget_does_not_change_results(name):
     result, profile = recorded("llada-moe")
     run = budgeted("llada-moe", name, 3, profile=profile.loads)
     np.testing.assert_array_equal(run.result.tokens, result.tokens)
@@ -115,7 +115,7 @@ def test_a_budget_changes_speed_alone(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_tokens_are_the_plain_ones_at_every_budget(dtype, tmp_path):
+def test_tokens_do_not_depend_on_the_budget(dtype, tmp_path):
     """A shared expert and dense layers stay where they are."""
     config = model("llada2-moe").config
     moe = replace(config.moe, expert_width=32, shared_width=32)
@@ -138,7 +138,7 @@ def test_tokens_are_the_plain_ones_at_every_budget(dtype, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lru", "hybrimoe"])
-def test_router_scores_that_are_no_numbers_end_the_run(name):
+def test_non_finite_router_scores_end_the_run(name):
     broken = model("llada-moe")
     layers = [
         layer._replace(ffn=layer.ffn._replace(router=layer.ffn.router * np.nan))
@@ -151,7 +151,7 @@ def test_router_scores_that_are_no_numbers_end_the_run(name):
         )
 
 
-def test_bad_input():
+def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="llada has no routed experts to look at; allowed: a mixt"):
         record_routing(lj.load("tiny"), [[1]])
     file, mixture = experts_of("llada-moe"), model("llada-moe")

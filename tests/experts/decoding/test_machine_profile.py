@@ -17,7 +17,7 @@ PROFILE = MachineProfile(
 )
 
 
-def test_costs_are_what_was_measured():
+def test_costs_match_the_measurements():
     costs = PROFILE.costs(experts_per_token=2)
     assert (costs.cpu_expert, costs.cpu_row) == (pytest.approx(2.0), pytest.approx(1.0))
     assert (costs.transfer, costs.dense) == (5.0, 7.0)
@@ -38,7 +38,7 @@ def test_a_profile_is_saved_and_loaded(tmp_path):
 
 
 @pytest.mark.slow
-def test_measuring(tmp_path):
+def test_a_measured_profile_has_positive_times(tmp_path):
     config = loaded(GOLDENS / "llada-moe", "float32")[0]
     params = init_params(config, jax.random.key(0))
     write_experts(tmp_path / "experts", config, InMemory(params), "int8")

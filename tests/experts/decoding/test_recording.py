@@ -9,7 +9,7 @@ import pytest
 from llada_jax.experts.decoding.recording import (
     RoutingRecord,
     changed_rows,
-    recorded,
+    forward_with_routing,
     trace_of_steps,
 )
 from llada_jax.experts.routing import ABSENT, LOOK_AHEAD
@@ -50,7 +50,7 @@ def trace(*steps, current, block_length=2):
     )
 
 
-def test_a_row_repeats_where_position_and_token_are_the_same():
+def test_a_row_is_repeated_if_position_and_token_are_equal():
     before = step([9, 9, 5], [4, 5, 6])
     assert changed(step([9, 7, 5], [4, 5, 6]), before).tolist() == [False, True, False]
     assert changed(step([9, 9, 5], [4, 6, 6]), before).tolist() == [False, True, False]
@@ -70,7 +70,7 @@ def test_forwards_of_different_sizes_share_a_trace():
     np.testing.assert_array_equal(made.block, np.zeros((2, 6)))
 
 
-def test_dead_rows_take_no_experts_and_have_no_score():
+def test_dead_rows_have_no_experts_and_no_score():
     scores = np.full((1, 3, 4), 0.25)
     scores[0, 2] = 100.0
     made = trace(step([9, 9, 0], [4, 5, 0], [True, True, False], scores), current=[0])
@@ -83,7 +83,7 @@ def test_rows_after_the_current_block_are_drafts():
     np.testing.assert_array_equal(made.block, [[1, 1, 2, 2], [1, 1, 1, 1]])
 
 
-def test_bad_recordings():
+def test_bad_recordings_are_refused():
     nan = np.full((1, 2, 4), np.nan)
     with pytest.raises(ValueError, match="scores has 4 values that are NaN or infinite"):
         trace(step([9, 9], [4, 5], scores=nan), current=[0])
@@ -106,11 +106,11 @@ def rows_of(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_the_plain_forward(family):
+def test_the_recorded_forward_matches_the_plain_one(family):
     config, params = model(family)
     rows = rows_of(family)
     cache = cache_for(params, config, len(rows.tokens), 0)
-    out, record = recorded(params, config, rows, cache)
+    out, record = forward_with_routing(params, config, rows, cache)
     plain = jax.jit(forward_rows, static_argnums=1)(params, config, rows, cache)
     np.testing.assert_allclose(out.hidden, plain.hidden, rtol=0, atol=1e-5)
     layers, taken, k = len(routed(params)), rows.tokens.size, config.moe.experts_per_token
@@ -120,7 +120,7 @@ def test_it_is_the_plain_forward(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_record_is_what_the_routers_say(family):
+def test_the_record_matches_the_routers(family):
     config, params = model(family)
     rows = rows_of(family)
     cache = cache_for(params, config, len(rows.tokens), 0)
@@ -138,7 +138,7 @@ def test_the_record_is_what_the_routers_say(family):
         return inputs
 
     inputs = watched(params, rows, cache)
-    _, record = recorded(params, config, rows, cache)
+    _, record = forward_with_routing(params, config, rows, cache)
     experts = routed(params)
     for index, (x, mine) in enumerate(zip(inputs, experts, strict=True)):
         np.testing.assert_array_equal(record.experts[index], jit_route(x, mine, config.moe).experts)
@@ -161,7 +161,7 @@ def routed(params):
     return [layer.ffn for layer in params.layers if isinstance(layer.ffn, Experts)]
 
 
-def test_scores_are_what_experts_are_chosen_by():
+def test_the_experts_with_the_highest_scores_are_chosen():
     config, params = model("llada-moe")
     x = np.random.default_rng(0).standard_normal((5, config.width), np.float32)
     scores = np.asarray(jit_scores(x, params.layers[0].ffn, config.moe))
@@ -171,7 +171,7 @@ def test_scores_are_what_experts_are_chosen_by():
     np.testing.assert_allclose(weights, best, atol=1e-7)
 
 
-def test_quantized_experts_are_recorded_too():
+def test_quantized_experts_are_recorded():
     config, params = model("llada-moe")
     layers = [
         layer._replace(ffn=layer.ffn._replace(gate=quantize(np.asarray(layer.ffn.gate), 8)))
@@ -180,7 +180,7 @@ def test_quantized_experts_are_recorded_too():
     params = params._replace(layers=tuple(layers))
     rows = rows_of("llada-moe")
     cache = cache_for(params, config, len(rows.tokens), 0)
-    out, record = recorded(params, config, rows, cache)
+    out, record = forward_with_routing(params, config, rows, cache)
     plain = jax.jit(forward_rows, static_argnums=1)(params, config, rows, cache)
     np.testing.assert_allclose(out.hidden, plain.hidden, rtol=0, atol=1e-5)
     assert np.asarray(record.scores).shape == (3, rows.tokens.size, 8)
