@@ -94,8 +94,10 @@ def _of_places(graph: Graph, budget: Budget, plan: Plan) -> Iterator[str]:
 
 
 def _of_waits(graph: Graph, plan: Plan) -> Iterator[str]:
-    for number, (first, _, after, lag) in enumerate(zip(*waits_of(graph, plan), strict=True)):
-        if not lag and after >= first:
+    for number, (needed_at, _, freed_at, lag) in enumerate(
+        zip(*waits_of(graph, plan), strict=True)
+    ):
+        if not lag and freed_at >= needed_at:
             yield f"transfer {number} waits for an operator that waits for it"
 
 

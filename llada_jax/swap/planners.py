@@ -16,7 +16,7 @@ from llada_jax.config import require
 from llada_jax.swap.address_space import Budget, Plan, PlanError, in_slots, room_for_weights
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.greedy_planner import PUBLISHED_SLOT_BYTES, Greedy
-from llada_jax.swap.stall_times import Waits, prefix_sums, stall_of, steady_stall, waits_of
+from llada_jax.swap.stall_times import TransferWaits, prefix_sums, stall_of, steady_stall, waits_of
 
 LARGEST_OPERATORS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Sizes of slots that are tried, in largest operators."""
@@ -83,7 +83,7 @@ class _Spread:
         ns = [self._graph.transfer_ns(group) for group in groups]
         after = [groups[j - n_slots][-1] for j in range(len(groups))]
         lag = [int(j < n_slots) for j in range(len(groups))]
-        waits = Waits([group[0] for group in groups], ns, after, lag)
+        waits = TransferWaits([group[0] for group in groups], ns, after, lag)
         return steady_stall(self._computed, waits), sum(ns)
 
     def _slot_sizes(self, n_slots: int) -> list[int]:
