@@ -76,7 +76,9 @@ def run(tasks: Sequence[LaneTask], dram_gbps: float) -> Timeline:
     require(len(set(names)) == len(names), "task names repeat; allowed: each once")
     unknown = sorted({need for task in tasks for need in task.needs} - set(names))
     require(not unknown, f"tasks need {unknown}; allowed: names of tasks")
-    queues = {lane: [task for task in tasks if task.lane == lane] for lane in LANES}
+    queues: dict[Lane, list[LaneTask]] = {
+        lane: [task for task in tasks if task.lane == lane] for lane in LANES
+    }
     free_since = dict.fromkeys(LANES, 0.0)
     running: dict[Lane, _Running] = {}
     done: set[str] = set()

@@ -1,11 +1,12 @@
-"""The NPU's address space: what may be mapped, what a mapping costs, and what lies where in a plan.
+"""The NPU's address space: budgets, costs of mapping, and plans with an address for all weights.
 
-A step runs the operators of a graph one after the other, and a denoising loop runs the step again
-and again. Weights of some operators are always mapped; those of the others are staged in every
-step, in the order in which they are used. An operator waits for its transfer; a transfer waits for
-the one before it, and for the last use of what lay where it goes. The address space starts with
-keys, values and temporaries, then come the buffers of the weights, which are packed in order of
-use, and the slots.
+A step runs the operators of a graph one after the other, and decoding repeats the step in a loop.
+The weights of some operators are resident: always mapped. The others are staged in every step, in
+order of use. An operator waits for its transfer. A transfer waits for the transfer before it, and
+for the last use of the weights that it displaces.
+
+The address space begins with keys, values and temporaries. The buffers of weights follow, packed in
+order of use, and then the slots, which staged weights use in turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,16 +21,16 @@ MIB = 1 << 20
 
 
 class PlanError(ValueError):
-    """A graph that cannot run within a budget, with the reason."""
+    """Raised with the reason if a graph cannot run within a budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What one session of the NPU may map.
+    """Limits of the memory that one session of the NPU maps.
 
-    Defaults: llama.cpp's limits of a session on Hexagon V75 and later (ggml-hexagon.cpp and
-    htp-ops.h: 3,200 MiB, 16 buffers of up to 1 GiB). Keys and values count at the length to which
-    they will grow: a mapping that must move while a text is generated would cost a stall.
+    The defaults are llama.cpp's limits on Hexagon V75 and later (ggml-hexagon.cpp and htp-ops.h:
+    3,200 MiB, 16 buffers of up to 1 GiB). Keys and values count at their final length, since moving
+    a mapping during a generation would cost a stall.
     """
 
     session_bytes: int = 3200 * MIB
@@ -38,30 +39,30 @@ class Budget:
     alignment: int = 4096
     kv_bytes_per_token: int = 0
     tokens: int = 0
-    """Prompt and generated tokens, at the end of a generation."""
+    """Prompt and generated tokens at the end of a generation."""
     temporary_bytes: int = 0
-    """Activations, of which all layers share the place."""
+    """Activations. All layers share the same memory."""
 
     def __post_init__(self) -> None:
         require_counts(self, "session_bytes", "max_buffers", "max_buffer_bytes", "alignment")
         require_counts(self, "kv_bytes_per_token", "tokens", "temporary_bytes", least=0)
 
     def aligned(self, size: int) -> int:
-        """Returns the bytes of the address space that `size` bytes take."""
+        """Returns the size rounded up to the alignment."""
         return -(-size // self.alignment) * self.alignment
 
     def sizes(self, graph: Graph) -> list[int]:
-        """Returns the bytes of the address space that each operator's weights take."""
+        """Returns the aligned size of each operator's weights."""
         return [self.aligned(operator.weight_bytes) for operator in graph.operators]
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes of keys, values and temporaries, which are mapped all the time."""
+        """Aligned size of keys, values and temporaries, which are always mapped."""
         return sum(map(self.aligned, self._fixed_parts))
 
     @property
     def fixed_buffers(self) -> int:
-        """Mappings of the fixed bytes."""
+        """Number of buffers of keys, values and temporaries."""
         return sum(-(-self.aligned(part) // self.max_buffer_bytes) for part in self._fixed_parts)
 
     @property
@@ -71,30 +72,35 @@ class Budget:
 
 @dataclass(frozen=True)
 class MappingPath:
-    """A way to make weights visible to the NPU, with its cost and where that number is from."""
+    """Costs of a way to make weights visible to the NPU."""
 
     map_ns: int
-    """Time of each mapping."""
+    """Fixed time of each transfer."""
     step_ns: int
-    """Time once in each step that stages anything, whatever its size."""
+    """Fixed time of each step that stages weights."""
     bytes_per_second: float
-    """Speed of the bytes; `math.inf` where they stay where they are."""
+    """Copy rate, or `math.inf` if the bytes are mapped without a copy."""
     tag: str
+    """How the costs are known (`phones.profile.Tag`)."""
     source: str
 
     def price(self, graph: Graph, transfers: int = 0) -> Graph:
-        """Returns the graph with this way's transfer times, `step_ns` spread over the transfers of
-        a plan; 0 before there is one, since a planner does not know how many it will make."""
-        once = self.step_ns // transfers if transfers else 0
+        """Returns the graph with the transfer times of this path.
+
+        Args:
+          transfers: number of transfers per step of the plan, over which `step_ns` is spread. 0
+            before there is a plan, which leaves `step_ns` out.
+        """
+        step_share = self.step_ns // transfers if transfers else 0
         operators = tuple(
-            replace(each, transfer_ns=round(each.weight_bytes / self.bytes_per_second * 1e9))
-            for each in graph.operators
+            replace(op, transfer_ns=round(op.weight_bytes / self.bytes_per_second * 1e9))
+            for op in graph.operators
         )
-        return Graph(operators, self.map_ns + once)
+        return Graph(operators, self.map_ns + step_share)
 
 
 class Region(NamedTuple):
-    """Part of the address space, in bytes."""
+    """Part of the address space in bytes."""
 
     start: int
     size: int
@@ -111,50 +117,49 @@ class Region(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Weights that are staged at once, by one mapping, in every step."""
+    """Weights that are staged together in every step, as one mapping."""
 
     operators: tuple[int, ...]
-    """Numbers of the operators, in order of use."""
+    """Indices of the operators in order of use."""
     slot: int | None
-    """The staging slot that takes them in the first step; None where they have places of their own
-    that other operators' weights share."""
+    """Index of the slot in the first step, or None if the weights have fixed addresses, which they
+    share with other staged weights."""
 
 
 class Plan(NamedTuple):
-    """Addresses of everything, and the transfers of a step.
+    """The addresses of all weights, and the transfers of a step.
 
-    Where the number of transfers through the slots is no multiple of the number of slots, the slots
-    change roles from one step to the next: the addresses of staged weights are those of the first
-    step.
+    If the number of transfers through slots is not a multiple of the number of slots, a transfer
+    uses different slots in different steps. Its addresses here are those of the first step.
     """
 
     order: tuple[int, ...]
-    """Order in which the operators run."""
+    """Indices of the operators in the order in which they run."""
     transfers: tuple[Transfer, ...]
-    """Transfers of a step in order of first use. Operators of no transfer are resident."""
+    """Transfers of a step in order of first use. Operators without a transfer are resident."""
     weights: tuple[Region, ...]
-    """Place of each operator's weights."""
+    """Address of each operator's weights, by index."""
     buffers: tuple[Region, ...]
-    """Mapped buffers in which the weights lie that are not in a slot."""
+    """Mapped buffers of the weights that are not in slots."""
     slots: tuple[Region, ...]
     fixed: Region
     """Keys, values and temporaries."""
 
     @property
     def staged(self) -> frozenset[int]:
-        """Operators whose weights are staged in every step."""
+        """Indices of the operators whose weights are staged."""
         return frozenset(i for transfer in self.transfers for i in transfer.operators)
 
     def resident_bytes(self, graph: Graph) -> int:
-        """Returns the bytes of the weights that are mapped all the time."""
+        """Returns the bytes of the resident weights."""
         staged = self.staged
         return sum(op.weight_bytes for i, op in enumerate(graph.operators) if i not in staged)
 
 
 def room_for_weights(graph: Graph, budget: Budget) -> tuple[int, int]:
-    """Returns bytes and mappings that keys, values and temporaries leave for weights.
+    """Returns the bytes and the number of buffers that the budget leaves for weights.
 
-    Raises PlanError where no weights fit, or not those of the largest operator.
+    Raises PlanError if the weights of the largest operator do not fit.
     """
     fixed, buffers = budget.fixed_bytes, budget.max_buffers - budget.fixed_buffers
     size = (budget.session_bytes - fixed) // budget.alignment * budget.alignment
@@ -175,17 +180,17 @@ def room_for_weights(graph: Graph, budget: Budget) -> tuple[int, int]:
 
 
 class Packer:
-    """Fills buffers one after the other: neighbours in order of use share a mapping."""
+    """Packs tensors into buffers in order of use, so that neighbours share a buffer."""
 
     def __init__(self, room: int, max_buffers: int, max_buffer_bytes: int):
         self._room, self._max_buffers, self._max_bytes = room, max_buffers, max_buffer_bytes
         self.sizes: list[int] = []
-        """Bytes of each buffer."""
+        """Size of each buffer."""
         self.used = 0
-        """Bytes of all buffers."""
+        """Size of all buffers together."""
 
     def add(self, size: int) -> int | None:
-        """Returns the offset of one more tensor; None, and nothing changes, if it does not fit."""
+        """Adds a tensor and returns its offset, or returns None if it does not fit."""
         if self.used + size > self._room or size > self._max_bytes:
             return None
         if not self.sizes or self.sizes[-1] + size > self._max_bytes:
@@ -200,12 +205,15 @@ class Packer:
 def in_slots(
     graph: Graph, budget: Budget, groups: Sequence[Sequence[int]], n_slots: int
 ) -> Plan | None:
-    """Returns a plan in the graph's own order in which groups of operators take turns in the slots,
-    and all others stay. Groups are in order of use. Where there are no more of them than slots,
-    each would stay in its slot from step to step: then all are residents.
+    """Returns a plan in the order of the graph: groups of operators use the slots in turn, and all
+    other operators are resident.
 
-    It is None where it does not fit. Raises PlanError as `room_for_weights`.
+    Args:
+      groups: indices of the operators of each transfer, in order of use.
+
+    Returns None if the plan does not fit. Raises PlanError like `room_for_weights`.
     """
+    # With as many slots as groups, nothing would displace a group: it would be resident.
     if len(groups) <= n_slots:
         groups, n_slots = [], 0
     (room, buffers), sizes = room_for_weights(graph, budget), budget.sizes(graph)
@@ -215,10 +223,11 @@ def in_slots(
     staged = {i for group in groups for i in group}
     packer = Packer(room - n_slots * slot_bytes, buffers - n_slots, budget.max_buffer_bytes)
     offsets = {}
-    for i in (i for i, size in enumerate(sizes) if size and i not in staged):
-        offsets[i] = packer.add(sizes[i])
-        if offsets[i] is None:
-            return None
+    for i, size in enumerate(sizes):
+        if size and i not in staged:
+            offsets[i] = packer.add(size)
+            if offsets[i] is None:
+                return None
     slots = [slot_bytes] * n_slots
     return assemble(graph, budget, range(len(graph)), offsets, packer.sizes, slots, groups)
 
@@ -233,31 +242,44 @@ def assemble(
     groups: Sequence[Sequence[int]] = (),
     displaced: Sequence[Transfer] = (),
 ) -> Plan:
-    """Returns the plan of all these; operators of no offset and no group have no weights.
+    """Builds a plan from offsets and groups, and computes all addresses.
 
-    Offsets are places in the buffers, which lie one behind the other, as the slots do. Groups take
-    turns in the slots; they stay there where each has one of its own. `displaced`: transfers of
-    weights that share their places in the buffers.
+    Args:
+      order: indices of the operators in the order in which they run.
+      offsets: offset of an operator's weights in the buffers, by index.
+      buffers: sizes of the buffers, which are contiguous.
+      slots: sizes of the slots, which follow the buffers.
+      groups: indices of the operators of each transfer through the slots. If there are no more
+        groups than slots, they are resident there.
+      displaced: transfers of weights that share their offsets with other weights.
+
+    Operators in neither `offsets` nor `groups` must not have weights.
     """
     start, sizes = budget.fixed_bytes, budget.sizes(graph)
-    placed = regions(start + sum(buffers), slots)
+    slot_regions = regions(start + sum(buffers), slots)
     address = {i: start + offset for i, offset in offsets.items()}
     transfers = [*displaced]
     for rank, group in enumerate(groups):
         slot = rank % len(slots)
-        starts = accumulate((sizes[i] for i in group), initial=placed[slot].start)
+        starts = accumulate((sizes[i] for i in group), initial=slot_regions[slot].start)
         address |= dict(zip(group, starts, strict=False))
         transfers += [Transfer(tuple(group), slot)] if len(groups) > len(slots) else []
-    place = {index: position for position, index in enumerate(order)}
-    transfers.sort(key=lambda transfer: place[transfer.operators[0]])
+    position = {index: p for p, index in enumerate(order)}
+    transfers.sort(key=lambda transfer: position[transfer.operators[0]])
     weights = (
         Region(address.get(i, start), op.weight_bytes) for i, op in enumerate(graph.operators)
     )
-    filled, fixed = tuple(regions(start, buffers)), Region(0, start)
-    return Plan(tuple(order), tuple(transfers), tuple(weights), filled, tuple(placed), fixed)
+    return Plan(
+        order=tuple(order),
+        transfers=tuple(transfers),
+        weights=tuple(weights),
+        buffers=tuple(regions(start, buffers)),
+        slots=tuple(slot_regions),
+        fixed=Region(0, start),
+    )
 
 
 def regions(start: int, sizes: Sequence[int]) -> list[Region]:
-    """Returns regions of these sizes, one after the other."""
+    """Returns contiguous regions of these sizes."""
     starts = accumulate(sizes, initial=start)
-    return [Region(at, size) for at, size in zip(starts, sizes, strict=False)]
+    return [Region(begin, size) for begin, size in zip(starts, sizes, strict=False)]

@@ -1,4 +1,8 @@
-"""A step as a planner sees it: operators in order, what each one needs and how long each takes."""
+"""The graph of a step for planners: operators with weights, times and dependencies.
+
+Planners need no tensors. An operator is a matrix product, or an expert with its three, and all
+times are whole nanoseconds so that stalls can be compared exactly.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,7 +14,7 @@ from llada_jax.config import ModelConfig, require, require_counts
 from llada_jax.model.architecture.parameters import Matrix, body_matrices
 
 ACTIVATION_BYTES = 2
-"""float16, in which llada.cpp keeps activations, keys and values (arXiv 2606.13740, section 4)."""
+"""llada.cpp stores activations, keys and values as float16 (arXiv 2606.13740, section 4)."""
 
 
 def kv_bytes_per_token(config: ModelConfig) -> int:
@@ -20,15 +24,15 @@ def kv_bytes_per_token(config: ModelConfig) -> int:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of a step. Times are whole nanoseconds, so that sums and optima are exact."""
+    """One operator of a step."""
 
     name: str
     weight_bytes: int
     compute_ns: int
     transfer_ns: int = 0
-    """Time to stage its weights, beside what every mapping takes (`Graph.map_ns`)."""
+    """Time to stage the weights, without the fixed time of a transfer (`Graph.map_ns`)."""
     depends: tuple[int, ...] = ()
-    """Numbers of the operators whose outputs it reads."""
+    """Indices of the operators whose outputs it reads."""
 
     def __post_init__(self) -> None:
         require_counts(self, "weight_bytes", "compute_ns", "transfer_ns", least=0)
@@ -36,11 +40,11 @@ class Operator:
 
 @dataclass(frozen=True)
 class Graph:
-    """The operators of a step, in an order in which they can run."""
+    """The operators of a step, in a valid order."""
 
     operators: tuple[Operator, ...]
     map_ns: int = 0
-    """Time that each transfer takes whatever its size: the mapping."""
+    """Fixed time of each transfer: the mapping."""
 
     def __post_init__(self) -> None:
         require(len(self.operators) > 0, "the graph has 0 operators; allowed: 1 or more")
@@ -58,21 +62,21 @@ class Graph:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Bytes of all operators."""
+        """Bytes of all weights."""
         return sum(operator.weight_bytes for operator in self.operators)
 
     @cached_property
     def compute_ns(self) -> int:
-        """Time of all operators: a step without a stall."""
+        """Compute time of all operators: the time of a step without stalls."""
         return sum(operator.compute_ns for operator in self.operators)
 
     def transfer_ns(self, operators: Sequence[int]) -> int:
-        """Returns the time to stage the weights of some operators as one mapping."""
+        """Returns the time to stage the weights of these operators in one transfer."""
         return self.map_ns + sum(self.operators[i].transfer_ns for i in operators)
 
     def is_order(self, order: Sequence[int]) -> bool:
         """Returns whether the operators can run in this order."""
-        position = {index: place for place, index in enumerate(order)}
+        position = {index: p for p, index in enumerate(order)}
         return sorted(order) == list(range(len(self))) and all(
             position[other] < position[index]
             for index, operator in enumerate(self.operators)
@@ -81,24 +85,28 @@ class Graph:
 
 
 def model_graph(config: ModelConfig, *, weight_bits: float, step_ns: int) -> Graph:
-    """Returns the matrix products of a model's body, without transfer times.
+    """Returns the graph of a model's body, without transfer times.
 
-    Every matrix is an operator, and so is every expert with its three: as if a step ran all of
-    them. The head and the embedding stay on the CPU, as in llada.cpp.
-    A weight's bits are with its share of the scales (4.5 for Q4_0). The body's compute time is
-    spread over the operators by their weights. Raises ValueError where one of them is 0 or less.
+    Every matrix is an operator, and so is every expert with its three matrices. All experts are in
+    the graph, as if a step used all of them. Head and embedding are on the CPU, as in llada.cpp.
+
+    Args:
+      weight_bits: bits of a weight with its share of the scale, for example 4.5 for Q4_0.
+      step_ns: compute time of the body, which is spread over the operators by their weights.
+
+    Raises ValueError if an argument is not above 0.
     """
     for name, value in (("weight_bits", weight_bits), ("step_ns", step_ns)):
         require(value > 0, f"{name} is {value}; allowed: above 0")
     total = sum(matrix.weights for matrix in body_matrices(config))
     groups = list(_groups(config))
-    number = {name: index for index, (name, _, _) in enumerate(groups)}
+    index_of = {name: index for index, (name, _, _) in enumerate(groups)}
     operators = (
         Operator(
             name=name,
             weight_bytes=math.ceil(weights * weight_bits / 8),
             compute_ns=round(step_ns * weights / total),
-            depends=tuple(number[each] for each in reads),
+            depends=tuple(index_of[other] for other in reads),
         )
         for name, weights, reads in groups
     )
@@ -106,13 +114,16 @@ def model_graph(config: ModelConfig, *, weight_bits: float, step_ns: int) -> Gra
 
 
 _MatrixGroup = tuple[str, int, tuple[str, ...]]
-"""Name of matrices that are always used together, their weights, and names of what they read."""
+"""Name of an operator, number of its weights, and names of the operators whose outputs it reads."""
 
 
 def _groups(config: ModelConfig) -> Iterator[_MatrixGroup]:
-    """Yields what the body's matrices are grouped into: dense ones alone, an expert's together, and
-    for each routed layer the sum of its experts, which has no weights."""
-    before: tuple[str, ...] = ()
+    """Yields the operators of the body.
+
+    A dense matrix is an operator, and the three matrices of an expert are one. A routed layer ends
+    with an operator without weights, the sum of its experts.
+    """
+    previous_layer: tuple[str, ...] = ()
     for number, layer in groupby(body_matrices(config), lambda matrix: matrix.layer):
         experts, last = [], ""
         for matrix in layer:
@@ -120,12 +131,12 @@ def _groups(config: ModelConfig) -> Iterator[_MatrixGroup]:
                 experts.append(matrix)
                 continue
             last = matrix.name
-            inside = tuple(name for name in matrix.reads if name.startswith(f"layers.{number}."))
-            yield last, matrix.weights, inside or before
-        before = (last,)
+            reads = tuple(name for name in matrix.reads if name.startswith(f"layers.{number}."))
+            yield last, matrix.weights, reads or previous_layer
+        previous_layer = (last,)
         if experts:
             yield from _expert_groups(last, experts)
-            before = (f"{last.removesuffix('.router')}.sum",)
+            previous_layer = (f"{last.removesuffix('.router')}.sum",)
 
 
 def _expert_groups(router: str, matrices: Sequence[Matrix]) -> Iterator[_MatrixGroup]:

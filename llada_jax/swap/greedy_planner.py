@@ -1,12 +1,13 @@
-"""The paper's planner: alternating groups of residents and of temporaries (llada.cpp, section 3.4).
+"""The planner of the llada.cpp paper (arXiv 2606.13740, section 3.4).
 
-A group of residents fills the resident region; then come operators whose transfers together take
-less than the group's compute time, so that they hide behind it; then the next residents, and so on.
-Operators that depend on nothing skipped may be taken before their turn. Where there are several
-groups of residents, they share the region: each is mapped when the one before it has run.
+It alternates two kinds of groups. Resident operators fill the resident region. Temporary operators
+follow, whose transfers together take less time than the compute of the resident group, so that they
+are hidden behind it. Then the next resident group comes, and so on. An operator may run before its
+turn if all operators that it reads have run. All resident groups share the region: each group is
+mapped after the group before it has run.
 
-The paper leaves open what a step leaves to the next one. Here weights that nothing displaces stay:
-residents that no other group overlaps, and temporaries if the two slots hold all of them.
+The paper does not define what remains mapped for the next step. Here, weights remain if nothing
+displaces them: residents that overlap no other group, and temporaries if the two slots hold all.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,41 +31,47 @@ from llada_jax.swap.graph import Graph
 
 SLOTS = 2
 PUBLISHED_SLOT_BYTES = 128 * MIB
-"""Size of one of the two slots through which Figure 13c stages 256 MB."""
+"""Size of each of the two slots in Figure 13c (256 MB together)."""
 
 
 Round = tuple[dict[int, int], list[int]]
-"""Residents with the offsets of their weights in the region, then temporaries, in order of use."""
+"""Offsets of resident operators by index, and temporary operators. Both are in order of use."""
 
 
 @dataclass(frozen=True)
 class Greedy:
-    """The planner. `slot_bytes` is the size of each slot; default: the largest operator's."""
+    """The planner."""
 
     slot_bytes: int | None = None
+    """Size of each slot, or None for the size of the largest operator."""
 
     def __post_init__(self) -> None:
         size = self.slot_bytes
         require(size is None or size > 0, f"slot_bytes is {size}; allowed: above 0, or None")
 
     def __call__(self, graph: Graph, budget: Budget) -> Plan:
-        everything = in_slots(graph, budget, [], 0)
-        if everything is not None:
-            return everything
+        all_resident = in_slots(graph, budget, [], 0)
+        if all_resident is not None:
+            return all_resident
         (room, buffers), sizes = room_for_weights(graph, budget), budget.sizes(graph)
-        slot_bytes = self._slot(budget, max(sizes), room) if buffers > SLOTS else 0
+        slot_bytes = self._slot_size(budget, max(sizes), room) if buffers > SLOTS else 0
         slots = [slot_bytes] * SLOTS if slot_bytes else []
         max_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
         region = ResidentRegion(room - sum(slots), buffers - len(slots), max_bytes)
         rounds = alternate(graph, sizes, region, slot_bytes)
-        order = [i for residents, hidden in rounds for i in (*residents, *hidden)]
+        order = [i for residents, temporaries in rounds for i in (*residents, *temporaries)]
         offsets = {i: offset for residents, _ in rounds for i, offset in residents.items()}
-        chunks = [chunk for _, hidden in rounds for chunk in _chunks(hidden, sizes, slot_bytes)]
-        shared = _displaced(rounds, sizes)
-        return assemble(graph, budget, order, offsets, region.sizes, slots, chunks, shared)
+        groups = [
+            group
+            for _, temporaries in rounds
+            for group in _split_into_slots(temporaries, sizes, slot_bytes)
+        ]
+        displaced = _displaced_residents(rounds, sizes)
+        return assemble(graph, budget, order, offsets, region.sizes, slots, groups, displaced)
 
-    def _slot(self, budget: Budget, largest: int, room: int) -> int:
-        """Returns a slot's bytes (0: none): as wanted, if the largest operator then has a place."""
+    def _slot_size(self, budget: Budget, largest: int, room: int) -> int:
+        """Returns the size of a slot, or 0 for none. The largest operator fits into it, or else
+        into the resident region."""
         limit = min(room // SLOTS, budget.max_buffer_bytes)
         size = min(budget.aligned(self.slot_bytes or largest), limit)
         if size < largest:
@@ -73,16 +80,19 @@ class Greedy:
 
 
 class ResidentRegion(Packer):
-    """Offsets for groups of residents. The first one fills buffers from the start; later ones fill
-    the same buffers from their ends, where they displace what was used last."""
+    """Assigns offsets to resident groups, which share the region.
+
+    The first group fills the buffers from the start. Later groups fill the same buffers from the
+    end, so that they displace the weights that were used last.
+    """
 
     _groups = 0
 
     def begin(self) -> None:
-        """Starts the next group. The second one takes all that the first one left of the room."""
+        """Starts the next group. The second group first adds the room that the first one left."""
         self._groups += 1
         if self._groups == 2:
-            del self.sizes[-1:]  # which grows, too
+            del self.sizes[-1:]  # the last buffer grows
             rest = self._room - sum(self.sizes)
             while rest and len(self.sizes) < self._max_buffers:
                 self.sizes.append(min(rest, self._max_bytes))
@@ -90,7 +100,7 @@ class ResidentRegion(Packer):
         self._gaps = regions(0, self.sizes)
 
     def add(self, size: int) -> int | None:
-        """Returns the offset of one more tensor of the group, or None where it does not fit."""
+        """Adds a tensor to the group and returns its offset, or returns None if it does not fit."""
         if self._groups == 1:
             return super().add(size)
         while self._gaps and self._gaps[-1].size < size:
@@ -105,7 +115,7 @@ class ResidentRegion(Packer):
 def alternate(
     graph: Graph, sizes: Sequence[int], region: ResidentRegion, slot_bytes: int
 ) -> list[Round]:
-    """Walks through the operators as the paper does; the rounds hold each of them once."""
+    """Returns the rounds of the paper's algorithm, which contain every operator once."""
     left, done, rounds = list(range(len(graph))), set[int](), []
     while left:
         region.begin()
@@ -117,11 +127,12 @@ def alternate(
             residents[index] = offset
         left = left[len(residents) :]
         done.update(residents)
-        behind = sum(graph.operators[i].compute_ns for i in residents)
-        small = [i for i in left if sizes[i] <= slot_bytes]
-        hidden = _hidden(graph, small, done, behind)
-        if not residents and not hidden:
-            hidden = left[:1]  # larger than the region: it takes a slot, and the NPU waits
+        compute_ns = sum(graph.operators[i].compute_ns for i in residents)
+        candidates = [i for i in left if sizes[i] <= slot_bytes]
+        temporaries = _hidden(graph, candidates, done, compute_ns)
+        if not residents and not temporaries:
+            # Too large for the region: it is staged through a slot, and the NPU waits.
+            temporaries = left[:1]
             operator = graph.operators[left[0]]
             if sizes[left[0]] > slot_bytes:
                 raise PlanError(
@@ -129,40 +140,42 @@ def alternate(
                     "into what the buffers of the residents leave, nor into a slot of "
                     f"{slot_bytes:,}"
                 )
-        done.update(hidden)
+        done.update(temporaries)
         left = [i for i in left if i not in done]
-        rounds.append((residents, hidden))
+        rounds.append((residents, temporaries))
     return rounds
 
 
-def _hidden(graph: Graph, small: Sequence[int], done: set[int], behind_ns: int) -> list[int]:
-    """Returns operators that could run now, whose transfers together take less than some time."""
-    taken, spent, ran = [], 0, set(done)
-    for index in small:
+def _hidden(graph: Graph, candidates: Sequence[int], done: set[int], compute_ns: int) -> list[int]:
+    """Returns operators that can run now, with transfers of less than `compute_ns` together."""
+    chosen, transfers_ns, ran = [], 0, set(done)
+    for index in candidates:
         operator = graph.operators[index]
-        needs = graph.transfer_ns([index]) if operator.weight_bytes else 0
-        if spent + needs < behind_ns and ran.issuperset(operator.depends):
-            taken.append(index)
+        transfer_ns = graph.transfer_ns([index]) if operator.weight_bytes else 0
+        if transfers_ns + transfer_ns < compute_ns and ran.issuperset(operator.depends):
+            chosen.append(index)
             ran.add(index)
-            spent += needs
-    return taken
+            transfers_ns += transfer_ns
+    return chosen
 
 
-def _chunks(hidden: Sequence[int], sizes: Sequence[int], slot_bytes: int) -> Iterator[list[int]]:
-    """Yields neighbours among the temporaries that one slot holds."""
-    chunk: list[int] = []
-    for index in (i for i in hidden if sizes[i]):
-        if chunk and sum(sizes[i] for i in chunk) + sizes[index] > slot_bytes:
-            yield chunk
-            chunk = []
-        chunk.append(index)
-    if chunk:
-        yield chunk
+def _split_into_slots(
+    temporaries: Sequence[int], sizes: Sequence[int], slot_bytes: int
+) -> Iterator[list[int]]:
+    """Yields groups of consecutive temporaries that fit into one slot."""
+    group: list[int] = []
+    for index in (i for i in temporaries if sizes[i]):
+        if group and sum(sizes[i] for i in group) + sizes[index] > slot_bytes:
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
 
 
-def _displaced(rounds: Sequence[Round], sizes: Sequence[int]) -> list[Transfer]:
-    """Returns a transfer for each resident that shares its place with one of another round."""
-    placed = sorted(
+def _displaced_residents(rounds: Sequence[Round], sizes: Sequence[int]) -> list[Transfer]:
+    """Returns a transfer for each resident that overlaps a resident of another round."""
+    spans = sorted(
         (offset, offset + sizes[index], number, index)
         for number, (residents, _) in enumerate(rounds)
         for index, offset in residents.items()
@@ -170,9 +183,9 @@ def _displaced(rounds: Sequence[Round], sizes: Sequence[int]) -> list[Transfer]:
     )
     active: list[tuple[int, int, int]] = []
     shared: set[int] = set()
-    for start, end, number, index in placed:
+    for start, end, number, index in spans:
         active = [other for other in active if other[0] > start]
-        others = [other for _, theirs, other in active if theirs != number]
+        others = [other for _, other_round, other in active if other_round != number]
         shared.update([index, *others] if others else [])
         active.append((end, number, index))
     return [Transfer((index,), None) for index in sorted(shared)]

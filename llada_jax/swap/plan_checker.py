@@ -1,4 +1,10 @@
-"""Checks a plan without the code that made it: all it believes are the addresses and the times."""
+"""An independent checker of plans.
+
+It trusts only the addresses and the transfers of a plan, not the planner that made it. Static rules
+(order, slots, buffers, alignment) are checked first. Then four steps are simulated, and no two
+weights may overlap while both are needed. After four steps, all slots have changed roles in every
+direction.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -9,34 +15,32 @@ from llada_jax.swap.graph import Graph
 from llada_jax.swap.stall_times import unfold, waits_of
 
 
-class _Live(NamedTuple):
-    """Bytes that must not change from one time to another one."""
+class _LiveWeights(NamedTuple):
+    """Weights that must not be overwritten from `start` to `end`, in ns."""
 
     start: int
     end: int
     region: Region
-    what: str
+    name: str
 
 
 def problems(graph: Graph, budget: Budget, plan: Plan) -> list[str]:
-    """Returns what is wrong with a plan; empty where nothing is.
-
-    It is unfolded over four steps, in which slots that change roles do so in each direction.
-    """
+    """Returns the mistakes of a plan in words; empty for a valid plan."""
     if not graph.is_order(plan.order):
         return [f"the operators cannot run in the order {plan.order}"]
-    found = [*_of_transfers(plan), *_of_slots(graph, plan), *_of_buffers(budget, plan)]
-    found += _of_places(graph, budget, plan)
-    found = found or list(_of_waits(graph, plan))
-    return found or [*_of_live_weights(graph, plan)]
+    mistakes = [*_check_transfers(plan), *_check_slots(graph, plan), *_check_buffers(budget, plan)]
+    mistakes += _check_weights(graph, budget, plan)
+    # Each check needs plans that passed those before it: times cannot be computed for others.
+    mistakes = mistakes or [*_check_waits(graph, plan)]
+    return mistakes or [*_check_lifetimes(graph, plan)]
 
 
-def _of_transfers(plan: Plan) -> Iterator[str]:
+def _check_transfers(plan: Plan) -> Iterator[str]:
     staged = [i for transfer in plan.transfers for i in transfer.operators]
     if len(set(staged)) != len(staged):
         yield "an operator is staged twice in a step"
-    place = {index: position for position, index in enumerate(plan.order)}
-    uses = [[place[i] for i in transfer.operators] for transfer in plan.transfers]
+    position = {index: p for p, index in enumerate(plan.order)}
+    uses = [[position[i] for i in transfer.operators] for transfer in plan.transfers]
     for transfer, used in zip(plan.transfers, uses, strict=True):
         if not used or used != sorted(used):
             yield f"{transfer} is not in the order of use"
@@ -44,22 +48,22 @@ def _of_transfers(plan: Plan) -> Iterator[str]:
         yield "transfers are not in the order of use"
 
 
-def _of_slots(graph: Graph, plan: Plan) -> Iterator[str]:
-    through = [transfer for transfer in plan.transfers if transfer.slot is not None]
-    slots = [transfer.slot for transfer in through]
+def _check_slots(graph: Graph, plan: Plan) -> Iterator[str]:
+    slotted = [transfer for transfer in plan.transfers if transfer.slot is not None]
+    slots = [transfer.slot for transfer in slotted]
     if slots != [rank % max(1, len(plan.slots)) for rank in range(len(slots))]:
         yield f"slots do not alternate: {slots}"
         return
     if len({slot.size for slot in plan.slots}) > 1:
         yield f"slots differ in size: {plan.slots}"
-    for rank, transfer in enumerate(through):
+    for rank, transfer in enumerate(slotted):
         slot = plan.slots[rank % len(plan.slots)]
         for index in transfer.operators:
             if plan.weights[index].size and not slot.holds(plan.weights[index]):
-                yield f"{graph.operators[index].name} lies outside of its slot"
+                yield f"{graph.operators[index].name} is outside of its slot"
 
 
-def _of_buffers(budget: Budget, plan: Plan) -> Iterator[str]:
+def _check_buffers(budget: Budget, plan: Plan) -> Iterator[str]:
     parts = [part for part in (*plan.buffers, *plan.slots) if part.size]
     for part in parts:
         if part.size > budget.max_buffer_bytes:
@@ -78,53 +82,56 @@ def _of_buffers(budget: Budget, plan: Plan) -> Iterator[str]:
             yield f"{one} and {other} overlap"
 
 
-def _of_places(graph: Graph, budget: Budget, plan: Plan) -> Iterator[str]:
-    homes = [*plan.buffers, *plan.slots]
+def _check_weights(graph: Graph, budget: Budget, plan: Plan) -> Iterator[str]:
+    parts = [*plan.buffers, *plan.slots]
     for operator, weights in zip(graph.operators, plan.weights, strict=True):
         if weights.size < operator.weight_bytes:
             yield f"{operator.name} has too little room"
         if weights.size and weights.start % budget.alignment:
             yield f"weights of {operator.name} at {weights} are not aligned"
-        if weights.size and not any(home.holds(weights) for home in homes):
-            yield f"weights of {operator.name} at {weights} lie in no buffer"
+        if weights.size and not any(part.holds(weights) for part in parts):
+            yield f"weights of {operator.name} at {weights} are in no buffer"
     for number, transfer in enumerate(plan.transfers):
-        places = [plan.weights[i] for i in transfer.operators if plan.weights[i].size]
-        if not any(all(map(home.holds, places)) for home in homes):
-            yield f"transfer {number} lies in more than one buffer"
+        regions = [plan.weights[i] for i in transfer.operators if plan.weights[i].size]
+        if not any(all(map(part.holds, regions)) for part in parts):
+            yield f"transfer {number} is in more than one buffer"
 
 
-def _of_waits(graph: Graph, plan: Plan) -> Iterator[str]:
-    for number, (first, _, after, lag) in enumerate(zip(*waits_of(graph, plan), strict=True)):
-        if not lag and after >= first:
+def _check_waits(graph: Graph, plan: Plan) -> Iterator[str]:
+    for number, (needed_at, _, freed_at, lag) in enumerate(
+        zip(*waits_of(graph, plan), strict=True)
+    ):
+        if not lag and freed_at >= needed_at:
             yield f"transfer {number} waits for an operator that waits for it"
 
 
-def _of_live_weights(graph: Graph, plan: Plan) -> Iterator[str]:
-    """Yields clashes of weights, which live from their transfer's start to the end of their use."""
+def _check_lifetimes(graph: Graph, plan: Plan) -> Iterator[str]:
+    """Yields overlaps of weights in use, from their transfer's start to their operator's end."""
     steps = unfold(graph, plan, 4)
-    used = {(span.step, span.index): span.end for span in steps.operators}
+    used_until = {(span.step, span.index): span.end for span in steps.operators}
     residents = set(range(len(graph))) - plan.staged
     end = steps.operators[-1].end
-    live = [_Live(-1, end, plan.weights[i], graph.operators[i].name) for i in residents]
-    through = 0
+    live = [_LiveWeights(-1, end, plan.weights[i], graph.operators[i].name) for i in residents]
+    n_slotted = 0
     for span in steps.transfers:
         transfer = plan.transfers[span.index]
-        moved = 0
+        shift = 0  # from the addresses of the first step to those of this one
         if transfer.slot is not None:
-            moved = plan.slots[through % len(plan.slots)].start - plan.slots[transfer.slot].start
-            through += 1
+            slot = plan.slots[n_slotted % len(plan.slots)]
+            shift = slot.start - plan.slots[transfer.slot].start
+            n_slotted += 1
         for index in transfer.operators:
-            region = Region(plan.weights[index].start + moved, plan.weights[index].size)
+            region = Region(plan.weights[index].start + shift, plan.weights[index].size)
             name = f"{graph.operators[index].name} of step {span.step}"
-            live.append(_Live(span.start, used[span.step, index], region, name))
-    yield from _clashes(live)
+            live.append(_LiveWeights(span.start, used_until[span.step, index], region, name))
+    yield from _overlaps(live)
 
 
-def _clashes(lives: Sequence[_Live]) -> Iterator[str]:
-    active: list[_Live] = []
-    for live in sorted(lives):
-        active = [other for other in active if other.end > live.start]
+def _overlaps(live: Sequence[_LiveWeights]) -> Iterator[str]:
+    active: list[_LiveWeights] = []
+    for weights in sorted(live):
+        active = [other for other in active if other.end > weights.start]
         for other in active:
-            if other.region.overlaps(live.region):
-                yield f"{other.what} and {live.what} overlap while both are needed"
-        active.append(live)
+            if other.region.overlaps(weights.region):
+                yield f"{other.name} and {weights.name} overlap while both are needed"
+        active.append(weights)

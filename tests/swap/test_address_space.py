@@ -1,4 +1,4 @@
-"""The budget, the costs of mapping as their sources have them, and how buffers are packed."""
+"""Budgets, costs of mapping, and packing of buffers."""
 
 from itertools import accumulate, pairwise
 
@@ -18,7 +18,7 @@ def test_keys_and_values_of_llada_8b():
     assert budget.fixed_bytes == 104 * MIB
 
 
-def test_what_is_fixed_takes_whole_alignments_and_buffers():
+def test_fixed_parts_are_aligned_and_split_into_buffers():
     budget = Budget(
         session_bytes=100, max_buffer_bytes=8, alignment=4,
         kv_bytes_per_token=3, tokens=5,
@@ -27,7 +27,7 @@ def test_what_is_fixed_takes_whole_alignments_and_buffers():
     assert budget.fixed_buffers == 2
 
 
-def test_what_a_step_costs_once_is_spread_over_its_transfers():
+def test_the_fixed_time_of_a_step_is_spread_over_its_transfers():
     path = MappingPath(3, 100, 1e9, "measured", "a test")
     graph = chain([1000, 500], [5, 5], [0, 0])
     planned, priced = path.price(graph), path.price(graph, 4)
@@ -44,7 +44,7 @@ def test_what_a_step_costs_once_is_spread_over_its_transfers():
         (lambda: Budget(session_bytes=2.5), "session_bytes is 2.5; allowed: 1 or more"),
     ],
 )
-def test_bad_input(make, message):
+def test_invalid_input_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -55,7 +55,7 @@ def test_bad_input(make, message):
     st.integers(0, 5),
     st.integers(1, 20),
 )
-def test_tensors_lie_apart_in_whole_buffers(sizes, room, max_buffers, max_buffer_bytes):
+def test_packed_tensors_do_not_overlap_or_cross_buffers(sizes, room, max_buffers, max_buffer_bytes):
     packer = Packer(room, max_buffers, max_buffer_bytes)
     spans = [(at, at + size) for size in sizes if (at := packer.add(size)) is not None]
     assert sum(packer.sizes) == packer.used == sum(end - at for at, end in spans) <= room

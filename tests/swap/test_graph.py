@@ -1,4 +1,4 @@
-"""Graphs: what they hold, and those of real models."""
+"""Graphs: orders, transfer times, and the graphs of models."""
 
 import math
 
@@ -25,7 +25,7 @@ LLADA_8B = ModelConfig(
 
 
 def test_llada_8b_has_the_published_size():
-    """llada.cpp's Q4_0 body: 117 MiB a layer, 3,744 MiB together."""
+    """The Q4_0 body of llada.cpp has 117 MiB per layer and 3,744 MiB in total."""
     graph = model_graph(LLADA_8B, weight_bits=4.5, step_ns=478_100_000)
     assert len(graph) == 7 * 32
     assert graph.weight_bytes == 3744 * MIB
@@ -33,12 +33,12 @@ def test_llada_8b_has_the_published_size():
     assert graph.compute_ns == pytest.approx(478_100_000, rel=1e-6)
 
 
-def test_operators_depend_on_what_they_read():
+def test_operators_depend_on_the_operators_that_they_read():
     graph = model_graph(LLADA_8B.replace(n_layers=2), weight_bits=4, step_ns=1000)
-    number = {operator.name.split(".", 1)[1]: i for i, operator in enumerate(graph.operators)}
+    index_of = {operator.name.split(".", 1)[1]: i for i, operator in enumerate(graph.operators)}
     reads = {
         name: {graph.operators[i].name.split(".", 1)[1] for i in graph.operators[index].depends}
-        for name, index in number.items()
+        for name, index in index_of.items()
     }
     assert reads["0.attention.key"] == set()
     assert reads["0.attention.output"] == {
@@ -59,15 +59,15 @@ def test_every_expert_is_an_operator():
     assert len(last.depends) == 6 and last.weight_bytes == 0
 
 
-def test_bytes_take_the_time_of_the_path():
+def test_transfers_take_the_time_of_the_mapping_path():
     graph = MappingPath(7, 0, 1e9, "measured", "a test").price(chain([1000, 3], [5, 5], [0, 0]))
     assert [op.transfer_ns for op in graph.operators] == [1000, 3]
     assert graph.transfer_ns([0, 1]) == 1010
-    free = MappingPath(7, 0, math.inf, "measured", "a test").price(graph)
-    assert free.transfer_ns([0, 1]) == 7
+    without_copy = MappingPath(7, 0, math.inf, "measured", "a test").price(graph)
+    assert without_copy.transfer_ns([0, 1]) == 7
 
 
-def test_orders():
+def test_valid_orders():
     first, second = Operator("a", 1, 1), Operator("b", 1, 1, depends=(0,))
     graph = Graph((first, second, Operator("c", 1, 1)))
     assert graph.is_order([0, 1, 2]) and graph.is_order([2, 0, 1])
@@ -90,6 +90,6 @@ def test_orders():
         ),
     ],
 )
-def test_bad_input(make, message):
+def test_invalid_input_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
