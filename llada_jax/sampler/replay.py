@@ -1,6 +1,9 @@
 """What a page shows of a trace: one row of its batch, forward by forward, as plain JSON."""
 
+import re
+from collections.abc import Iterable
 from itertools import pairwise
+from textwrap import shorten
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,7 +58,7 @@ def replay(trace: TraceData, row: int = 0) -> dict[str, Any]:
     forwards |= _windows(trace, row, sampler, origin - int(model.shift_logits))
     seconds = None if np.isnan(trace.seconds).any() else trace.seconds[useful].round(5).tolist()
     return {
-        "title": "A canvas, replayed",
+        "title": prompt_text([pieces.get(str(token), "") for token in tokens[:end][~masked]]),
         "model": {name: settings["model"][name] for name in ("family", "n_layers", "width")},
         "sampler": {name: settings["sampler"].get(name) for name in _TOLD},
         "kinds": {kind.name: int(kind) for kind in Event},
@@ -71,6 +74,13 @@ def replay(trace: TraceData, row: int = 0) -> dict[str, Any]:
         | {"seconds": seconds},
         "events": [events[begin:stop].ravel().tolist() for begin, stop in pairwise(bounds)],
     }
+
+
+def prompt_text(pieces: Iterable[str]) -> str:
+    """Returns a prompt as a heading of at most 100 characters, without the chat template's roles
+    and special tokens; "A canvas, replayed" if nothing is left."""
+    plain = re.sub(r"<\|(start_header_id|im_start)\|>\s*\w+|<\|.*?\|>", " ", "".join(pieces))
+    return shorten(plain, 100, placeholder=" ...") or "A canvas, replayed"
 
 
 def _windows(

@@ -7,19 +7,25 @@ from llada_jax.view.page import filled
 
 COLUMNS = 88
 HOLD = 3.0
-"""Seconds for which the finished canvas stands, before all begins anew."""
+"""Seconds for which the finished canvas is shown before it is empty again."""
+FADE = 0.6
+"""Seconds in which the highlight of a new token fades."""
 
 
 def animated_svg(runs: Sequence[Mapping[str, Any]], seconds_per_forward: float = 0.15) -> str:
     """Returns a picture in which the generated tokens of each run appear, all runs at one pace.
 
+    It starts with the finished canvas, so that its first frame, which some viewers and previews
+    show alone, has the text; a negative delay makes every animation start there.
+
     Args:
-      runs: each what `llada_jax.sampler.replay` gives; of `phones`, the first one's time is shown.
+      runs: results of `llada_jax.sampler.replay`; the time on the first of `phones` is shown.
     """
     longest = max(len(run["events"]) for run in runs)
-    whole = longest * seconds_per_forward + HOLD
+    whole, start = longest * seconds_per_forward + HOLD, longest * seconds_per_forward + FADE
     ends = [100 * step * seconds_per_forward / whole for step in range(longest + 1)]
-    return filled("canvas.svg", runs=[_drawn(run) for run in runs], whole=whole, ends=ends)
+    return filled("canvas.svg", runs=[_drawn(run) for run in runs], whole=whole, start=round(start, 3),
+                  fade=100 * FADE / whole, ends=ends)  # fmt: skip
 
 
 def _drawn(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ class CanvasView {
     });
     element(parent, "h3", "", "rows of this forward");
     this.bar = element(parent, "div", "rows");
+    this.rowNames = element(parent, "div", "row-names");  // a narrow segment has no space for its name
   }
 
   draw(step, cells, showsGuesses, chosen) {
@@ -52,6 +53,7 @@ class CanvasView {
 
   drawBar(now) {
     this.bar.replaceChildren();
+    this.rowNames.replaceChildren();
     if (!now) return;
     const { start, stop, rows, shadow_rows, draft_rows, live_rows } = now;
     const beside = live_rows - (stop - start) - shadow_rows;
@@ -62,9 +64,10 @@ class CanvasView {
     ];
     for (const [name, count, className] of segments) {
       if (count <= 0) continue;
-      const part = element(this.bar, "span", className, `${name} ${count}`);
-      part.style.flexGrow = count;
-      part.title = `${name}: ${count} of ${rows} rows`;
+      element(this.bar, "span", className).style.flexGrow = count;
+      const label = element(this.rowNames, "span");
+      element(label, "i", className);
+      label.append(`${name} ${count}`);
     }
   }
 }

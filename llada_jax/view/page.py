@@ -60,7 +60,8 @@ def page_of(runs: Sequence[Mapping[str, Any]]) -> Page:
     require(len(runs) in (1, 2), f"{len(runs)} runs; allowed: one, or two side by side")
     data = json.dumps({"runs": runs}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     # No token ends the script, or begins a comment.
-    return Page(filled("page.html", data=data.replace("<", "\\u003c")))
+    title = " · ".join(dict.fromkeys(run["title"] for run in runs))
+    return Page(filled("page.html", title=title, data=data.replace("<", "\\u003c")))
 
 
 def phone_timeline(run: Any) -> dict[str, Any]:

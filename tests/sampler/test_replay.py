@@ -9,7 +9,7 @@ import pytest
 
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.record import Event
-from llada_jax.sampler.replay import KEPT, replay
+from llada_jax.sampler.replay import KEPT, prompt_text, replay
 from llada_jax.sampler.state import MASKED, PAD, PROMPT
 from llada_jax.sampler.trace import Trace
 from llada_jax.testing import toy_denoiser
@@ -101,3 +101,12 @@ def test_bad_rows_and_kept_records_are_named():
         replay(SimpleNamespace(prompt_lengths=np.array([3, 4])), 2)
     with pytest.raises(ValueError, match="trace is 'all'; allowed: False, True, 'scores'"):
         toy_decode(PROMPTS, SamplerConfig.from_flat(**BASE), trace="all")
+
+
+def test_a_replay_is_named_after_its_prompt():
+    assert prompt_text(["<|im_start|>", "user", "\n", "How many", " eggs?", "<|im_end|>"]) == (
+        "How many eggs?"
+    )
+    long = prompt_text(["word "] * 40)
+    assert long.endswith("word ...") and len(long) <= 100
+    assert prompt_text(["<|mask|>", ""]) == "A canvas, replayed"

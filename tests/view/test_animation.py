@@ -3,7 +3,7 @@
 from xml.etree import ElementTree
 
 from llada_jax.sampler.replay import replay
-from llada_jax.view.animation import animated_svg
+from llada_jax.view.animation import FADE, HOLD, animated_svg
 from llada_jax.view.page import phone_timeline
 from tests.sampler.drawn_trace import drawn_trace
 from tests.view.test_page import modelled
@@ -22,3 +22,10 @@ def test_each_token_appears_with_its_forward():
     tokens = [each.text for each in root.iter(f"{SVG}text") if each.get("class") is None]
     assert tokens == ["</script><b>"] * 16
     assert all(f"@keyframes k{step} " in picture for step in range(1, 9))
+
+
+def test_the_first_frame_is_the_finished_canvas():
+    picture = animated_svg([replay(drawn_trace(forwards=8, block_length=8))])
+    whole, start = 8 * 0.15 + HOLD, 8 * 0.15 + FADE
+    assert f"{{ animation: k8 {whole}s -{start:.1f}s infinite }}" in picture
+    assert start < whole and picture.count("s infinite") == 2 * 9  # tokens and their highlights

@@ -62,6 +62,7 @@ def test_a_page_holds_all_that_it_needs(page):
     assert page.html.count("</script>") == 2 and "{%" not in page.html
     assert not re.search(r"""(src|href)\s*=|https?://(?!www\.w3\.org/2000/svg)""", page.html)
     assert "default-src 'none'" in page.html
+    assert "<title>&lt;/script&gt;&lt;b&gt;" in page.html  # the prompt
 
 
 def test_a_phone_s_timeline_has_each_kind_of_forward_once():
@@ -126,6 +127,7 @@ press("d"); said(document.documentElement.style.colorScheme);
 press("]"); said(document.querySelectorAll(".inspector li").length > 0);
 said(document.querySelectorAll(".phone rect").length);
 press("t"); said(byId("counter").textContent);
+said(document.querySelector(".row-names").textContent);
 """
 
 
@@ -133,7 +135,8 @@ def test_a_browser_opens_and_scrubs_it(file):
     opened = open_page(file, "forward=1", SCRUB)
     assert opened.console == []
     title, *_ = re.findall("<title>(.*?)</title>", opened.html)
-    masked, first, done, scheme, inspected, rects, by_time = title.split("|")[1:]
+    masked, first, done, scheme, inspected, rects, by_time, rows = title.split("|")[1:]
+    assert rows == "window 11"
     assert (masked, done) == ("8,8", "0,0")
     assert (first, by_time) == ("forward 1 / 8", "forward 8 / 8")
     assert (scheme, inspected) == ("dark", "true") and int(rects) == 8 + 1
