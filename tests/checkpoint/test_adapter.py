@@ -64,9 +64,7 @@ def test_other_dtypes_are_of_the_merged_matrix(dtype: str, tmp_path: Path) -> No
 
 def test_an_adapter_alone_needs_its_base() -> None:
     for look in (lj.load, lj.describe):
-        with pytest.raises(
-            ValueError, match=r"adapter, of 'ar-llama'; allowed: the base with"
-        ):
+        with pytest.raises(ValueError, match=r"adapter, of 'ar-llama'; allowed: the base with"):
             look(ADAPTER)
 
 
