@@ -59,7 +59,12 @@ def fine_tune(config: FineTuneConfig, run: Run) -> None:
     """Checks all that is given, trains from the last checkpoint of the folder, and exports."""
     mesh = mesh_for(config.mesh)
     model, parent, folder = load_params(
-        config.model, config.dtype, config.family, mesh=mesh, ignore_keys=config.ignore_keys
+        config.model,
+        config.dtype,
+        config.family,
+        mesh=mesh,
+        ignore_keys=config.ignore_keys,
+        adapter=config.adapter,
     )
     if folder is None:
         raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
@@ -83,7 +88,7 @@ def fine_tune(config: FineTuneConfig, run: Run) -> None:
 def _training(config: FineTuneConfig) -> Training:
     """Returns what decides the run: settings, the model and the file by their content."""
     content = {
-        "model": fingerprint(config.model),
+        "model": fingerprint(config.model, config.adapter),
         "dtype": config.dtype,
         "file": sha256(Path(config.file).read_bytes()).hexdigest(),
         "train": asdict(config.train),

@@ -15,6 +15,7 @@ class ModelSource:
     dtype: str | None = None
     family: str | None = None
     ignore_keys: tuple[str, ...] = ()
+    adapter: str | None = None
 
     def load(self, mesh: MeshConfig = ONE_DEVICE) -> lj.Model:
         """Loads the model, onto the mesh if it has several devices."""
@@ -23,5 +24,6 @@ class ModelSource:
             self.dtype,
             family=self.family,
             ignore_keys=self.ignore_keys,
+            adapter=self.adapter,
             mesh=mesh_for(mesh),
         )

@@ -131,6 +131,7 @@ def load(
     experts: bool = True,
     mesh: Mesh | None = None,
     ignore_keys: Collection[str] = (),
+    adapter: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Loads a model.
 
@@ -150,6 +151,8 @@ def load(
       mesh: the devices that share the model, of `llada_jax.mesh`; default: one has it whole.
       ignore_keys: keys of `config.json` that are not known, and that change no output. A key that
         is known, or that decides what is computed, cannot be ignored.
+      adapter: the folder, or the name in the hub, of a LoRA adapter in peft's layout, which is
+        merged into the matrices as they are read.
 
     Raises:
       FileNotFoundError, ValueError: one message that names the file and what is wrong with it,
@@ -161,16 +164,17 @@ def load(
     name = None if family is None else add_family(family)
     if (Path(source) / MANIFEST).is_file():
         require(mesh is None, f"{source} is an export; allowed on a mesh: a checkpoint")
+        require(adapter is None, f"{source} is an export; allowed with an adapter: a checkpoint")
         return _load_exported(Path(source), dtype)
     settings = f"model {source}, dtype {dtype}, mesh {mesh and dict(mesh.shape)}"
-    before = checkpoint.file_states(source)
+    before = checkpoint.file_states(source, adapter)
     config, params, tokenizer_folder = checkpoint.load_params(
-        source, dtype, name, experts, mesh, ignore_keys
+        source, dtype, name, experts, mesh, ignore_keys, adapter
     )
     tokenizer = tokenizer_folder and _tokenizer(tokenizer_folder, config)
-    fingerprint = agreed(settings, partial(checkpoint.fingerprint, source))
+    fingerprint = agreed(settings, partial(checkpoint.fingerprint, source, adapter))
     require(
-        checkpoint.file_states(source) == before,
+        checkpoint.file_states(source, adapter) == before,
         f"{source} was changed while it was loaded; allowed: files that nobody writes meanwhile",
     )
     config = _with_tokenizers_ids(config, tokenizer, name)

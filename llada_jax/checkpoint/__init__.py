@@ -1,12 +1,14 @@
 """Loading and saving models: Hugging Face folders, GGUF files, bundled models. And which model is
 meant: where it lies, and what its files hold, wherever they are."""
 
+import hashlib
 from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
 
 from jax.sharding import Mesh
 
+from llada_jax.checkpoint.adapter import ADAPTER_CONFIG, adapter_settings
 from llada_jax.checkpoint.gguf import open_gguf
 from llada_jax.checkpoint.hub import hub_folder
 from llada_jax.checkpoint.huggingface import (
@@ -36,6 +38,7 @@ def load_params(
     experts: bool = True,
     mesh: Mesh | None = None,
     ignore_keys: Collection[str] = (),
+    adapter: str | PathLike[str] | None = None,
 ) -> tuple[ModelConfig, ModelParams, Path | None]:
     """Loads a model from wherever it is; arguments and errors as `llada_jax.load`, of no exports.
 
@@ -48,14 +51,17 @@ def load_params(
       where it has no `tokenizer.json`.
     """
     require_choice("dtype", dtype, Dtype)
-    checkpoint, tokenizer_folder = open_checkpoint(source, family, ignore_keys)
+    checkpoint, tokenizer_folder = open_checkpoint(source, family, ignore_keys, adapter)
     if str(source) in bundled_names():
         dtype = dtype or "float32"
     return checkpoint.config, read_params(checkpoint, dtype, experts, mesh), tokenizer_folder
 
 
 def open_checkpoint(
-    source: str | PathLike[str], family: str | None = None, ignore_keys: Collection[str] = ()
+    source: str | PathLike[str],
+    family: str | None = None,
+    ignore_keys: Collection[str] = (),
+    adapter: str | PathLike[str] | None = None,
 ) -> tuple[Checkpoint, Path | None]:
     """Looks a model through, and returns what it holds and the folder of its tokenizer.
 
@@ -64,9 +70,12 @@ def open_checkpoint(
     folder = path if path.is_dir() else path.parent
     tokenizer_folder = tokenizer_folder_of(folder)
     if path.suffix == ".gguf":
+        require(adapter is None, f"{path} takes no adapter; allowed: the folder of a base")
         return open_gguf(path, family), tokenizer_folder
     _require_model_folder(path)
-    return open_huggingface(path, family, ignore_keys), tokenizer_folder
+    if adapter is not None:
+        adapter = model_path(adapter)
+    return open_huggingface(path, family, ignore_keys, adapter), tokenizer_folder
 
 
 def tokenizer_folder_of(folder: Path) -> Path | None:
@@ -97,6 +106,12 @@ def _require_model_folder(path: Path) -> None:
         "save_pretrained of transformers writes them)",
     )
     require(path.is_dir(), f"{str(path)!r} is no model; {_allowed()}")
+    if (path / ADAPTER_CONFIG).is_file() and not (path / CONFIG_FILE).is_file():
+        base = adapter_settings(path).get("base_model_name_or_path")
+        raise ValueError(
+            f"{path} is a LoRA adapter, of {base!r}; allowed: the base with it, "
+            f"load(base, adapter={str(path)!r})"
+        )
     if not (path / CONFIG_FILE).is_file():
         raise FileNotFoundError(f"no {CONFIG_FILE} in {path}; {_allowed()}")
 
@@ -124,7 +139,8 @@ def model_path(source: str | PathLike[str], *, weights: bool = True) -> Path:
         return _ASSETS / source
 
     def complete(folder: Path) -> bool:
-        return (folder / CONFIG_FILE).is_file() and not (weights and lacks_weights(folder))
+        described = any((folder / name).is_file() for name in (CONFIG_FILE, ADAPTER_CONFIG))
+        return described and not (weights and lacks_weights(folder))
 
     path, why = hub_folder(Path(source), complete, weights)
     if why and not path.exists():
@@ -132,15 +148,22 @@ def model_path(source: str | PathLike[str], *, weights: bool = True) -> Path:
     return path
 
 
-def fingerprint(source: str | PathLike[str]) -> str:
-    """Names a model by the content of its configuration, weights, tokenizer and chat template, 32
-    hexadecimal digits. Large files are read once, and then known by their size and times."""
-    return content_hash(model_path(source), _files(source))
+def fingerprint(source: str | PathLike[str], adapter: str | PathLike[str] | None = None) -> str:
+    """Names a model by the content of its configuration, weights, tokenizer and chat template, and
+    its adapter's, 32 hexadecimal digits. Large files are read once, and then known by their size
+    and times."""
+    own = content_hash(model_path(source), _files(source))
+    if adapter is None:
+        return own
+    return hashlib.sha256(f"{own} {fingerprint(adapter)}".encode()).hexdigest()[:32]
 
 
-def file_states(source: str | PathLike[str]) -> list[list[int]]:
+def file_states(
+    source: str | PathLike[str], adapter: str | PathLike[str] | None = None
+) -> list[list[int]]:
     """Returns size and times of the files that `fingerprint` names: others once one is written."""
-    return list(map(file_state, _files(source)))
+    added = [] if adapter is None else _files(adapter)
+    return list(map(file_state, [*_files(source), *added]))
 
 
 def _files(source: str | PathLike[str]) -> list[Path]:
@@ -149,7 +172,7 @@ def _files(source: str | PathLike[str]) -> list[Path]:
     if path.is_file():
         found = [path]
     else:
-        named = (CONFIG_FILE, GENERATION_FILE, INDEX_FILE)
+        named = (CONFIG_FILE, GENERATION_FILE, INDEX_FILE, ADAPTER_CONFIG)
         found = [*(path / name for name in named), *path.glob("*.safetensors")]
     found += [folder / name for name in TOKENIZER_FILES]
     return sorted(file for file in found if file.is_file())

@@ -14,6 +14,7 @@ from pathlib import Path
 _NAME = re.compile(r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>\w[\w.-]*(/\w[\w.-]*)*))?")
 _FOLDER = re.compile(r"models--[\w.-]+--[\w.-]+")
 _MAIN = "main"
+_LONGEST_NAME = 255
 _TEXTS = ["*.json", "*.jinja", "*.txt", "*.model"]
 _WEIGHTS = ["*.safetensors"]
 
@@ -58,7 +59,9 @@ def _snapshot(repository: Path, revision: str) -> Path | None:
     """Returns the folder of a branch, a tag or a commit, if there is one; of a repository without
     `main` its only snapshot."""
     reference, snapshots = repository / "refs" / revision, repository / "snapshots"
-    commit = reference.read_text().strip() if reference.is_file() else revision
+    commit = revision
+    if reference.is_file():
+        commit = reference.read_bytes()[:_LONGEST_NAME].decode(errors="replace").strip()
     if re.fullmatch(r"\w[\w.-]*", commit) and (snapshots / commit).is_dir():
         return snapshots / commit
     every = [*snapshots.iterdir()] if snapshots.is_dir() and revision == _MAIN else []

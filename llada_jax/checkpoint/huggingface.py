@@ -15,6 +15,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from llada_jax.checkpoint.adapter import ADAPTER_WEIGHTS, adapter_settings, merged
+from llada_jax.checkpoint.mlx import KINDS as MLX_KINDS
+from llada_jax.checkpoint.mlx import mlx_settings, mlx_tensors
 from llada_jax.checkpoint.sources import (
     FLOATS,
     Checkpoint,
@@ -43,18 +46,28 @@ SaveDtype = Literal["float32", "bfloat16"]
 
 
 def open_huggingface(
-    folder: Path, family: str | None = None, ignore_keys: Collection[str] = ()
+    folder: Path,
+    family: str | None = None,
+    ignore_keys: Collection[str] = (),
+    adapter: Path | None = None,
 ) -> Checkpoint:
     """Looks through a folder that has `config.json`, and `model.safetensors` or shards with their
-    index. No tensor is read yet.
+    index, as floats or as MLX quantizes them; and the folder of a LoRA adapter. No tensor is read
+    yet, but for the small halves of LoRA.
 
     Raises FileNotFoundError or ValueError: a missing file, a file that is cut short or unparsable,
     an unknown family, a tensor that is missing or of the wrong shape.
     """
+    settings = None if adapter is None else adapter_settings(adapter)
+    hf, quantization = mlx_settings(read_object(folder / CONFIG_FILE))
     stored = stored_tensors(folder)
-    config, sources = _described(folder, stored, family, ignore_keys)
+    if quantization is not None:
+        stored = mlx_tensors(stored, quantization)
+    if adapter is not None and settings is not None:
+        stored = merged(stored, tensors_of(adapter / ADAPTER_WEIGHTS), settings, adapter)
+    config, sources = _described(folder, hf, stored, family, ignore_keys)
     ignored = tuple(ignore_keys)
-    return checked(Checkpoint(folder, config, sources, stored, ignored), tuple(FLOATS))
+    return checked(Checkpoint(folder, config, sources, stored, ignored), (*FLOATS, *MLX_KINDS))
 
 
 def lacks_weights(folder: Path) -> bool:
@@ -77,7 +90,8 @@ def outline(
     """
     index = read_object(folder / INDEX_FILE) if (folder / INDEX_FILE).is_file() else None
     names = None if index is None else [*_file_of(folder, index)]
-    config, sources = _described(folder, names, family, ignore_keys)
+    hf, _ = mlx_settings(read_object(folder / CONFIG_FILE))
+    config, sources = _described(folder, hf, names, family, ignore_keys)
     missing = [name for name in tensor_shapes(sources) if names is not None and name not in names]
     require(not missing, f"{folder / INDEX_FILE} lacks {listed(missing)}")
     metadata = (index or {}).get("metadata")
@@ -87,10 +101,14 @@ def outline(
 
 
 def _described(
-    folder: Path, names: Collection[str] | None, family: str | None, ignore_keys: Collection[str]
+    folder: Path,
+    hf: Mapping[str, Any],
+    names: Collection[str] | None,
+    family: str | None,
+    ignore_keys: Collection[str],
 ) -> tuple[ModelConfig, list[ParamSource]]:
     """Returns the configuration, and where each parameter is among tensors of these names."""
-    hf, ends = read_object(folder / CONFIG_FILE), folder / GENERATION_FILE
+    ends = folder / GENERATION_FILE
     generation = read_object(ends) if ends.is_file() else None
     config = config_from_hf(hf, names, family, generation, ignore_keys)
     spelled, other = (getattr(families()[config.family], each) for each in ("names", "other_names"))
@@ -118,7 +136,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             "first: save_pretrained of transformers writes it)",
         )
         raise FileNotFoundError(f"no {SINGLE_FILE} and no {INDEX_FILE} in {folder}")
-    return _tensors_of(folder / SINGLE_FILE)
+    return tensors_of(folder / SINGLE_FILE)
 
 
 def _file_of(folder: Path, index: Mapping[str, Any]) -> dict[str, str]:
@@ -141,7 +159,7 @@ def _mapped_tensors(folder: Path, file_of: Mapping[str, str]) -> dict[str, Store
     )
     stored: dict[str, StoredTensor] = {}
     for name, file in files.items():
-        found = _tensors_of(file)
+        found = tensors_of(file)
         mapped = {tensor for tensor, place in file_of.items() if place == name}
         for wrong, where in ((mapped - found.keys(), "lacks"), (found.keys() - mapped, "also has")):
             require(not wrong, f"{file} {where} {listed(sorted(wrong))}, against {INDEX_FILE}")
@@ -149,8 +167,10 @@ def _mapped_tensors(folder: Path, file_of: Mapping[str, str]) -> dict[str, Store
     return stored
 
 
-def _tensors_of(file: Path) -> dict[str, StoredTensor]:
+def tensors_of(file: Path) -> dict[str, StoredTensor]:
     """Reads what a file holds: 8 bytes of header length, a JSON header, the data."""
+    if not file.is_file():
+        raise FileNotFoundError(f"no file {file}")
     wrong = f"{file} is no safetensors file, or is cut short"
     try:
         with safe_open(file, "numpy"):  # maps the file, and reads the header alone

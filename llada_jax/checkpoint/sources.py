@@ -9,7 +9,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,12 +80,12 @@ class StoredTensor:
         require_finite(f"{self.file}: {self.name}", map(floats, every))
 
     def pieces(
-        self, start: int, stop: int, elements: int, out: np.ndarray | None = None
+        self, start: int, stop: int, elements: float, out: np.ndarray | None = None
     ) -> Iterator[np.ndarray]:
         """Reads rows `start` to `stop`, uint8 [rows, row_bytes], in pieces of about so many
         numbers; into `out`, which has all these rows, where it is given. Raises ValueError where
         the file ends before."""
-        step = max(1, elements // max(1, math.prod(self.shape[1:])))
+        step = max(1, int(min(elements, 1 << 40)) // max(1, math.prod(self.shape[1:])))
         with self.file.open("rb") as file:
             file.seek(self.offset + start * self.row_bytes)
             for first in range(start, stop, step):
@@ -94,6 +94,46 @@ class StoredTensor:
                 read = file.readinto(rows)
                 require(read == rows.nbytes, f"{self.file} ends before all of {self.name}")
                 yield rows
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Reads rows at once, uint8 [rows, row_bytes]."""
+        return np.concatenate([*self.pieces(start, stop, math.inf)])
+
+
+@dataclass(frozen=True)
+class ComputedTensor(StoredTensor):
+    """A tensor of which rows are computed from others as they are read."""
+
+    rows: Callable[[int, int], np.ndarray] = field(kw_only=True)
+    """`rows(start, stop)`: float32 [stop - start, columns]."""
+
+    @classmethod
+    def of(
+        cls,
+        like: StoredTensor,
+        rows: Callable[[int, int], np.ndarray],
+        shape: tuple[int, ...],
+        kind: str,
+        dtype: np.dtype | None,
+    ) -> "ComputedTensor":
+        """Returns a tensor of the name and the file of another one."""
+        return cls(
+            like.name, like.file, like.offset, shape, shape[-1] * 4, kind, dtype, _as_float32,
+            rows=rows,
+        )  # fmt: skip
+
+    def pieces(
+        self, start: int, stop: int, elements: float, out: np.ndarray | None = None
+    ) -> Iterator[np.ndarray]:
+        """Computes rows in pieces of about so many numbers, uint8 [rows, row_bytes]."""
+        assert out is None  # `blocks` is set, so nothing is read to where it will lie
+        step = max(1, int(min(elements, 1 << 40)) // max(1, math.prod(self.shape[1:])))
+        for first in range(start, stop, step):
+            yield self.rows(first, min(first + step, stop)).view(np.uint8)
+
+
+def _as_float32(raw: np.ndarray) -> np.ndarray:
+    return raw.view(np.float32)
 
 
 class ParamSource(NamedTuple):

@@ -51,6 +51,7 @@ from tests.fuzz.damage import (
     damage_json_file,
     flip_bits,
 )
+from tests.fuzz.released_kinds import Adapter, HubCache, Mlx
 from tests.phones.calibration.test_measurements import QNN_HEADER, field, real
 from tests.phones.calibration.test_measurements import ROW as MEASURED
 from tests.sampler.drawn_trace import drawn_trace
@@ -159,10 +160,21 @@ class Safetensors:
         return False
 
 
+_ADDED_KEYS = ("temperature", "_name_or_path", "rope_parameters", "rope_scaling", "quantization",
+               "quantization_config", "auto_map", "layer_types", "vision_config", "new_key",
+               "eos_token_id", "architectures", "expert_capacity")  # fmt: skip
+
+
 class ConfigJson(Safetensors):
     """What describes a checkpoint."""
 
     def damage(self, rng: Random, folder: Path) -> Damage:
+        if rng.random() < 0.3:
+            hf = json.loads((folder / "config.json").read_text())
+            key, value = rng.choice(_ADDED_KEYS), rng.choice([*VALUES, {"rope_type": "llama3"}])
+            (folder / "config.json").write_text(json.dumps(hf | {key: value}))
+            inert = not value or key in _ADDED_KEYS[:2]
+            return Damage(f"{key} is {str(value)[:40]}", states_other=not inert)
         done = damage_json_file(rng, folder / "config.json")
         return done._replace(states_other=done.states_other or ": delete " in done.label)
 
@@ -921,6 +933,9 @@ class Constraints:
 KINDS: dict[str, tuple[Kind, int]] = {
     "safetensors": (Safetensors(), 30),
     "config.json": (ConfigJson(), 30),
+    "adapter": (Adapter(), 8),
+    "mlx": (Mlx(), 8),
+    "hub cache": (HubCache(), 8),
     "tokenizer": (TokenizerFiles(), 20),
     "hostile tokenizer": (HostileTokenizer(), 16),
     "text": (Texts(), 16),
