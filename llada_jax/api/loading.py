@@ -161,7 +161,7 @@ def load(
     settings = f"model {source}, dtype {dtype}, mesh {mesh and dict(mesh.shape)}"
     before = checkpoint.file_states(source)
     config, params, tokenizer_folder = checkpoint.load_params(source, dtype, name, experts, mesh)
-    tokenizer = tokenizer_folder and _tokenizer(tokenizer_folder, config)
+    tokenizer = _for_family(checkpoint.read_tokenizer(tokenizer_folder), config)
     fingerprint = agreed(settings, partial(checkpoint.fingerprint, source))
     require(
         checkpoint.file_states(source) == before,
@@ -184,9 +184,10 @@ def _with_mask_id(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConf
     return config.replace(mask_id=tokenizer.mask_id)
 
 
-def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
+def _for_family(tokenizer: Tokenizer | None, config: ModelConfig) -> Tokenizer | None:
+    """Returns the tokenizer with what the family's template is given."""
     family = families().get(config.family)
-    return replace(Tokenizer.from_folder(folder), variables=family.template if family else {})
+    return tokenizer and replace(tokenizer, variables=family.template if family else {})
 
 
 def _load_exported(folder: Path, dtype: str | None) -> Model:
@@ -196,8 +197,9 @@ def _load_exported(folder: Path, dtype: str | None) -> Model:
         dtype in (None, quant),
         f"dtype is {dtype!r}, but {folder} is exported as {quant!r}; allowed: None",
     )
-    has_tokenizer = any(file.name == "tokenizer.json" for file in manifest.others)
-    tokenizer = _tokenizer(folder, manifest.model) if has_tokenizer else None
+    has_tokenizer = {"tokenizer.json", "vocab.json"} & {file.name for file in manifest.others}
+    tokenizer = checkpoint.read_tokenizer(folder if has_tokenizer else None)
+    tokenizer = _for_family(tokenizer, manifest.model)
     fingerprint = content_hash(folder, [folder / MANIFEST])
     return Model(manifest.model, None, tokenizer, folder, str(folder), fingerprint)
 
@@ -225,8 +227,9 @@ def export(
         written; an export that was interrupted goes on with the same call.
       ImportError: the extra `npu` is not installed.
     """
-    weights, tokenizer = open_checkpoint(source)
-    config = _with_mask_id(weights.config, tokenizer and Tokenizer.from_folder(tokenizer))
+    weights, tokenizer_path = open_checkpoint(source)
+    tokenizer = checkpoint.read_tokenizer(tokenizer_path)
+    config = _with_mask_id(weights.config, tokenizer)
     settings = settings or ExportConfig()
     fingerprint = partial(checkpoint.fingerprint, source)
     what = Export(config, weights, settings, str(source), tokenizer, verify, samples, fingerprint)
@@ -349,8 +352,8 @@ def describe(source: str | os.PathLike[str], *, family: Family | str | None = No
     refused.
     """
     name = None if family is None else add_family(family)
-    opened, folder = open_checkpoint(source, name)
-    tokenizer = folder and Tokenizer.from_folder(folder)
+    opened, tokenizer_path = open_checkpoint(source, name)
+    tokenizer = checkpoint.read_tokenizer(tokenizer_path)
     config, stored = _with_mask_id(opened.config, tokenizer), opened.stored.values()
     needed = {
         "a mask id (SamplerConfig.from_flat(mask_id=...))": config.mask_id,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from llada_jax.checkpoint.gguf import open_gguf
+from llada_jax.checkpoint.gguf import open_gguf, read_header
 from llada_jax.checkpoint.huggingface import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -20,7 +20,8 @@ from llada_jax.checkpoint.tensors import Dtype, read_params
 from llada_jax.config import ModelConfig, require, require_choice
 from llada_jax.io.content import content_hash, file_state
 from llada_jax.model.params import ModelParams
-from llada_jax.text import TOKENIZER_FILES
+from llada_jax.text import TOKENIZER_FILES, Tokenizer, has_tokenizer
+from llada_jax.tokenizer_sources import GGUF_LISTS
 
 _ASSETS = Path(__file__).parents[1] / "assets"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -40,8 +41,8 @@ def load_params(
     left out are None.
 
     Returns:
-      The configuration, the parameters, and the folder of the tokenizer: that of the model, or None
-      where it has no `tokenizer.json`.
+      The configuration, the parameters, and where `read_tokenizer` finds the tokenizer; None for a
+      folder without one.
     """
     require_choice("dtype", dtype, Dtype)
     checkpoint, tokenizer_folder = open_checkpoint(source, family)
@@ -53,16 +54,29 @@ def load_params(
 def open_checkpoint(
     source: str | PathLike[str], family: str | None = None
 ) -> tuple[Checkpoint, Path | None]:
-    """Looks a model through, and returns what it holds and the folder of its tokenizer.
+    """Looks a model through, and returns what it holds and where its tokenizer is.
 
     Arguments and errors as `load_params`."""
     path = model_path(source)
     folder = path if path.is_dir() else path.parent
-    tokenizer_folder = folder if (folder / "tokenizer.json").is_file() else None
+    tokenizer_folder = folder if has_tokenizer(folder) else None
     if path.suffix == ".gguf":
-        return open_gguf(path), tokenizer_folder
+        return open_gguf(path), tokenizer_folder or path
     _require_model_folder(path)
     return open_huggingface(path, family), tokenizer_folder
+
+
+def read_tokenizer(source: Path | None) -> Tokenizer | None:
+    """Reads the tokenizer of a folder, or of a GGUF file: that of its folder, or else that in its
+    metadata. None if there is none.
+
+    Raises ValueError for what cannot be read or is not allowed."""
+    if source is None:
+        return None
+    folder = source if source.is_dir() else source.parent
+    if source.is_file() and not has_tokenizer(folder):
+        return Tokenizer.from_gguf(read_header(source, GGUF_LISTS)[0], source)
+    return Tokenizer.from_folder(folder)
 
 
 def _require_model_folder(path: Path) -> None:
