@@ -23,11 +23,10 @@ from experiments.harness.model_source import ModelSource
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, command_that_goes_on, entry_point
 from experiments.train.resume import TRAINING, Training
-from llada_jax.checkpoint import fingerprint, load_params
+from llada_jax.checkpoint import fingerprint, load_params, read_tokenizer
 from llada_jax.config import ONE_DEVICE, MeshConfig, TrainConfig, require, require_counts
 from llada_jax.model.mesh import mesh_for
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.text import Tokenizer
 from llada_jax.training.data import Example
 from llada_jax.training.loop import read_metrics, require_steps, train
 from llada_jax.training.model_folder import export_model
@@ -66,9 +65,9 @@ def fine_tune(config: FineTuneConfig, run: Run) -> None:
         ignore_keys=config.ignore_keys,
         adapter=config.adapter,
     )
-    if folder is None:
-        raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
-    tokenizer, longest = Tokenizer.from_folder(folder), config.train.max_gen_length
+    tokenizer, longest = read_tokenizer(folder), config.train.max_gen_length
+    if tokenizer is None:
+        raise ValueError(f"model {config.model!r} has no tokenizer; allowed: one that has")
     examples = read_examples(config.file, tokenizer, model, longest)
     asked = config.test_file and read_examples(config.test_file, tokenizer, model, longest)
     training = _training(config).resumed(run.folder)
@@ -80,7 +79,7 @@ def fine_tune(config: FineTuneConfig, run: Run) -> None:
     params = trained_params(state.params, config.train, parent)
     card = _card(config, len(examples), training.commands)
     metrics = read_metrics(run.folder)
-    export_model(run.folder / "model", model, params, folder, card, metrics)
+    export_model(run.folder / "model", model, params, tokenizer, card, metrics)
     tuned = run.of(lj.load(run.folder / "model"))
     run.finish([_exact_match(tuned, asked, config)] if asked else [])
 

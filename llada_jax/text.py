@@ -4,6 +4,7 @@ import hashlib
 import json
 import operator
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -17,13 +18,25 @@ from llada_jax.config import read_object, require, shortened
 from llada_jax.tokenizer_json import (
     MAX_FILE_BYTES,
     backend_from_json,
+    build_backend,
     max_text_bytes,
     one_sentence,
 )
+from llada_jax.tokenizer_sources import (
+    GGUF_MODEL,
+    GGUF_TEMPLATE,
+    data_from_gguf,
+    data_from_vocabulary,
+    gguf_roles,
+)
 
 Messages = Sequence[Mapping[str, Any]]  # each with "role" and "content"
+_VOCABULARY, _MERGES, _ADDED = "vocab.json", "merges.txt", "added_tokens.json"
+_BASES = (("tokenizer.json",), (_VOCABULARY, _MERGES))
+"""Files that a folder needs for text: one of these."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+    _VOCABULARY, _MERGES, _ADDED,
 )  # fmt: skip
 MAX_DECODED_IDS = 1 << 20
 _MAX_ID = (1 << 32) - 1  # of the tokenizers library; ids that no token has decode to nothing
@@ -42,18 +55,21 @@ class Tokenizer:
     """Jinja source; None where the checkpoint has none."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     """What the template is given beside the messages."""
+    files: Sequence[Path] = ()
+    """Files of the folder that it was read from; none if it was made in another way."""
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Self:
-        """Reads a folder in the Hugging Face layout; only `tokenizer.json` must be there.
+        """Reads a folder in the Hugging Face layout: `tokenizer.json`, or without it `vocab.json`
+        and `merges.txt` (with `added_tokens.json`), and the files beside them.
 
         Of two places that say the same, `tokenizer_config.json` wins over
         `special_tokens_map.json`, and `chat_template.jinja` wins over both.
 
         The files are not trusted: see `llada_jax.tokenizer_json`.
 
-        Raises FileNotFoundError without `tokenizer.json`, ValueError for what cannot be parsed or
-        is not allowed.
+        Raises FileNotFoundError without these files, ValueError for what cannot be parsed or is
+        not allowed.
         """
         folder = Path(folder)
         config = {}
@@ -63,10 +79,49 @@ class Tokenizer:
         if template_file.is_file():
             config["chat_template"] = _parsed(template_file, str)
         template = _default_template(config.get("chat_template"), folder)
-        if not (folder / "tokenizer.json").is_file():
-            raise FileNotFoundError(f"no tokenizer.json in {folder}")
-        backend = _parsed(folder / "tokenizer.json", backend_from_json)
-        return cls(backend, _special_tokens(config, folder), template)
+        if not has_tokenizer(folder):
+            raise FileNotFoundError(
+                f"no tokenizer.json in {folder}, and no {_VOCABULARY} with {_MERGES}"
+            )
+        if (folder / "tokenizer.json").is_file():
+            backend = _parsed(folder / "tokenizer.json", backend_from_json)
+        else:
+            backend = _from_vocabulary(folder, config)
+        files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+        return cls(backend, _special_tokens(config, folder), template, files=files)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any], path: str | Path) -> Self | None:
+        """Builds the tokenizer of a GGUF file from its metadata (`checkpoint.gguf.read_header` with
+        the lists `GGUF_LISTS`), as llama.cpp reads it; None if the file has no tokenizer.
+
+        Raises ValueError, which begins with the path, for what is not known or not allowed.
+        """
+        if metadata.get(GGUF_MODEL, "no_vocab") in ("no_vocab", "none"):
+            return None
+        try:
+            backend = build_backend(data_from_gguf(metadata))
+            template = _default_template(metadata.get(GGUF_TEMPLATE), path)
+            roles = gguf_roles(metadata)
+        except ValueError as error:
+            hint = "a tokenizer.json beside the file is read instead"
+            raise ValueError(shortened(f"{path}: {error} ({hint})")) from error
+        return cls(backend, roles, template)
+
+    def save(self, folder: Path) -> list[Path]:
+        """Writes files that `from_folder` reads into an existing folder, and returns their paths:
+        copies of its own files, or `tokenizer.json` and what goes with it."""
+        if self.files:
+            return [Path(shutil.copyfile(file, folder / file.name)) for file in self.files]
+        content = {
+            "tokenizer.json": self.backend.to_str(),
+            "tokenizer_config.json": json.dumps(self.special_tokens),
+            "chat_template.jinja": self.chat_template,
+        }
+        paths = [folder / name for name, text in content.items() if text is not None]
+        for path in paths:
+            path.write_bytes((content[path.name] or "").encode())
+        return paths
 
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, Tokenizer)
@@ -229,7 +284,23 @@ class Tokenizer:
         return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(description)), {})
 
 
-def _default_template(found: Any, folder: Path) -> str | None:
+def has_tokenizer(folder: Path) -> bool:
+    """Tells whether a folder has files that `Tokenizer.from_folder` reads."""
+    return any(all((folder / name).is_file() for name in names) for names in _BASES)
+
+
+def _from_vocabulary(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    file = folder / _ADDED
+    added = read_object(_of_allowed_size(file)) if file.is_file() else {}
+    vocab = read_object(_of_allowed_size(folder / _VOCABULARY))
+    merges = _parsed(folder / _MERGES, str)
+    try:
+        return build_backend(data_from_vocabulary(vocab, merges, added, config))
+    except ValueError as error:
+        raise ValueError(shortened(f"cannot parse {_VOCABULARY} in {folder}: {error}")) from error
+
+
+def _default_template(found: Any, folder: str | Path) -> str | None:
     if isinstance(found, list) and all(isinstance(each, dict) for each in found):
         found = {each.get("name"): each.get("template") for each in found}.get("default")
     if not isinstance(found, str | None):

@@ -34,8 +34,8 @@ _MAX_GROWTH = 4096  # so that texts of 4 KiB are always possible
 _MAX_DECODER_GROWTH = 16
 _MAX_PARTS, _MAX_LEVELS = 64, 8
 _MAX_ADDED_CHARACTERS = 1 << 22  # their automaton takes about 100 bytes for each
-_MAX_PIECE_CHARACTERS = 256  # a Unigram model tries every prefix of a text that is a piece
-_MAX_PIECES_CHARACTERS = 1 << 22  # their tree takes about 350 bytes for each
+MAX_PIECE_CHARACTERS = 256  # a Unigram model tries every prefix of a text that is a piece
+MAX_PIECES_CHARACTERS = 1 << 22  # their tree takes about 350 bytes for each
 
 
 class _Setting(NamedTuple):
@@ -395,16 +395,16 @@ def _check_vocabulary(vocab: Any) -> None:
 
 def _check_pieces(vocab: Any) -> None:
     _require(isinstance(vocab, list), "model.vocab", vocab, "a list of pieces")
-    allowed = f"[text of up to {_MAX_PIECE_CHARACTERS} characters, score]"
+    allowed = f"[text of up to {MAX_PIECE_CHARACTERS} characters, score]"
     for i, piece in enumerate(vocab):
         valid = isinstance(piece, list) and len(piece) == 2 and type(piece[1]) in (int, float)
-        valid = valid and isinstance(piece[0], str) and len(piece[0]) <= _MAX_PIECE_CHARACTERS
+        valid = valid and isinstance(piece[0], str) and len(piece[0]) <= MAX_PIECE_CHARACTERS
         _require(valid, f"model.vocab[{i}]", piece, allowed)
     characters = sum(len(piece[0]) for piece in vocab)
     require(
-        len(vocab) <= MAX_ID and characters <= _MAX_PIECES_CHARACTERS,
+        len(vocab) <= MAX_ID and characters <= MAX_PIECES_CHARACTERS,
         f"model.vocab has {len(vocab)} pieces of {characters} characters in all; allowed: "
-        f"{MAX_ID} of {_MAX_PIECES_CHARACTERS}",
+        f"{MAX_ID} of {MAX_PIECES_CHARACTERS}",
     )
 
 

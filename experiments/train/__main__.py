@@ -16,7 +16,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -28,7 +27,7 @@ from experiments.train.model_card import Parent, model_card
 from experiments.train.resume import TRAINING, Training
 from experiments.train.scores import ScoreConfig, probe, task_scores
 from llada_jax.api.loading import Model
-from llada_jax.checkpoint import fingerprint, load_params, model_path
+from llada_jax.checkpoint import fingerprint, load_params, model_path, read_tokenizer
 from llada_jax.config import ONE_DEVICE, MeshConfig, ModelConfig, TrainConfig, require
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
@@ -99,18 +98,21 @@ def with_special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig
     )
 
 
-def tokenizer_folder(config: RunConfig, run: Run) -> Path:
-    """Returns the folder of the tokenizer, which is learnt first where there is none."""
+def tokenizer_of(config: RunConfig, run: Run) -> Tokenizer:
+    """Returns the tokenizer of the parent or the source, or else one that is learnt first."""
     source = config.parent or config.tokenizer.source
     if source is not None:
-        return model_path(source)
+        tokenizer = read_tokenizer(model_path(source))
+        if tokenizer is None:
+            raise ValueError(f"{source!r} has no tokenizer; allowed: one that has")
+        return tokenizer
     folder = run.folder / "tokenizer"
     if not folder.exists():
         texts = islice(mixture_texts(config.data), TOKENIZER_TEXTS)
         tokenizer = build_tokenizer(texts, config.tokenizer.vocab_size)
         with new_folder(folder) as part:
             save_tokenizer(tokenizer, part)
-    return folder
+    return Tokenizer.from_folder(folder)
 
 
 def train_and_export(config: RunConfig, run: Run) -> None:
@@ -125,15 +127,14 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     parent = None if config.parent is None else parent_params(config.parent, config.model, seed)
     run.begin()
     run.write(TRAINING, training.as_json())
-    folder = tokenizer_folder(config, run)
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = tokenizer_of(config, run)
     model_config = with_special_tokens(config.model, tokenizer)
     source = example_source(tokenizer, config.data, config.train.batch_size)
     evaluate = probe(config.tasks, config.score, model_config, tokenizer)
     how: Any = {"mesh": mesh_for(config.mesh), "objective": config.objective, "parent": parent}
     state = train(run.folder, model_config, config.train, source, evaluate, **how)
     model = Model(model_config, trained_params(state.params, config.train, parent), tokenizer)
-    finish(config, run, model, folder, training.commands)
+    finish(config, run, model, tokenizer, training.commands)
 
 
 def parent_params(name: str, model: ModelConfig, seed: int = 0) -> ModelParams:
@@ -152,7 +153,7 @@ def parent_params(name: str, model: ModelConfig, seed: int = 0) -> ModelParams:
 
 
 def finish(
-    config: RunConfig, run: Run, model: Model, tokenizer: Path, commands: Sequence[str]
+    config: RunConfig, run: Run, model: Model, tokenizer: Tokenizer, commands: Sequence[str]
 ) -> None:
     """Scores a trained model and writes `results.json` and `model/`."""
     scores = task_scores(model, config.tasks, config.score)

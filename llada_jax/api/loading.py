@@ -171,7 +171,7 @@ def load(
     config, params, tokenizer_folder = checkpoint.load_params(
         source, dtype, name, experts, mesh, ignore_keys, adapter
     )
-    tokenizer = tokenizer_folder and _tokenizer(tokenizer_folder, config)
+    tokenizer = _for_family(checkpoint.read_tokenizer(tokenizer_folder), config)
     fingerprint = agreed(settings, partial(checkpoint.fingerprint, source, adapter))
     require(
         checkpoint.file_states(source, adapter) == before,
@@ -214,9 +214,10 @@ def _with_tokenizers_ids(
     return config.replace(**{k: v for k, v in ids.items() if getattr(config, k) is None})
 
 
-def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
+def _for_family(tokenizer: Tokenizer | None, config: ModelConfig) -> Tokenizer | None:
+    """Returns the tokenizer with what the family's template is given."""
     family = families().get(config.family)
-    return replace(Tokenizer.from_folder(folder), variables=family.template if family else {})
+    return tokenizer and replace(tokenizer, variables=family.template if family else {})
 
 
 def _load_exported(folder: Path, dtype: str | None) -> Model:
@@ -226,8 +227,9 @@ def _load_exported(folder: Path, dtype: str | None) -> Model:
         dtype in (None, quant),
         f"dtype is {dtype!r}, but {folder} is exported as {quant!r}; allowed: None",
     )
-    has_tokenizer = any(file.name == "tokenizer.json" for file in manifest.others)
-    tokenizer = _tokenizer(folder, manifest.model) if has_tokenizer else None
+    has_tokenizer = {"tokenizer.json", "vocab.json"} & {file.name for file in manifest.others}
+    tokenizer = checkpoint.read_tokenizer(folder if has_tokenizer else None)
+    tokenizer = _for_family(tokenizer, manifest.model)
     fingerprint = content_hash(folder, [folder / MANIFEST])
     return Model(manifest.model, None, tokenizer, folder, str(folder), fingerprint)
 
@@ -255,8 +257,9 @@ def export(
         written; an export that was interrupted goes on with the same call.
       ImportError: the extra `npu` is not installed.
     """
-    weights, tokenizer = open_checkpoint(source)
-    config = _with_tokenizers_ids(weights.config, tokenizer and Tokenizer.from_folder(tokenizer))
+    weights, tokenizer_path = open_checkpoint(source)
+    tokenizer = checkpoint.read_tokenizer(tokenizer_path)
+    config = _with_tokenizers_ids(weights.config, tokenizer)
     settings = settings or ExportConfig()
     fingerprint = partial(checkpoint.fingerprint, source)
     what = Export(config, weights, settings, str(source), tokenizer, verify, samples, fingerprint)
@@ -394,8 +397,8 @@ def describe(
     refused.
     """
     name = None if family is None else add_family(family)
-    opened, folder, size = describe_checkpoint(source, name, ignore_keys)
-    tokenizer = folder and Tokenizer.from_folder(folder)
+    opened, tokenizer_path, size = describe_checkpoint(source, name, ignore_keys)
+    tokenizer = checkpoint.read_tokenizer(tokenizer_path)
     config, stored = _with_tokenizers_ids(opened.config, tokenizer, name), opened.stored.values()
     needed = {
         "the weights": opened.stored or None,

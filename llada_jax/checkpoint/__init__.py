@@ -9,7 +9,7 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from llada_jax.checkpoint.adapter import ADAPTER_CONFIG, adapter_settings
-from llada_jax.checkpoint.gguf import open_gguf
+from llada_jax.checkpoint.gguf import open_gguf, read_header
 from llada_jax.checkpoint.hub import hub_folder
 from llada_jax.checkpoint.huggingface import (
     CONFIG_FILE,
@@ -25,7 +25,8 @@ from llada_jax.checkpoint.tensors import Dtype, read_params
 from llada_jax.config import ModelConfig, require, require_choice
 from llada_jax.io.content import content_hash, file_state
 from llada_jax.model.params import ModelParams
-from llada_jax.text import TOKENIZER_FILES
+from llada_jax.text import TOKENIZER_FILES, Tokenizer, has_tokenizer
+from llada_jax.tokenizer_sources import GGUF_LISTS
 
 _ASSETS = Path(__file__).parents[1] / "assets"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -47,8 +48,8 @@ def load_params(
     left out are None.
 
     Returns:
-      The configuration, the parameters, and the folder of the tokenizer: that of the model, or None
-      where it has no `tokenizer.json`.
+      The configuration, the parameters, and where `read_tokenizer` finds the tokenizer; None for a
+      folder without one.
     """
     require_choice("dtype", dtype, Dtype)
     checkpoint, tokenizer_folder = open_checkpoint(source, family, ignore_keys, adapter)
@@ -63,24 +64,19 @@ def open_checkpoint(
     ignore_keys: Collection[str] = (),
     adapter: str | PathLike[str] | None = None,
 ) -> tuple[Checkpoint, Path | None]:
-    """Looks a model through, and returns what it holds and the folder of its tokenizer.
+    """Looks a model through, and returns what it holds and where its tokenizer is.
 
     Arguments and errors as `load_params`."""
     path = model_path(source)
     folder = path if path.is_dir() else path.parent
-    tokenizer_folder = tokenizer_folder_of(folder)
+    tokenizer_folder = folder if has_tokenizer(folder) else None
     if path.suffix == ".gguf":
         require(adapter is None, f"{path} takes no adapter; allowed: the folder of a base")
-        return open_gguf(path, family), tokenizer_folder
+        return open_gguf(path, family), tokenizer_folder or path
     _require_model_folder(path)
     if adapter is not None:
         adapter = model_path(adapter)
     return open_huggingface(path, family, ignore_keys, adapter), tokenizer_folder
-
-
-def tokenizer_folder_of(folder: Path) -> Path | None:
-    """Returns the folder if it has a tokenizer."""
-    return folder if (folder / "tokenizer.json").is_file() else None
 
 
 def describe_checkpoint(
@@ -91,10 +87,23 @@ def describe_checkpoint(
     path = model_path(source, weights=False)
     if (path / CONFIG_FILE).is_file() and lacks_weights(path):
         checkpoint, size = outline(path, family, ignore_keys)
-        return checkpoint, tokenizer_folder_of(path), size
+        return checkpoint, path if has_tokenizer(path) else None, size
     checkpoint, folder = open_checkpoint(path, family, ignore_keys)
     sizes = (tensor.row_bytes * tensor.shape[0] for tensor in checkpoint.stored.values())
     return checkpoint, folder, sum(sizes)
+
+
+def read_tokenizer(source: Path | None) -> Tokenizer | None:
+    """Reads the tokenizer of a folder, or of a GGUF file: that of its folder, or else that in its
+    metadata. None if there is none.
+
+    Raises ValueError for what cannot be read or is not allowed."""
+    if source is None:
+        return None
+    folder = source if source.is_dir() else source.parent
+    if source.is_file() and not has_tokenizer(folder):
+        return Tokenizer.from_gguf(read_header(source, GGUF_LISTS)[0], source)
+    return Tokenizer.from_folder(folder)
 
 
 def _require_model_folder(path: Path) -> None:

@@ -10,6 +10,7 @@ wants them: in their order, each aligned, without a gap.
 import math
 import mmap
 import struct
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -112,16 +113,18 @@ def _row_order(config: ModelConfig, source: ParamSource) -> np.ndarray | None:
     return rows.swapaxes(1, 2).reshape(-1)
 
 
-def read_header(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """Reads the metadata, without arrays, and where the tensors lie, by name. Raises ValueError
-    that says what is wrong with them."""
+def read_header(
+    path: Path, arrays: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """Reads the metadata, of whose arrays only those named are kept, and where the tensors lie, by
+    name. Raises ValueError that says what is wrong with them."""
     try:
         import gguf
     except ImportError as error:
         raise ImportError("GGUF files need the extra 'gguf' of llada_jax") from error
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            return _Header(data, path, gguf).read()
+            return _Header(data, path, gguf).read(arrays)
         except struct.error as error:
             raise ValueError(f"its header leaves the file: {error}") from error
 
@@ -131,7 +134,7 @@ class _Header:
         self._data, self._path, self._gguf = data, path, gguf
         self._at, self._end = 0, min(len(data), _MOST_BYTES)
 
-    def read(self) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    def read(self, arrays: Collection[str]) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         magic, version, n_tensors, n_values = self._numbers("4sIQQ")
         require(magic == b"GGUF", f"it begins with {magic!r}")
         require(version & 0xFFFF != 0, "it is big-endian; allowed: little-endian")
@@ -140,7 +143,7 @@ class _Header:
         for _ in range(n_values):
             name = self._text()
             require(name not in metadata, f"{name!r} stands there twice")
-            metadata[name] = self._value(self._number("I"))
+            metadata[name] = self._value(self._number("I"), name in arrays)
         alignment = metadata.get("general.alignment", 32)
         require(
             type(alignment) is int and alignment > 0 and alignment.bit_count() == 1,
@@ -207,15 +210,18 @@ class _Header:
         start = self._skip(self._number("Q"))
         return self._data[start : self._at].decode()
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, keep_array: bool) -> Any:
         if kind != _ARRAY:
             require(kind == _TEXT or kind in _NUMBERS, f"no type of a value is {kind}")
             return self._text() if kind == _TEXT else self._number(_NUMBERS[kind])
         kind, count = self._numbers("IQ")
         require(kind == _TEXT or kind in _NUMBERS, f"no type of an array is {kind}")
         if kind != _TEXT:
-            self._skip(count * struct.calcsize(_NUMBERS[kind]))
-            return None
+            start = self._skip(count * struct.calcsize(_NUMBERS[kind]))
+            found = f"<{count}{_NUMBERS[kind]}"
+            return [*struct.unpack_from(found, self._data, start)] if keep_array else None
+        if keep_array:
+            return [self._text() for _ in range(count)]
         for _ in range(count):
             self._at += 8 + _LENGTH.unpack_from(self._data, self._at)[0]
             if self._at > self._end:

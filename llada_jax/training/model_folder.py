@@ -1,7 +1,6 @@
 """Exports a finished run as a model folder in Hugging Face's layout, with model card and log."""
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ from llada_jax.checkpoint import save_huggingface
 from llada_jax.config import ModelConfig
 from llada_jax.io.atomic import new_folder
 from llada_jax.model.params import ModelParams
+from llada_jax.text import Tokenizer
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-OTHER_TOKENIZER_FILES = ("special_tokens_map.json", "chat_template.jinja")
 CARD_FILE = "README.md"
 LOG_FILE = "training_log.jsonl"
 LOG_ROWS = 120
@@ -22,7 +20,7 @@ def export_model(
     folder: str | Path,
     model: ModelConfig,
     params: ModelParams,
-    tokenizer_folder: str | Path,
+    tokenizer: Tokenizer,
     card: str,
     log: Iterable[Mapping[str, Any]],
     log_before: Iterable[Mapping[str, Any]] = (),
@@ -34,9 +32,7 @@ def export_model(
     """
     with new_folder(Path(folder)) as part:
         save_huggingface(part, model, params, "bfloat16")
-        for name in (*TOKENIZER_FILES, *OTHER_TOKENIZER_FILES):
-            if name in TOKENIZER_FILES or (Path(tokenizer_folder) / name).is_file():
-                shutil.copyfile(Path(tokenizer_folder) / name, part / name)
+        tokenizer.save(part)
         (part / CARD_FILE).write_text(card, encoding="utf-8")
         rows = [*log_before, *map(_rounded, thinned(list(log)))]
         lines = "".join(json.dumps(row) + "\n" for row in rows)

@@ -24,8 +24,9 @@ def animated_svg(runs: Sequence[Mapping[str, Any]], seconds_per_forward: float =
     longest = max(len(run["events"]) for run in runs)
     whole, start = longest * seconds_per_forward + HOLD, longest * seconds_per_forward + FADE
     ends = [100 * step * seconds_per_forward / whole for step in range(longest + 1)]
-    return filled("canvas.svg", runs=[_drawn(run) for run in runs], whole=whole, start=round(start, 3),
-                  fade=100 * FADE / whole, ends=ends)  # fmt: skip
+    start, drawn = round(start, 3), [_drawn(run) for run in runs]
+    fade = 100 * FADE / whole
+    return filled("canvas.svg", runs=drawn, whole=whole, start=start, fade=fade, ends=ends)
 
 
 def _drawn(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from llada_jax import checkpoint
-from llada_jax.checkpoint import bundled_names, load_params, model_path
+from llada_jax.checkpoint import bundled_names, load_params, model_path, read_tokenizer
 from tests.checkpoint.folders import (
     GOLDENS,
     golden_config,
@@ -59,9 +59,9 @@ def test_a_folder(dtype: str | None) -> None:
 
 def test_a_gguf_file_with_a_tokenizer_beside_it(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llada-gqa", "F32")
-    _, params, tokenizer_folder = load_params(path)
+    _, params, tokenizer_path = load_params(path)
     assert same_bits(params, loaded(MODEL)[1])
-    assert tokenizer_folder is None
+    assert tokenizer_path == path and read_tokenizer(path) is None
     (tmp_path / "tokenizer.json").write_text("{}")
     assert load_params(path)[2] == tmp_path
 

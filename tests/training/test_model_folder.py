@@ -12,10 +12,10 @@ import pytest
 
 from llada_jax.checkpoint import load_params
 from llada_jax.model.params import init_params
+from llada_jax.text import Tokenizer
 from llada_jax.training.model_folder import (
     CARD_FILE,
     LOG_FILE,
-    TOKENIZER_FILES,
     export_model,
     thinned,
 )
@@ -35,7 +35,8 @@ def params():
 
 def export(folder: Path, params, tokenizer_folder: Path = TOKENIZER_FOLDER) -> None:
     rows = [{"step": step, "loss": 1 / 3} for step in range(1, 301)]
-    export_model(folder, MODEL, params, tokenizer_folder, "a card\n", rows)
+    tokenizer = Tokenizer.from_folder(tokenizer_folder)
+    export_model(folder, MODEL, params, tokenizer, "a card\n", rows)
 
 
 def test_the_model_loads_again_in_bfloat16(tmp_path, params):
@@ -49,7 +50,7 @@ def test_the_model_loads_again_in_bfloat16(tmp_path, params):
 
 def test_the_folder_has_tokenizer_card_and_log(tmp_path, params):
     export(tmp_path / "model", params)
-    for name in TOKENIZER_FILES:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "model" / name).read_bytes() == (TOKENIZER_FOLDER / name).read_bytes()
     assert (tmp_path / "model" / CARD_FILE).read_text() == "a card\n"
     rows = [json.loads(line) for line in (tmp_path / "model" / LOG_FILE).read_text().splitlines()]
@@ -64,10 +65,10 @@ def test_a_failed_export_leaves_nothing(tmp_path, params):
 
 
 def test_an_export_into_its_own_tokenizer_folder_keeps_the_tokenizer(tmp_path, params):
-    for name in TOKENIZER_FILES:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TOKENIZER_FOLDER / name, tmp_path / name)
     export(tmp_path, params, tmp_path)
-    for name in TOKENIZER_FILES:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / name).read_bytes() == (TOKENIZER_FOLDER / name).read_bytes()
 
 

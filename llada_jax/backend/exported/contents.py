@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from llada_jax.backend.canvases import pack_sizes
 from llada_jax.backend.litert import tflite
@@ -12,6 +11,7 @@ from llada_jax.backend.weights import storage_spec
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.lowered import LoweredWeight
 from llada_jax.model.params import named_specs
+from llada_jax.text import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,7 @@ class Export:
     settings: ExportConfig
     source: str
     """Name of the weights; an interrupted export can only be resumed with the same."""
-    tokenizer: Path | None = None
-    """Folder of the tokenizer's files."""
+    tokenizer: Tokenizer | None = None
     verify: bool = True
     """Whether to run every signature against JAX before the folder gets its final name."""
     samples: Sequence[Inputs] = ()

@@ -13,7 +13,6 @@ gets its final name once it is complete. An interrupted export can be resumed: e
 recorded together with the settings of the export.
 """
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -48,7 +47,6 @@ from llada_jax.io import atomic
 from llada_jax.io.inside import inside
 from llada_jax.io.locked import LOCK_FILE, locked
 from llada_jax.model.quantize import QuantArray, dequantize
-from llada_jax.text import TOKENIZER_FILES
 
 HEXAGON = {"SM8550": 73, "SM8650": 75, "SM8750": 79, "SM8850": 81}
 """Version of each chip's NPU, which is part of the names of QNN's libraries."""
@@ -98,7 +96,7 @@ def _write_files(
         embedding = unfinished.file("embedding.bin", partial(_write_embedding, export, bar))
     contexts = list(compile_for_phones(unfinished, export))
     checks = list(_check_files(unfinished.folder, export, bodies)) if export.verify else []
-    tokenizer = _copy_tokenizer(unfinished.folder, export.tokenizer)
+    tokenizer = export.tokenizer.save(unfinished.folder) if export.tokenizer else []
     names = [entry[name] for entry in contexts for name in ("file", "compiled")]
     binaries = [File.of(inside(unfinished.folder, name)) for name in names]
     manifest = Manifest(
@@ -111,7 +109,7 @@ def _write_files(
         head_chunk=steps.HEAD_CHUNK,
         embedding=embedding,
         embedding_dtype=_embedding_dtype(export),
-        others=(*tokenizer, *binaries, *write_calibration(unfinished, export)),
+        others=(*map(File.of, tokenizer), *binaries, *write_calibration(unfinished, export)),
         contexts=tuple(contexts),
         checks=tuple(checks),
         versions=unfinished.versions,
@@ -162,13 +160,6 @@ def _embedding_dtype(export: Export) -> Any:
     if not isinstance(piece, QuantArray) and piece.dtype.itemsize == 2:
         return piece.dtype.name
     return "float32" if export.settings.quant == "float32" else "bfloat16"
-
-
-def _copy_tokenizer(folder: Path, tokenizer: Path | None) -> Iterator[File]:
-    for name in TOKENIZER_FILES:
-        if tokenizer is not None and (tokenizer / name).is_file():
-            shutil.copyfile(tokenizer / name, folder / name)
-            yield File.of(folder / name)
 
 
 def _push_page(manifest: Manifest, folder: str) -> str:
