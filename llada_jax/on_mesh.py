@@ -56,9 +56,9 @@ class MeshDenoiser(Denoiser):
     ) -> tuple[Any, ...]:
         """Runs a decoding loop once in each group of `data`, for the group's sequences.
 
-        Groups take as many steps as their sequences need, in buckets of their own. The steps are
-        counted as if all groups had run together: the rows of a forward are those of the group that
-        had most.
+        Groups take as many steps as their sequences need, in their own buckets. The steps are
+        counted as if all groups had run together: the rows of a forward are the largest number of
+        any group.
         """
         axis = batch_axis(self.mesh, state.tokens.shape[0])
         groups = self.mesh.shape[DATA] if axis else 1
@@ -108,7 +108,7 @@ _RECORDS = (KVCache, RowsOut, HeadRequest)
 
 
 def _gathered(mesh: Mesh, tree: Any) -> Any:
-    """Returns records whose arrays are whole on every device, except keys and values."""
+    """Returns records with whole arrays on every device, except keys and values."""
 
     def gather(leaf: Any) -> Any:
         if isinstance(leaf, KVCache):

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 MAX_MAPPINGS = 20_000
 _MAPPINGS = Path("/proc/self/maps")
-_LOOK_EVERY = 8  # new shapes: a look at twenty thousand lines takes milliseconds
+_LOOK_EVERY = 8  # new shapes, because reading twenty thousand lines takes milliseconds
 _kept: OrderedDict[Hashable, Any] = OrderedDict()
 _lock = RLock()
 _new_shapes = count(1)
@@ -27,11 +27,11 @@ _new_shapes = count(1)
 def own_jit(
     function: Callable[..., Any], *, rounds: bool = False, **options: Any
 ) -> Callable[..., Any]:
-    """Returns `jax.jit(function, **options)` whose programs are dropped when it is: JAX keeps them
-    by the function, which is a new one here.
+    """Returns `jax.jit(function, **options)` as a new function: JAX keeps compiled programs by the
+    function, so they are dropped with this one.
 
-    One that `rounds` rounds every result to its dtype, as written; XLA otherwise keeps more bits
-    wherever one of its fusions has them, and fusions depend on the number of devices.
+    With `rounds` every result is rounded to its dtype, as written. Otherwise XLA keeps more bits
+    inside its fusions, which depend on the number of devices.
     """
     if rounds:
         options["compiler_options"] = {"xla_allow_excess_precision": False}
@@ -40,8 +40,8 @@ def own_jit(
 
 
 def kept(make: Callable[..., T]) -> Callable[..., T]:
-    """Returns `make`, which makes functions of `own_jit` for a shape, as one that gives the same
-    ones for the same shape (hashable), until they are the oldest and room is needed."""
+    """Caches `make(*shape)`, which makes functions of `own_jit` for a hashable shape, until it is
+    the oldest entry and room is needed."""
 
     @wraps(make)
     def keep(*shape: Hashable) -> T:
@@ -58,8 +58,8 @@ def kept(make: Callable[..., T]) -> Callable[..., T]:
 
 
 def drop_old_programs() -> None:
-    """Drops the programs of the shapes that were used longest ago, until at most `MAX_MAPPINGS`
-    regions are mapped; all that JAX keeps, where those of `kept` are not what takes the room."""
+    """Drops the programs of the least recently used shapes, until at most `MAX_MAPPINGS` regions
+    are mapped. If that is not enough, drops all programs that JAX keeps."""
     with _lock:
         while _mappings() > MAX_MAPPINGS:
             if not _kept:
@@ -69,5 +69,5 @@ def drop_old_programs() -> None:
 
 
 def _mappings() -> int:
-    """Counts regions; 0 where the system does not list them, and sets no such limit."""
+    """Counts mapped regions; 0 on systems without such a list, which have no such limit."""
     return _MAPPINGS.read_bytes().count(b"\n") if _MAPPINGS.exists() else 0

@@ -1,8 +1,8 @@
-"""The one primitive of decoding: rows of a canvas, what they see, and the cache they write.
+"""The one primitive of decoding: rows of a canvas, their visibility, and the cache they write.
 
 A row sees every position that its caller allows: the other rows of the forward, and each cached
 position that none of them replaces. An order of positions makes attention causal: a row sees
-positions of its own order and of lower ones.
+positions of the same order and of lower ones.
 """
 
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def make_rows(
 ) -> Rows:
     """Returns rows that see each other and the `cached` positions that no live row replaces.
 
-    With `row_order` and `cache_order` a row sees only positions of its own order or lower.
+    With `row_order` and `cache_order` a row sees only positions of the same order or lower.
     """
     slots = jnp.arange(cached.shape[1], dtype=positions.dtype)[None, None, :]
     replaced = ((positions[:, :, None] == slots) & live[:, :, None]).any(axis=1)  # [B, L]

@@ -1,4 +1,5 @@
-"""Records that JAX maps over, and the functions that make a model: what the rooms hand each other.
+"""Records that JAX maps over, and the functions that make a model: the data types that rooms
+exchange.
 
 Shape letters, used in every signature of this package:
 
@@ -19,10 +20,10 @@ Params = Any
 
 
 class Rows(NamedTuple):
-    """The rows of one forward: canvas positions, their tokens and what they may see.
+    """The rows of one forward: canvas positions, their tokens and their visibility.
 
     Rows that are not `live` pad the forward to a fixed size and change nothing. `writes` marks
-    those whose keys and values enter the cache, or is None for all live ones.
+    the rows that write keys and values to the cache, or is None for all live ones.
     """
 
     tokens: Int[Array, "B R"]
@@ -34,7 +35,7 @@ class Rows(NamedTuple):
 
     @property
     def written(self) -> Bool[Array, "B R"]:
-        """Marks live rows whose keys and values enter the cache."""
+        """Marks live rows that write keys and values to the cache."""
         return self.live if self.writes is None else self.live & self.writes
 
 
@@ -73,7 +74,7 @@ class HeadRequest:
 
     top_k: int = field(default=0, metadata={"static": True})  # number of most probable ids
     n_classes: int = field(default=0, metadata={"static": True})
-    listed: Int[Array, "B C K"] | None = None  # ids whose logits are needed; negative for none
+    listed: Int[Array, "B C K"] | None = None  # ids to compute logits of; negative for none
     added: Float[Array, "B C K"] | None = None  # to their logits, before anything else is computed
     class_of: Int[Array, " V"] | None = None  # class of each id, below `n_classes`
     previous: Float[Array, "B C D"] | None = None  # states to measure the divergence from
@@ -91,7 +92,8 @@ class HeadRequest:
 
 
 class HeadExtras(NamedTuple):
-    """The results of a `HeadRequest`, in the confidence dtype; None for what was not requested."""
+    """The results of a `HeadRequest`, in the confidence dtype; None for parts that were not
+    requested."""
 
     log_sum_exp: Float[Array, "B C"]
     top_ids: Int[Array, "B C k"] | None  # the best one first; the lowest id wins ties
@@ -125,7 +127,7 @@ class Denoiser:
       forward_rows: Runs rows against the cache, which it only reads.
       score_rows: Scores hidden states.
       empty_cache: `(params, batch, length)` to a cache of zeros for canvases of `length`.
-      measure_rows: As `score_rows`, with what a rule requests in addition to the scores; None if
+      measure_rows: As `score_rows`, with a `HeadRequest` in addition to the scores; None if
         the backend cannot.
       traceable: Whether JAX can trace the functions; if not, they run outside JAX.
     """

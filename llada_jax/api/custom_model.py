@@ -20,7 +20,7 @@ class ModelFunctions(NamedTuple):
         is not `rows.live`; the cache is read only.
       logits: `(params, hidden)`, states [B, Q, D] to logits [B, Q, V].
       empty_cache: `(params, batch, length)` to a cache of zeros, [N, B, L, K, Dh]; `length` may be
-        0. N, K and Dh are the model's own, those of the rows' keys and values, [N, B, R, K, Dh].
+        0. N, K and Dh are as in the rows' keys and values, [N, B, R, K, Dh].
     """
 
     forward_rows: Callable[[Params, Rows, KVCache], RowsOut]

@@ -49,7 +49,7 @@ def generate(
 
     Args:
       config: how to decode; default: LLaDA's schedule on the whole canvas.
-      backend: where the forward runs. `xla`; `xla_fused`, with cuDNN's attention on a GPU; `litert`
+      backend: runs the forward. `xla`; `xla_fused`, with cuDNN's attention on a GPU; `litert`
         (the extra `npu`), in the number type of the parameters: float32, int8 or int4; `qnn` (the
         extra `qnn`), an emulated SM8750 in float16; or a `Backend`, for example an `EmulatedNpu`
         of another SoC.
@@ -60,12 +60,12 @@ def generate(
       loop: `compiled` or `host`; default: compiled, unless `on_step` is given.
       refresh_on: the model that the worker of `refresh="worker"` runs, for example `tiled(model)`
         (the extra `revision`); default: the same model on the same backend.
-      holes: the prompts are canvases whose holes are filled, as `infill` does.
+      holes: the prompts are canvases with holes to fill, as in `infill`.
       constraint: the form of the texts: `regex`, `json_schema` or `choice`, or a list of them, one
         for each prompt. Each generation is complete within its `gen_length`.
 
     Raises:
-      ValueError: one message that names the bad value and what is allowed, before any computation.
+      ValueError: one message that names the bad value and the allowed ones, before any computation.
       FloatingPointError: a score of the model is NaN or infinite: one message that names each
         such canvas, the forward and the position. The results of the others are lost.
     """
@@ -83,7 +83,7 @@ def generate(
 def start(
     model: Model, prompts: Prompts, config: SamplerConfig | None = None, *, seed: Seeds = 0
 ) -> tuple[Decoding, DecodeState]:
-    """Returns what `step` needs: a model with its sampler, and the state before the first forward::
+    """Returns the arguments of `step`: a model with its sampler, and the state before any forward::
 
         decoding, state = lj.start(model, prompts, config)
         while not state.done.all():
@@ -141,13 +141,13 @@ def generate_stream(
 ) -> ResultStream:
     """Decodes many prompts, a few at a time: one that is done gives its batch slot to the next.
 
-    A result is that of `generate` on the same prompts, including its trace, except for seconds:
-    those of the result are its share of the time, and those of single forwards are NaN.
+    A result is the same as from `generate` on these prompts, including its trace, except for
+    seconds: the result has its share of the time, and single forwards have NaN.
 
     Args:
       places: the number of batch slots: prompts that are decoded at a time. It changes no token.
-      together: the number of consecutive prompts of each result, or a list of such numbers, which
-        the results take by turns.
+      together: the number of consecutive prompts of each result, or a list of numbers that the
+        results take by turns.
       The others: as in `generate`.
 
     Raises:

@@ -1,4 +1,9 @@
-"""A model's functions on a backend, as the sampler drives them. Each is compiled once and kept."""
+"""A model's functions on a backend, as the sampler calls them.
+
+Denoisers are cached: the sampler compiles a program once for each denoiser. For XLA they depend on
+the model's shape alone, so that two models of one shape share programs; for other backends they
+hold the parameters.
+"""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -31,7 +36,7 @@ from llada_jax.types import Denoiser
 
 
 def score_rules(config: SamplerConfig) -> ScoreRules:
-    """Returns what a sampler's settings mean to the head; `config` names its special ids."""
+    """Returns the head's rules for a sampler's settings; `config` must name its special ids."""
     forbidden = [] if config.parity.predict_mask else [config.mask_id]
     forbidden += [config.eos_id] if config.logits_eos_inf else []
     discounted = [config.eos_id, config.eot_id] if config.confidence_eos_eot_inf else []
@@ -99,7 +104,7 @@ def _exported(folder: Path, manifest: bytes, emulated: bool) -> ExportedProgram:
 
 
 class _Same(NamedTuple):
-    """Parameters as a key: equal where they are the very same object."""
+    """Parameters as a cache key, equal only if they are the same object."""
 
     params: ModelParams
 

@@ -1,4 +1,4 @@
-"""How long steps take on this machine, by their rows."""
+"""The time of a step on this machine, by its rows."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ def latency_table(
     backend: str | Backend = "xla",
     repeats: int = 10,
 ) -> LatencyTable:
-    """Measures what a window's growth costs on this machine, for `SamplerConfig.latency_table`:
-    median milliseconds of a step by its rows, each of which is scored.
+    """Measures the median milliseconds of a step by its number of rows, for
+    `SamplerConfig.latency_table`. All rows are scored.
 
     Args:
       rows: buckets, ascending, at most `canvas`.
@@ -37,7 +37,7 @@ def latency_table(
       repeats: times that each bucket runs, after a first time, which compiles.
 
     Raises:
-      ValueError: one message that names the bad value and what is allowed, before any computation.
+      ValueError: one message that names the bad value and the allowed ones, before any computation.
       FloatingPointError: the model's scores are NaN or infinite.
     """
     buckets = ascending_counts("rows", rows)
@@ -53,9 +53,9 @@ def latency_table(
     run = jax.jit(step) if denoiser.traceable else step
     vocab = model.config.vocab_size
     steps = [partial(run, model.params, _last_rows(n, canvas, vocab), cache) for n in buckets]
-    for n, each in zip(buckets, steps, strict=True):
-        require_finite_results(f"the model's confidence in {n} rows", each().confidence)
-    # They take turns, so that a busy moment hits all of them.
+    for n, run_step in zip(buckets, steps, strict=True):
+        require_finite_results(f"the model's confidence in {n} rows", run_step().confidence)
+    # By turns, so that other load on the machine affects all of them.
     times = [list(map(_milliseconds, steps)) for _ in range(repeats)]
     return LatencyTable(rows=buckets, ms=tuple(map(median, zip(*times, strict=True))))
 

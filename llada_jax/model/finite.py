@@ -1,4 +1,4 @@
-"""Whether weights and results are numbers: one NaN reaches every token, and no token shows it."""
+"""Checks that weights and results are finite: one NaN reaches every token without being seen."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -13,11 +13,12 @@ from llada_jax.model.params import parameter_name
 
 
 def all_finite(numbers: np.ndarray) -> bool:
-    """Tells whether floats hold neither NaN nor infinity.
+    """Returns whether floats contain neither NaN nor infinity.
 
-    Their bits answer, without memory, and faster than `np.isfinite`: 40 times in bfloat16. Numbers
-    below 2, as weights are, have the top bit of the exponent clear, so one OR of all will do.
-    Infinities have all bits of it set, and NaNs are above them: the largest of each sign tells.
+    Comparing their bits takes no memory and is faster than `np.isfinite`, 40 times in bfloat16.
+    Numbers below 2, as weights are, have the top bit of the exponent clear, so one OR of all
+    numbers suffices. Infinities have all exponent bits set and NaNs are above them, so otherwise
+    the largest number of each sign decides.
     """
     signed, unsigned, infinity, minus_infinity = _bits_of(numbers.dtype)
     bits = numbers.view(unsigned)
@@ -39,15 +40,15 @@ def _bits_of(dtype: np.dtype) -> tuple[np.dtype, np.dtype, int, int]:
 
 
 def require_finite(name: str, pieces: Iterable[np.ndarray]) -> None:
-    """Raises ValueError where a tensor, in pieces of its rows, holds NaN or infinity: how many, and
-    where the first one is."""
+    """Raises ValueError with the number of NaNs and infinities of a tensor, which is given in
+    pieces of its rows, and the position of the first one."""
     count, first, rows = 0, [], 0
     for piece in pieces:
         if not all_finite(piece):
             with np.errstate(invalid="ignore"):  # of bfloat16, older versions warn of NaN
-                found = np.argwhere(~np.isfinite(piece))
-            first = first or [rows + int(found[0][0]), *map(int, found[0][1:])]
-            count += len(found)
+                places = np.argwhere(~np.isfinite(piece))
+            first = first or [rows + int(places[0][0]), *map(int, places[0][1:])]
+            count += len(places)
         rows += len(piece)
     require(
         count == 0,
@@ -57,15 +58,15 @@ def require_finite(name: str, pieces: Iterable[np.ndarray]) -> None:
 
 
 def require_finite_tree(where: str, params: Any) -> None:
-    """Raises ValueError as `require_finite`, for the floats of a tree; scales are among them."""
+    """Raises ValueError as `require_finite`, for the floats of a tree, including scales."""
     for path, leaf in jax.tree.leaves_with_path(params):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             require_finite(f"{where}: {parameter_name(path)}", [np.asarray(leaf)])
 
 
 def require_finite_results(what: str, results: Any) -> None:
-    """Raises FloatingPointError where an array of what a model gave has NaN or infinity."""
+    """Raises FloatingPointError if an array of a model's results has NaN or infinity."""
     arrays = [leaf for leaf in jax.tree.leaves(results) if isinstance(leaf, jax.Array | np.ndarray)]
-    floats = [each for each in arrays if jnp.issubdtype(each.dtype, jnp.floating)]
-    if not all(all_finite(np.asarray(each)) for each in floats):
+    floats = [array for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)]
+    if not all(all_finite(np.asarray(array)) for array in floats):
         raise FloatingPointError(f"{what}: NaN or infinite; allowed: finite numbers")

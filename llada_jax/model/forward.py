@@ -41,7 +41,7 @@ from llada_jax.types import KVCache, Rows, RowsOut
 LayerOut = tuple[Float[Array, "B R D"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
 """Hidden states, and the rows' keys and values."""
 RunLayer = Callable[..., LayerOut]
-"""A function that takes what `run_layer` takes, up to `cached`, and returns what it returns."""
+"""A function with the arguments of `run_layer`, up to `cached`, and its result."""
 FeedForwardHalf = Callable[
     [Float[Array, "B R D"], FeedForward | Experts, ModelConfig], Float[Array, "B R D"]
 ]

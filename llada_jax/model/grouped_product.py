@@ -1,4 +1,8 @@
-"""Products of rows with the matrix of the group that they belong to: experts of a mixture."""
+"""Products of rows with the matrix of their group, for the experts of a mixture.
+
+On a CPU, XLA's `ragged_dot` multiplies all rows by all matrices. Here rows are sorted by group, and
+a loop multiplies tiles of a few rows by one matrix each, so the work is proportional to the rows.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,8 +21,7 @@ from llada_jax.model.quantize import (
     with_paired_int4,
 )
 
-MOST_ROWS = 32
-"""Rows of a tile at most: then what a product costs is its arithmetic, not reading a matrix."""
+MOST_ROWS = 32  # of a tile: beyond, arithmetic costs more than reading the matrix
 
 
 def grouped_product(
@@ -27,12 +30,9 @@ def grouped_product(
     """Returns each row times the transposed matrix of its group, summed in float32.
 
     Args:
-      rows: sorted by group: the first `group_sizes[0]` of group 0, and so on.
-      weights: [E, Out, In], a matrix for each group. Of int4, one matrix is unpacked at a time, and
-        once, however many rows its group has.
-
-    On a CPU the work is proportional to the rows, as XLA's own `ragged_dot` is not: there it
-    multiplies all rows by all matrices. That of the gradients is, too.
+      rows: Sorted by group: the first `group_sizes[0]` of group 0, and so on.
+      weights: [E, Out, In], a matrix for each group. int4 matrices are unpacked one at a time, and
+        once for all rows of the group.
     """
     weights = with_paired_int4(weights)
     if isinstance(weights, PairedInt4) or is_quantized(weights):
@@ -52,7 +52,7 @@ def _at_once(
 
 
 class _Tile(NamedTuple):
-    """So many rows of one group; what lies beyond its last row is of other groups."""
+    """`rows` rows of one group; the rows after them belong to other groups."""
 
     group: Int[Array, ""]
     start: Int[Array, ""]
@@ -66,19 +66,19 @@ def _each_tile(
     with_tile: Callable[[_Tile, Any, Array], Array],
     out: Array,
 ) -> Array:
-    """Passes `out` through tiles of up to `size` rows, group after group; what a group's tiles are
-    given is made once, and only where it has rows."""
+    """Passes `out` through tiles of up to `size` rows, group after group. `of_group` makes the
+    input of a group's tiles once, and not for groups without rows."""
     starts, n_tiles = jnp.cumsum(group_sizes) - group_sizes, -(-group_sizes // size)
     with_rows = jnp.argsort(group_sizes == 0, stable=True)
 
     def with_group(number: Int[Array, ""], out: Array) -> Array:
         group = with_rows[number]
-        given = of_group(group)
+        group_input = of_group(group)
 
-        def step(place: Int[Array, ""], out: Array) -> Array:
-            done = size * place
+        def step(index: Int[Array, ""], out: Array) -> Array:
+            done = size * index
             tile = _Tile(group, starts[group] + done, group_sizes[group] - done)
-            return with_tile(tile, given, out)
+            return with_tile(tile, group_input, out)
 
         return jax.lax.fori_loop(0, n_tiles[group], step, out)
 
@@ -88,8 +88,8 @@ def _each_tile(
 def product_by_tile(
     rows: Float[Array, "T In"], weights: Any, group_sizes: Int[Array, " E"], size: int
 ) -> Float[Array, "T Out"]:
-    """Returns what `grouped_product` does, by tiles of `size` rows. What a tile has beyond its
-    group is overwritten by the tile of the next group; rows of no group get anything."""
+    """Computes `grouped_product` by tiles of `size` rows. The tile of the next group overwrites
+    rows beyond the end of a group; rows of no group get any value."""
     padded = jnp.pad(rows, [(0, size), (0, 0)])
 
     def matrix(group: Int[Array, ""]) -> Weight:
@@ -119,12 +119,12 @@ def _outer_by_tile(
 ) -> Float[Array, "E Out In"]:
     """Adds up each group's products of a row's gradient with the row, in float32."""
     size = tile_rows(len(rows), len(group_sizes))
-    padded = [jnp.pad(each, [(0, size), (0, 0)]) for each in (gradient, rows)]
+    padded = [jnp.pad(array, [(0, size), (0, 0)]) for array in (gradient, rows)]
 
     def with_tile(tile: _Tile, _: None, total: Float[Array, "E Out In"]) -> Array:
-        out, inputs = (jax.lax.dynamic_slice_in_dim(each, tile.start, size) for each in padded)
-        own = jnp.where(jnp.arange(size)[:, None] < tile.rows, out, 0)
-        product = jnp.matmul(own.T, inputs, preferred_element_type=jnp.float32)
+        out, inputs = (jax.lax.dynamic_slice_in_dim(array, tile.start, size) for array in padded)
+        out = jnp.where(jnp.arange(size)[:, None] < tile.rows, out, 0)
+        product = jnp.matmul(out.T, inputs, preferred_element_type=jnp.float32)
         return total.at[tile.group].add(product)
 
     empty = jnp.zeros((len(group_sizes), gradient.shape[1], rows.shape[1]), jnp.float32)
@@ -132,13 +132,13 @@ def _outer_by_tile(
 
 
 def tile_rows(n_rows: int, n_groups: int) -> int:
-    """Returns how many rows a tile has: a power of two, about twice what a group has on average."""
+    """Returns the rows of a tile: a power of two, about twice the average rows of a group."""
     return min(MOST_ROWS, max(4, 1 << (2 * n_rows // n_groups - 1).bit_length()))
 
 
 @jax.custom_vjp
 def _differentiable_tiles(rows, weights, group_sizes):
-    """Is `product_by_tile`, whose loops have no gradient of their own."""
+    """Computes `product_by_tile`, with a gradient, which JAX does not derive for its loops."""
     return product_by_tile(rows, weights, group_sizes, tile_rows(len(rows), len(weights)))
 
 

@@ -1,8 +1,9 @@
-"""The head of the model: vocabulary-wide work, streamed in chunks.
+"""The head of the model: scores of rows, from logits that are streamed in chunks.
 
-At V = 126,464 the head is as expensive as two layers, and one float32 array [R, V] larger than the
-key-value cache of the same rows. So the vocabulary passes in chunks through a running softmax
-(running maximum, rescaled sums): nothing of size [R, V] is ever held.
+At V = 126,464 the head is as expensive as two layers, and one float32 array [R, V] is larger than
+the key-value cache of the same rows. So the vocabulary passes in chunks through a running softmax
+(running maximum, rescaled sums; Milakov and Gimelshein, arXiv 1805.02867), and no array of size [R,
+V] exists.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +22,7 @@ from llada_jax.types import Hidden, NoiseKeys, Scores
 
 Running = TypeVar("Running")
 VocabId = int | Int[Array, ""]
-GROUP = 64
-"""Logits of a chunk that are compared at once."""
+GROUP = 64  # logits of a chunk that are compared at once
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,22 @@ class ScoreRules:
     confidence_dtype: FloatDtype = "float32"
     noise_dtype: FloatDtype = "float32"
     chunk: int = 4096
-    spread: bool = True  # entropy and margin are wanted; else a backend may leave them NaN
+    spread: bool = True  # whether entropy and margin are needed; otherwise backends may give NaN
     anywhere: int | None = None
-    """The vocabulary's size, where chunks begin anywhere, on a mesh; None: at multiples of
-    `chunk`. Noise is keyed by these multiples, wherever a chunk begins."""
+    """The vocabulary's size, if chunks may begin anywhere, as on a mesh; None if they begin at
+    multiples of `chunk`. In both cases noise is keyed by these multiples."""
 
     @property
     def plain(self) -> bool:
-        """Tells whether `score_greedily` says all that is wanted."""
+        """Whether `score_greedily` computes all that is needed."""
         greedy = self.temperature == 0 and self.confidence_dtype == "float32"
         return greedy and not self.discounted and not self.spread
 
     def noise(
         self, keys: Key[Array, "B C"] | None, start: VocabId, logits: Float[Array, "B C chunk"]
     ) -> Float[Array, "B C chunk"] | None:
-        """Returns what sampling adds to the logits of a chunk; None: nothing."""
+        """Returns the noise that sampling adds to the logits of a chunk, or None without
+        sampling."""
         if keys is None or self.temperature == 0:
             return None
         noise = self._drawn(keys, start, logits.shape[-1])
@@ -78,7 +79,7 @@ def gumbel_noise(
 ) -> Float[Array, "B C size"]:
     """Draws standard Gumbel noise for the vocabulary ids from `start`, one key a row.
 
-    A float32 uniform number has 2**23 values, too few where the largest of 126,464 draws decides.
+    A float32 uniform number has 2**23 values, not enough if the largest of 126,464 draws decides.
     JAX's mode "high" spends twice the bits, so that the upper tail stays exact to 2**-46.
     """
     draw = partial(jax.random.gumbel, shape=(size,), dtype=jnp.dtype(dtype), mode="high")
@@ -86,7 +87,7 @@ def gumbel_noise(
 
 
 def head_weight(params: ModelParams) -> Weight:
-    """Returns the head's matrix [V, D]: its own, or the embedding."""
+    """Returns the head's matrix [V, D], which may be the embedding."""
     return params.embedding if params.head is None else params.head
 
 
@@ -129,9 +130,13 @@ def over_ids(
     count: int | None = None,
     row: VocabId | None = None,
 ) -> Running:
-    """Returns running statistics after the logits of every chunk, [B, C, chunk] from an id on: of
-    `count` ids (default: all) from `first` on, which the head's matrix has in rows from `row` on
-    (default: the same)."""
+    """Returns running statistics after the logits [B, C, chunk] of every chunk.
+
+    Args:
+      absorb: Adds the logits of a chunk, given its first id, to the statistics.
+      first: The first id, and `count` the number of ids (default: all).
+      row: The row of the first id in the head's matrix (default: `first`).
+    """
     row = first if row is None else row
     n_ids: int = jax.tree.leaves(weight)[0].shape[0] if count is None else count
 
@@ -144,8 +149,8 @@ def over_ids(
 
     full, rest = divmod(n_ids, rules.chunk)
     if full:
-        # A loop of the compiled program. Of chunks that are written out one by one XLA slices the
-        # weights first, all of them, and holds a second copy of the head.
+        # A loop, because XLA would slice the weights of unrolled chunks first, all at once, and so
+        # hold a second copy of the head.
         running = jax.lax.fori_loop(
             0, full, lambda i, seen: with_chunk(seen, i * rules.chunk, rules.chunk), running
         )
@@ -178,7 +183,7 @@ def absorb_chunk(
     noise_keys: NoiseKeys,
     rules: ScoreRules,
 ) -> RunningScores:
-    """Returns the statistics with one more chunk of the vocabulary, whose first id is `start`."""
+    """Returns the statistics with one more chunk of the vocabulary, from id `start` on."""
     logits = without(logits, rules.forbidden, start)
     noise = rules.noise(noise_keys, start, logits)
     noisy = logits if noise is None else logits + noise
@@ -227,7 +232,7 @@ def _first_maximum(
 
 
 def _first_in(logits: Float[Array, "B C n"]) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
-    """Runs two plain reductions, which CPUs vectorise as they do not argmax and top_k."""
+    """Runs two plain reductions, which XLA vectorises on CPUs, unlike argmax and top_k."""
     best = logits.max(axis=-1)
     index = jnp.where(logits == best[..., None], ids_in(logits), logits.shape[-1]).min(axis=-1)
     return best, index
@@ -243,15 +248,15 @@ def without(
 
 
 def merged_scores(one: RunningScores, other: RunningScores) -> RunningScores:
-    """Returns statistics of two parts of the vocabulary, of which `one` has the lower ids."""
+    """Returns the statistics of two parts of the vocabulary; `one` has the lower ids."""
     better = other.best > one.best
     first = jnp.maximum(one.first, other.first)
     second = jnp.maximum(jnp.minimum(one.first, other.first), jnp.maximum(one.second, other.second))
     total = weighted = jnp.zeros_like(first)
-    for each in (one, other):
-        rescale = jnp.exp(each.first - first)
-        moved = each.weighted + each.total * jnp.where(rescale > 0, each.first - first, 0)
-        total, weighted = total + each.total * rescale, weighted + moved * rescale
+    for part in (one, other):
+        rescale = jnp.exp(part.first - first)
+        moved = part.weighted + part.total * jnp.where(rescale > 0, part.first - first, 0)
+        total, weighted = total + part.total * rescale, weighted + moved * rescale
     chosen = jax.tree.map(partial(jnp.where, better), other[:3], one[:3])  # with their logits
     return RunningScores(chosen[0], chosen[1], chosen[2], first, second, total, weighted)
 
@@ -270,11 +275,11 @@ def score_greedily(
     """Returns each row's most probable id and its probability, by operations that NPUs have.
 
     Args:
-      chunks: the head's matrix [V, D] in pieces of its rows; one piece's logits exist at a time.
+      chunks: The head's matrix [V, D] in pieces of its rows; one piece's logits exist at a time.
       penalty: added to the logits; a large negative number forbids an id.
 
-    `score_rows` with every rule off gives the same. There argmax is two plain reductions, which
-    XLA vectorises; NPU compilers know argmax.
+    The result is that of `score_rows` with all rules off. That function computes argmax by two
+    plain reductions, which XLA vectorises; NPU compilers support argmax.
     """
     n_rows = hidden.shape[0]
     first = jnp.full(n_rows, jnp.finfo(jnp.float32).min)

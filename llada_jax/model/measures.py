@@ -1,7 +1,8 @@
-"""What a rule may ask of the head beside the scores, measured in the same pass of the vocabulary.
+"""Measurements of the head that a rule may request, from the same pass over the vocabulary.
 
-Each part is a running statistic of the logits of one chunk after another, as the softmax in
-`head` is. What is not requested is None, and takes no operation of the program.
+Each part is a running statistic of one chunk of logits after another, like the softmax in `head`:
+the most probable ids, logits of listed ids, the best id of each class, and the divergence from an
+earlier distribution. Parts that are not requested are None and add no operation to the program.
 """
 
 from dataclasses import replace
@@ -19,8 +20,7 @@ from llada_jax.model.params import ModelParams
 from llada_jax.on_mesh import MODEL
 from llada_jax.types import HeadExtras, HeadOut, HeadRequest, Hidden, NoiseKeys
 
-PARTS = 8
-"""Of the vocabulary, at the least, on a mesh."""
+PARTS = 8  # of the vocabulary on a mesh, or a multiple
 
 
 class Best(NamedTuple):
@@ -31,7 +31,7 @@ class Best(NamedTuple):
 
 
 class RunningDivergence(NamedTuple):
-    """Running sums of the Kullback-Leibler divergence from the distribution of a step before."""
+    """Running sums of the Kullback-Leibler divergence from an earlier distribution."""
 
     highest: Float[Array, "B C"]  # of the previous logits
     total: Float[Array, "B C"]  # sum of exp(previous logit - highest)
@@ -39,8 +39,8 @@ class RunningDivergence(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """The best id of each class so far, its logit, and what it is best by where noise decides; and
-    the sum of exp(logit - first) over each class."""
+    """The best id of each class so far, its logit, its logit with noise if that decides, and the
+    sum of exp(logit - first) over the class."""
 
     ids: Int[Array, "B C G"]
     logits: Float[Array, "B C G"]
@@ -65,12 +65,11 @@ def measure_rows(
     request: HeadRequest,
     rules: ScoreRules,
 ) -> HeadOut:
-    """Returns what `score_rows` does, and what is requested in addition, from one pass.
+    """Returns the scores of `score_rows` and the requested extras, from one pass.
 
-    All but the sampled token is of the distribution that confidences are of: without noise, with
-    what is `added`, without what `rules` forbid or discount.
+    All but the sampled token belongs to the distribution of the confidences: without noise, with
+    the `added` logits, and without ids that `rules` forbid or discount.
     """
-
     absorb = partial(absorb_head, noise_keys=noise_keys, request=request, rules=rules)
     rows, running = start_head(hidden, request, rules)
     return finish_head(head.over_ids(head.head_weight(params), rows, rules, absorb, running))
@@ -83,35 +82,34 @@ def measure_own_ids(
     request: HeadRequest,
     rules: ScoreRules,
 ) -> HeadOut:
-    """Is `measure_rows` for a device's part of the parameters; the same on all that share them.
+    """Computes `measure_rows` for one device's part of the parameters, the same on all devices.
 
-    The vocabulary is always cut into the same `PARTS`, or a multiple, whatever number of devices
-    holds them, and statistics of parts are merged in order. So scores of equal states are equal to
-    the bit on 1, 2, 4 and 8 devices, and on all of them: what the decoding loops branch by is the
-    same everywhere.
+    The vocabulary is always cut into `PARTS` parts, or a multiple, whatever the number of devices,
+    and the statistics of parts are merged in order. So equal states have bit-identical scores on 1,
+    2, 4 and 8 devices, and all devices of a mesh take the same branches of the decoding loop.
     """
     vocab, devices = params.embedding.shape[0], jax.lax.axis_size(MODEL)
     parts = lcm(devices, gcd(vocab, PARTS))
-    size, own = vocab // parts, parts // devices
+    size, n_local = vocab // parts, parts // devices
     weight, rules = head.head_weight(params), replace(rules, anywhere=vocab)
     rows, nothing = start_head(hidden, request, rules)
     absorb = partial(absorb_head, noise_keys=noise_keys, request=request, rules=rules)
 
     def of_part(index: Int[Array, ""]) -> RunningHead:
-        first = (jax.lax.axis_index(MODEL) * own + index) * size
+        first = (jax.lax.axis_index(MODEL) * n_local + index) * size
         row = first if params.head is None else index * size  # every device has the embedding whole
         return head.over_ids(weight, rows, rules, absorb, nothing, first, size, row)
 
-    found = jax.lax.map(of_part, jnp.arange(own, dtype=jnp.int32))
-    leaves, tree = jax.tree.flatten(jax.lax.all_gather(found, MODEL, tiled=True))
+    local = jax.lax.map(of_part, jnp.arange(n_local, dtype=jnp.int32))
+    leaves, tree = jax.tree.flatten(jax.lax.all_gather(local, MODEL, tiled=True))
     return finish_head(reduce(merged, map(tree.unflatten, zip(*leaves, strict=True))))
 
 
 def start_head(
     hidden: Hidden, request: HeadRequest, rules: ScoreRules
 ) -> tuple[Float[Array, "B X D"], RunningHead]:
-    """Returns the states whose logits are absorbed, those of the step before behind the others, and
-    statistics of no vocabulary at all."""
+    """Returns the states to compute logits of, `hidden` and then `previous`, and the statistics
+    before the first chunk."""
     shape, dtype = hidden.shape[:2], jnp.dtype(rules.confidence_dtype)
     scores = head.start_scores(shape, dtype)
 
@@ -143,7 +141,7 @@ def absorb_head(
     request: HeadRequest,
     rules: ScoreRules,
 ) -> RunningHead:
-    """Returns the statistics with one more chunk of the vocabulary, whose first id is `start`."""
+    """Returns the statistics with one more chunk of the vocabulary, from id `start` on."""
     never, count = (*rules.forbidden, *rules.discounted), seen.scores.token.shape[1]
     previous = head.without(logits[:, count:], never, start)
     logits = _with_added(logits[:, :count], request, start)
@@ -155,8 +153,8 @@ def absorb_head(
         top = best_of(top, Best(ids, logits))
     if listed is not None and request.listed is not None:
         at = _inside(request.listed, start, logits.shape[-1])
-        found = jnp.take_along_axis(logits, jnp.minimum(at, logits.shape[-1] - 1), axis=-1)
-        listed = jnp.where(at < logits.shape[-1], found, listed)
+        new = jnp.take_along_axis(logits, jnp.minimum(at, logits.shape[-1] - 1), axis=-1)
+        listed = jnp.where(at < logits.shape[-1], new, listed)
     if classes is not None and request.class_of is not None:
         of_chunk = jax.lax.dynamic_slice_in_dim(request.class_of, start, logits.shape[-1])
         noise = rules.noise(noise_keys, start, logits) if request.class_samples else None
@@ -179,14 +177,14 @@ def _with_added(
 
 
 def _inside(ids: Int[Array, "B C K"], start: VocabId, size: int) -> Int[Array, "B C K"]:
-    """Returns the ids' places in a chunk; `size` where they are not in it."""
+    """Returns the indices of ids in a chunk; `size` for ids outside it."""
     at = ids - start
     return jnp.where((at >= 0) & (at < size), at, size)
 
 
 def best_of(one: Best, other: Best) -> Best:
-    """Returns as many as `one` has of two parts of the vocabulary, whose lower ids it has."""
-    ids, logits = (jnp.concatenate(each, axis=-1) for each in zip(one, other, strict=True))
+    """Returns the best ids of two parts of the vocabulary; `one` has the lower ids."""
+    ids, logits = (jnp.concatenate(pair, axis=-1) for pair in zip(one, other, strict=True))
     highest, at = jax.lax.top_k(logits, one.ids.shape[-1])
     return Best(jnp.take_along_axis(ids, at, axis=-1), highest)
 
@@ -202,24 +200,24 @@ def _best_of_classes(
 ) -> Classes:
     size = logits.shape[-1]
     noisy = logits if noise is None else logits + noise
-    by_id = jnp.moveaxis(noisy, -1, 0)  # an id's rows lie together, and are compared at once
+    by_id = jnp.moveaxis(noisy, -1, 0)  # contiguous rows of an id are compared at once
     shape = (seen.ids.shape[-1], *by_id.shape[1:])
     best = jnp.full(shape, -jnp.inf, logits.dtype).at[of_chunk].max(by_id)
     wins = (by_id == best[of_chunk]) & (by_id > -jnp.inf)
-    places = jnp.where(wins, head.ids_in(logits)[:, None, None], size)
-    at = jnp.full(shape, size, jnp.int32).at[of_chunk].min(places)
+    indices = jnp.where(wins, head.ids_in(logits)[:, None, None], size)
+    at = jnp.full(shape, size, jnp.int32).at[of_chunk].min(indices)
     best, at = jnp.moveaxis(best, 0, -1), jnp.moveaxis(at, 0, -1)
     better = best > (seen.logits if seen.noisy is None else seen.noisy)
-    total, own = seen.total, best
+    total, logit = seen.total, best
     if seen.noisy is not None:
-        own = jnp.take_along_axis(logits, jnp.minimum(at, size - 1), axis=-1)
+        logit = jnp.take_along_axis(logits, jnp.minimum(at, size - 1), axis=-1)
     if total is not None:
         member = (of_chunk[:, None] == jnp.arange(seen.ids.shape[-1])[None, :]).astype(logits.dtype)
         share = jnp.exp(logits - first[..., None])
         total = total * jnp.exp(first_before - first)[..., None] + share @ member
     return Classes(
         jnp.where(better, at + start, seen.ids),
-        jnp.where(better, own, seen.logits),
+        jnp.where(better, logit, seen.logits),
         None if seen.noisy is None else jnp.where(better, best, seen.noisy),
         total,
     )
@@ -244,14 +242,14 @@ def _diverged(
 
 
 def merged(one: RunningHead, other: RunningHead) -> RunningHead:
-    """Returns statistics of two parts of the vocabulary, of which `one` has the lower ids."""
+    """Returns the statistics of two parts of the vocabulary; `one` has the lower ids."""
     scores, both = head.merged_scores(one.scores, other.scores), (one, other)
-    lowered = [jnp.exp(each.scores.first - scores.first) for each in both]
+    lowered = [jnp.exp(part.scores.first - scores.first) for part in both]
     top, listed, classes, divergence = one[1:]
     if top is not None and other.top is not None:
         top = best_of(top, other.top)
     if listed is not None and other.listed is not None:
-        listed = jnp.maximum(listed, other.listed)  # -inf where an id is of another part
+        listed = jnp.maximum(listed, other.listed)  # -inf for ids of the other part
     new = other.classes
     if classes is not None and new is not None:
         better = new.logits > classes.logits
@@ -273,7 +271,7 @@ def merged(one: RunningHead, other: RunningHead) -> RunningHead:
 
 
 def finish_head(seen: RunningHead) -> HeadOut:
-    """Returns the scores and measures, once every chunk was absorbed."""
+    """Returns the scores and extras, once every chunk was absorbed."""
     scores, divergence = seen.scores, None
     log_sum_exp = scores.first + jnp.log(scores.total)
     if seen.divergence is not None:
@@ -282,7 +280,7 @@ def finish_head(seen: RunningHead) -> HeadOut:
         divergence = jnp.maximum(moved / scores.total - log_sum_exp + before, 0)
     ids, logits, noisy, total = seen.classes or (None, None, None, None)
     mass = None
-    if total is not None and logits is not None:  # at the least that of the best id, however small
+    if total is not None and logits is not None:  # at least the best id, if its share rounds to 0
         mass = jnp.maximum(jnp.log(total) + scores.first[..., None], logits)
     top = seen.top or (None, None)
     measured = HeadExtras(log_sum_exp, *top, seen.listed, ids, logits, divergence, noisy, mass)

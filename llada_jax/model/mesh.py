@@ -1,9 +1,9 @@
-"""A mesh of devices: which part of the parameters and of a canvas's cache each of them holds.
+"""A mesh of devices: the part of the parameters and of the KV cache that each device holds.
 
-Three axes. `data` shares out the prompts of a batch; each of its groups decodes by itself. `model`
-shares out attention heads, feed-forward inner widths and the head's ids; `expert` and `model`
-together share out the experts of a mixture, which stay whole. Norms, routers and the embedding are
-everywhere.
+Three axes. `data` divides the prompts of a batch; each of its groups decodes by itself. `model`
+divides attention heads, feed-forward widths and the head's vocabulary (tensor parallelism of
+Megatron-LM, arXiv 1909.08053); `expert` and `model` together divide the experts of a mixture, and
+each expert stays whole. Norms, routers and the embedding are on every device.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ _NAME_BYTES = 16
 
 
 def require_device() -> None:
-    """Raises ValueError if JAX finds none of the devices that it is told to use."""
+    """Raises ValueError if JAX finds none of the devices that it is set to use."""
     try:
         jax.devices()
     except (AssertionError, RuntimeError) as error:  # JAX asserts that one of the known is there
@@ -62,8 +62,8 @@ def require_device() -> None:
 def mesh(data: int = 1, model: int = 1, expert: int = 1) -> Mesh:
     """Returns a mesh of the first devices, of all processes, for `llada_jax.load`.
 
-    Raises ValueError for counts below 1, and where there are too few devices, or a process has none
-    of the mesh's.
+    Raises ValueError for counts below 1, for more devices than exist, and if a process has none of
+    them.
     """
     size, devices = MeshConfig(data=data, model=model, expert=expert).devices, jax.devices()
     require(
@@ -85,30 +85,32 @@ def mesh(data: int = 1, model: int = 1, expert: int = 1) -> Mesh:
 
 
 def mesh_for(config: MeshConfig) -> Mesh | None:
-    """Returns the mesh that settings ask for; None for one device."""
+    """Returns the mesh of these settings, or None for one device."""
     return mesh(**asdict(config)) if config.devices > 1 else None
 
 
 def agreed(settings: str, name: Callable[[], str]) -> str:
-    """Returns the name, hexadecimal, that the first of all processes finds; the others need not
-    look. Raises ValueError in all of them where they load unlike things, as their settings say."""
+    """Returns the hexadecimal name that the first process computes; the others do not compute it.
+
+    Raises ValueError in all processes if their settings differ.
+    """
     if jax.process_count() == 1:
         return name()
-    found = name() if jax.process_index() == 0 else "00" * _NAME_BYTES
-    own = hashlib.sha256(settings.encode()).digest()[:_NAME_BYTES] + bytes.fromhex(found)
-    told = np.asarray(process_allgather(np.frombuffer(own, np.uint8)))
-    others = np.flatnonzero((told[:, :_NAME_BYTES] != told[0, :_NAME_BYTES]).any(axis=1))
+    first = name() if jax.process_index() == 0 else "00" * _NAME_BYTES
+    mine = hashlib.sha256(settings.encode()).digest()[:_NAME_BYTES] + bytes.fromhex(first)
+    everyone = np.asarray(process_allgather(np.frombuffer(mine, np.uint8)))
+    others = np.flatnonzero((everyone[:, :_NAME_BYTES] != everyone[0, :_NAME_BYTES]).any(axis=1))
     require(
         len(others) == 0,
         f"processes {others.tolist()} load something else than process 0; allowed: the same in "
         f"all (here: {settings})",
     )
-    return told[0, _NAME_BYTES:].tobytes().hex()
+    return everyone[0, _NAME_BYTES:].tobytes().hex()
 
 
 def require_divides(config: ModelConfig, mesh: Mesh, dtype: str | None) -> None:
-    """Raises ValueError where the mesh does not divide what it shares out: it names the numbers
-    that would do."""
+    """Raises ValueError if the mesh does not divide the parameters; the error names the sizes that
+    would."""
     model, expert = mesh.shape[MODEL], mesh.shape[EXPERT]
     counts = dict.fromkeys(_shared_out(config, dtype))
     experts = config.moe.n_experts if config.moe else 0
@@ -123,24 +125,24 @@ def require_divides(config: ModelConfig, mesh: Mesh, dtype: str | None) -> None:
 
 
 def _divisors(number: int) -> str:
-    return ", ".join(str(each) for each in range(1, number + 1) if number % each == 0)
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
 
 
 def _shared_out(config: ModelConfig, dtype: str | None) -> Iterator[tuple[str, int]]:
-    """Yields what the axis `model` must divide, and how many there are of it."""
-    yield "vocab", config.vocab_size  # of which the head may be the embedding
+    """Yields the names and sizes that the axis `model` must divide."""
+    yield "vocab", config.vocab_size  # the embedding may also be the head
     for spec in named_specs(config).values():
-        for place, (axis, size) in enumerate(zip(spec.axes, spec.shape, strict=True)):
+        for index, (axis, size) in enumerate(zip(spec.axes, spec.shape, strict=True)):
             if axis not in PLACES:
                 continue
             count = size // config.head_dim if axis in ("heads", "kv_heads") else size
             yield axis, count
-            if dtype == "int4" and spec.quantizable and place == len(spec.shape) - 1:
+            if dtype == "int4" and spec.quantizable and index == len(spec.shape) - 1:
                 yield f"groups of {INT4_GROUP} {axis}", size // INT4_GROUP
 
 
 def shardings(spec: ParamSpec, mesh: Mesh, dtype: str | None) -> Any:
-    """Returns the sharding of a parameter, or those of its integers and scales."""
+    """Returns the sharding of a parameter, or of its integers and scales."""
     return jax.tree.map(partial(NamedSharding, mesh), partition_of(spec, dtype))
 
 
@@ -155,7 +157,7 @@ def partition_of(spec: ParamSpec, dtype: str | None = None) -> Any:
 
 
 def mesh_of(params: Params) -> Mesh | None:
-    """Returns the mesh that parameters were loaded onto; None for none."""
+    """Returns the mesh that parameters were loaded onto, or None."""
     leaf = getattr(params, "embedding", None)
     sharding = getattr(leaf, "sharding", None)
     if isinstance(sharding, NamedSharding) and MODEL in sharding.mesh.axis_names:
@@ -196,8 +198,8 @@ def mesh_denoiser(
 
 
 def _as_parts(params: ModelParams, specs: ModelParams) -> ModelParams:
-    """Marks the layers' matrices that the mesh cuts, with the axes over which sums are completed:
-    those of their inputs, and of experts."""
+    """Marks the layers' matrices that the mesh cuts, with the axes to sum over: the axes of their
+    inputs, and of experts."""
 
     def marked(place: Any, leaf: Any) -> Any:
         where = place.values if isinstance(place, QuantArray) else place

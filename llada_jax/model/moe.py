@@ -1,4 +1,8 @@
-"""Routed experts: which experts a row takes, and their weighted sum."""
+"""Routed experts: the choice of experts for each row, and their weighted sum.
+
+Rows are sorted by expert, so that each expert is one matrix product over consecutive rows, and then
+summed by row again. On a mesh each device runs its experts and receives the others' outputs.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +18,7 @@ from llada_jax.model.params import Experts
 from llada_jax.model.quantize import Weight, WeightShard
 
 
-class Chosen(NamedTuple):
+class Routing(NamedTuple):
     """The experts of each row and their weights (float32)."""
 
     experts: Int[Array, "T k"]
@@ -29,15 +33,15 @@ def router_logits(x: Float[Array, "T D"], experts: Experts) -> Float[Array, "T E
 def router_scores(
     x: Float[Array, "T D"], experts: Experts, config: MoEConfig
 ) -> Float[Array, "T E"]:
-    """Returns what the router gives every expert: a softmax or sigmoids, float32."""
+    """Returns the router's score of every expert: a softmax or sigmoids, float32."""
     logits = router_logits(x, experts)
     if config.router == "sigmoid":
         return jax.nn.sigmoid(logits)
     return softmax(logits, alike=isinstance(experts.gate, WeightShard))
 
 
-def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Chosen:
-    """Picks the top k in float32, within the best groups of experts where there are groups.
+def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Routing:
+    """Picks the top k in float32, within the best groups of experts if there are groups.
 
     LLaDA-MoE takes a softmax over all experts and keeps the weights as they are. LLaDA2 takes
     sigmoids; a learned bias takes part in the choice alone, a group scores with its two best
@@ -53,7 +57,7 @@ def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Chosen
     weights = jnp.take_along_axis(scores, chosen, axis=-1)
     if config.normalize_weights:
         weights = weights * (1 / (weights.sum(axis=-1, keepdims=True) + 1e-20))  # as in `softmax`
-    return Chosen(chosen, weights * config.weight_scale)
+    return Routing(chosen, weights * config.weight_scale)
 
 
 def _keep_best_groups(preference: Float[Array, "T E"], config: MoEConfig) -> Float[Array, "T E"]:
@@ -78,9 +82,9 @@ def moe_feed_forward(
 
 
 def weighted_experts(
-    x: Float[Array, "T D"], routing: Chosen, experts: Experts
+    x: Float[Array, "T D"], routing: Routing, experts: Experts
 ) -> Float[Array, "T D"]:
-    """Adds up each row's experts by their weights; one of weight 0 adds exactly nothing.
+    """Adds up each row's experts by their weights; an expert of weight 0 adds exactly nothing.
 
     Rows are sorted by expert so that each expert is one contiguous matrix product. Raises
     ValueError for experts that were left out when the model was loaded.
@@ -91,7 +95,7 @@ def weighted_experts(
     )
     inputs, order, group_sizes = sorted_by_expert(x, routing, experts.router.shape[0])
     sharded = isinstance(experts.gate, WeightShard)
-    of_experts: Callable[..., Array] = _by_own_experts if sharded else _by_experts
+    of_experts: Callable[..., Array] = _by_local_experts if sharded else _by_experts
     outputs = of_experts(inputs, group_sizes, experts.gate, experts.up, experts.down)
     return summed_by_row(outputs, order, routing)
 
@@ -100,33 +104,33 @@ def _by_experts(
     inputs: Float[Array, "P D"], group_sizes: Int[Array, " E"], *matrices: Weight
 ) -> Float[Array, "P D"]:
     """Runs sorted rows through the experts that they are sorted by."""
-    gate, up = (grouped_product(inputs, each, group_sizes) for each in matrices[:2])
+    gate, up = (grouped_product(inputs, matrix, group_sizes) for matrix in matrices[:2])
     return grouped_product(jax.nn.silu(gate) * up, matrices[2], group_sizes)
 
 
-def _by_own_experts(
+def _by_local_experts(
     inputs: Float[Array, "P D"], group_sizes: Int[Array, " E"], *matrices: WeightShard
 ) -> Float[Array, "P D"]:
-    """Runs the rows of a device's own experts, and takes the others' from the other devices.
+    """Runs the rows of a device's experts, and receives the outputs of the other devices' experts.
 
-    An expert is whole on its device, and a row's outputs are added up when all are there: no sum
-    depends on the mesh.
+    An expert is whole on its device, and a row's outputs are added up after all have arrived, so no
+    sum depends on the mesh.
     """
-    axes, own = matrices[0].axes, [each.weight for each in matrices]
-    count = jax.tree.leaves(own[0])[0].shape[0]
+    axes, local = matrices[0].axes, [matrix.weight for matrix in matrices]
+    count = jax.tree.leaves(local[0])[0].shape[0]
     first = jax.lax.axis_index(axes) * count
     sizes = jax.lax.dynamic_slice_in_dim(group_sizes, first, count)
     before = jnp.where(jnp.arange(len(group_sizes)) < first, group_sizes, 0).sum()
-    outputs = _by_experts(jnp.roll(inputs, -before, axis=0), sizes, *own)
-    is_own = jnp.arange(len(inputs))[:, None] < sizes.sum()
-    return jax.lax.psum(jnp.roll(jnp.where(is_own, outputs, 0), before, axis=0), axes)
+    outputs = _by_experts(jnp.roll(inputs, -before, axis=0), sizes, *local)
+    is_local = jnp.arange(len(inputs))[:, None] < sizes.sum()
+    return jax.lax.psum(jnp.roll(jnp.where(is_local, outputs, 0), before, axis=0), axes)
 
 
 def sorted_by_expert(
-    x: Float[Array, "T D"], routing: Chosen, n_experts: int
+    x: Float[Array, "T D"], routing: Routing, n_experts: int
 ) -> tuple[Float[Array, "P D"], Int[Array, " P"], Int[Array, " E"]]:
-    """Returns each row once for each of its experts, the rows of expert 0 first; the place of
-    each among all choices [T k], counted row by row; and how many rows each expert has."""
+    """Returns each row once for each of its experts, the rows of expert 0 first; the index of
+    each among all choices [T k], counted row by row; and the number of rows of each expert."""
     flat = routing.experts.reshape(-1)
     order = jnp.argsort(flat, stable=True)
     group_sizes = jnp.bincount(flat, length=n_experts).astype(jnp.int32)
@@ -134,9 +138,9 @@ def sorted_by_expert(
 
 
 def summed_by_row(
-    outputs: Float[Array, "P D"], order: Int[Array, " P"], routing: Chosen
+    outputs: Float[Array, "P D"], order: Int[Array, " P"], routing: Routing
 ) -> Float[Array, "T D"]:
-    """Adds up what experts made of sorted rows, by their weights."""
+    """Adds up the experts' outputs for sorted rows, by their weights."""
     n_rows, taken = routing.experts.shape
     outputs = outputs * routing.weights.reshape(-1)[order, None].astype(outputs.dtype)
     return jnp.zeros((n_rows, outputs.shape[1]), outputs.dtype).at[order // taken].add(outputs)

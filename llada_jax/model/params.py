@@ -1,5 +1,7 @@
-"""The tree of a dLLM's parameters, as `llada_jax.model.architecture.parameters` describes them: so
-a new family is a row in a table, not new code."""
+"""The tree of a dLLM's parameters, as `llada_jax.model.architecture.parameters` describes them.
+
+A new family is therefore a row in a table, not new code.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -54,7 +56,7 @@ class ModelParams(NamedTuple):
     embedding: Float[Array, "V D"]
     layers: tuple[Layer, ...]
     final_norm: Float[Array, " D"]
-    head: Weight | None  # [V, D]; None: the embedding is the head
+    head: Weight | None  # [V, D]; None if the embedding is the head
 
 
 def abstract_params(config: ModelConfig) -> ModelParams:
@@ -75,7 +77,8 @@ def _layer(specs: Mapping[str, ParamSpec], prefix: str) -> Layer:
 
 
 def _record(kind: Any, specs: Mapping[str, ParamSpec], prefix: str, **records: Leaf) -> Any:
-    """Fills a record with the specifications under a name; what the model lacks is None."""
+    """Fills a record with the specifications under a name; parameters that do not exist are
+    None."""
     # The records' annotations name arrays; here their leaves are specifications.
     leaves = {name: specs.get(f"{prefix}.{name}".lstrip(".")) for name in kind._fields}
     return kind(**(leaves | records))
@@ -84,8 +87,8 @@ def _record(kind: Any, specs: Mapping[str, ParamSpec], prefix: str, **records: L
 def parameter_name(path: Sequence[Any]) -> str:
     """Returns a leaf's path in the tree as one name: `layers.3.attention.query`."""
     names = ("name", "idx", "key")
-    found = (next(getattr(key, name) for name in names if hasattr(key, name)) for key in path)
-    return ".".join(map(str, found))
+    parts = (next(getattr(key, name) for name in names if hasattr(key, name)) for key in path)
+    return ".".join(map(str, parts))
 
 
 def init_params(

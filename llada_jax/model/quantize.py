@@ -18,8 +18,7 @@ from jaxtyping import Array, DTypeLike, Float, Int
 
 Bits = Literal[4, 8]
 INT4_GROUP = 32
-SMALLEST = 1e-30
-"""What counts as the largest of a row of zeros; its reciprocal is finite."""
+SMALLEST = 1e-30  # scale of a row of zeros, whose reciprocal is finite
 _CHUNK_ELEMENTS = 1 << 22
 
 
@@ -31,7 +30,7 @@ class QuantArray(NamedTuple):
 
 
 class AdaptedWeight(NamedTuple):
-    """A weight that is not trained, and an addition of low rank that is: base + up @ down."""
+    """A frozen weight and a trained addition of low rank: base + up @ down (LoRA)."""
 
     base: Float[Array, "Out In"] | QuantArray
     down: Float[Array, "rank In"]
@@ -41,20 +40,20 @@ class AdaptedWeight(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class WeightShard:
-    """A device's part of a matrix on a mesh. What is made of a part of its inputs, or of some of
-    all experts' matrices, is a part of a sum over `axes`; without them, it is outputs."""
+    """A device's part of a matrix on a mesh. A product with part of the inputs, or with some
+    experts, is summed over `axes`; without axes, the part has some of the outputs."""
 
     weight: "Float[Array, '...'] | QuantArray"
     axes: tuple[str, ...] = field(metadata={"static": True})
 
 
 RowProduct = Callable[[Float[Array, "*rows In"]], Float[Array, "*rows Out"]]
-"""A matrix as the function that multiplies rows with it, for products outside JAX."""
+"""A function that multiplies rows with a matrix, for products outside JAX."""
 Weight = Float[Array, "..."] | QuantArray | WeightShard | AdaptedWeight | RowProduct
 
 
 def is_quantized(leaf: object) -> bool:
-    """Tells whether a leaf of a tree of weights is a `QuantArray`."""
+    """Returns whether a leaf of a tree of weights is a `QuantArray`."""
     return isinstance(leaf, QuantArray)
 
 
@@ -62,8 +61,8 @@ def quantize(weight: np.ndarray, bits: Bits, group: int | None = None) -> QuantA
     """Quantizes [..., In] by the largest magnitude; scales are float32, one for `group` inputs.
 
     The group is a whole row by default for int8, and `INT4_GROUP` for int4. Works through the rows
-    in pieces, so that it never holds a float32 copy of the whole weight. Raises ValueError where
-    `In` is no multiple of the group.
+    in pieces, so that it never holds a float32 copy of the whole weight. Raises ValueError if `In`
+    is not a multiple of the group.
     """
     length: int = weight.shape[-1]
     group = group or (length if bits == 8 else INT4_GROUP)
@@ -86,7 +85,7 @@ def quantize(weight: np.ndarray, bits: Bits, group: int | None = None) -> QuantA
 
 
 def dequantize(weight: QuantArray, dtype: DTypeLike) -> Float[Array, "*out In"]:
-    """Returns the float weight that the integers stand for."""
+    """Returns the weight as floats."""
     values, scale = weight
     groups = values.reshape(*scale.shape, -1).astype(dtype) * scale[..., None].astype(dtype)
     return groups.reshape(values.shape)
@@ -120,9 +119,9 @@ def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows O
     """Returns `x @ weight.T` of a weight [Out, In], summed in float32, in the dtype of `x`.
 
     With a weight narrower than `x` the product is rounded to the weight's dtype, as in
-    mixed-precision training. Of a `WeightShard` of the inputs, sums are completed over the mesh
-    before they are scaled or rounded: those of int8 are exact. What XLA fuses on either side of a
-    `WeightShard` is kept apart, so that no rounding depends on the mesh.
+    mixed-precision training. Sums over a `WeightShard` of the inputs are completed over the mesh
+    before they are scaled or rounded, so int8 sums are exact. Barriers keep XLA from fusing across
+    a `WeightShard`, so that no rounding depends on the mesh.
     """
     if callable(weight):
         return weight(x)

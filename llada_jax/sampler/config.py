@@ -1,4 +1,4 @@
-"""How a canvas is decoded: a rule, a window, and what they have in common."""
+"""The settings of decoding: a rule, a window, and the settings of both."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ from llada_jax.config import (
 )
 from llada_jax.sampler import flat
 from llada_jax.sampler.policy import register_unchecked
-from llada_jax.sampler.rules.quota import Quota
+from llada_jax.sampler.rules.committing import Quota
 from llada_jax.sampler.rules.rule import Rule
-from llada_jax.sampler.windows.whole_canvas import WholeCanvas
+from llada_jax.sampler.windows.single_block import WholeCanvas
 from llada_jax.sampler.windows.window import Window, WindowContext
 
 
@@ -206,7 +206,7 @@ class SamplerConfig:
 
         `steps` goes on to follow `gen_length` if the two are equal.
         """
-        settings = {each.name: getattr(self, each.name) for each in fields(self)}
+        settings = {field_.name: getattr(self, field_.name) for field_ in fields(self)}
         if self.steps == self.gen_length:
             del settings["steps"]
         if "window" not in changes or isinstance(changes["window"], str):
@@ -223,8 +223,8 @@ class SamplerConfig:
         return SamplerConfig.from_flat({**settings, **changes})
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns every setting by its flat name, those of policies that are not in use, too:
-        plain values, which `from_flat` takes."""
+        """Returns every setting by its flat name, also of policies that are not in use: plain
+        values, which `from_flat` takes."""
         settings = {name: getattr(self, name) for name in _PLAIN_FIELDS}
         settings |= flat.policy_settings(self.rule, self.window)
         plain = {name: flat.plain(value) for name, value in settings.items()}
@@ -249,11 +249,10 @@ class SamplerConfig:
 
     @classmethod
     def setting_types(cls, accept: object = None, window: object = None) -> dict[str, Any]:
-        """Returns the type of each flat setting, those of custom policies (`module:Class`) among
-        them."""
+        """Returns the type of each flat setting, including custom policies' (`module:Class`)."""
         hints = get_type_hints(cls)
-        own = {name: hints[name] for name in _PLAIN_FIELDS} | {"steps": int | None}
-        return {**own, **flat.policy_types(accept, window), **get_type_hints(Parity)}
+        plain = {name: hints[name] for name in _PLAIN_FIELDS} | {"steps": int | None}
+        return {**plain, **flat.policy_types(accept, window), **get_type_hints(Parity)}
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "SamplerConfig":
@@ -291,7 +290,9 @@ def read_preset(path: str) -> dict[str, Any]:
 
 
 _PLAIN_FIELDS = tuple(
-    each.name for each in fields(SamplerConfig) if each.name not in ("parity", "rule", "window")
+    field_.name
+    for field_ in fields(SamplerConfig)
+    if field_.name not in ("parity", "rule", "window")
 )
 
 PRESETS: dict[str, dict[str, Any]] = tomllib.loads(

@@ -20,7 +20,7 @@ from llada_jax.types import HeadOut, HeadRequest
 
 _LOWEST = -1e4  # log-probability of a class without a possible id
 # Bonus of a token that the rule decided, in comparisons of texts by log-probability: keeping a
-# commit comes before keeping a replacement, and both before what the model prefers.
+# commit comes before keeping a replacement, and both before the model's preference.
 _COMMITTED, _REPLACED = 200.0, 20.0
 
 
@@ -69,7 +69,7 @@ def constrain_scores(spec: StepSpec, state: DecodeState, step: StepScores) -> St
             mass = jnp.where(texts.allowed, classes.mass, -jnp.inf)
             log_total = jax.nn.logsumexp(mass, axis=-1)
     logit = _of(chosen, classes.logits)
-    if classes.mass is not None:  # ends stand for each other
+    if classes.mass is not None:  # any end id will do
         logit = jnp.where(chosen == grammar.end_class, _of(chosen, classes.mass), logit)
     confidence = jnp.exp(jnp.minimum(logit - log_total, 0))
     confidence = jnp.where(jnp.isfinite(scores.confidence), confidence, scores.confidence)

@@ -27,7 +27,7 @@ from llada_jax.sampler.state import DecodeState, choose
 
 @dataclass
 class _Slot:
-    """The prompt that has a slot, and what its forwards have done so far."""
+    """The prompt that has a slot, and its steps so far."""
 
     prompt: int
     steps: list[Steps] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Slots:
         """Yields a result for every `together` prompts, in their order, as soon as all are done.
 
         Several numbers in `together` apply to the results by turns. Raises FloatingPointError as
-        `decode`, once the prompts that have slots are done; those that wait are not started.
+        `decode`, once the prompts that have slots are done; waiting prompts are not started.
         """
         run, state = self._run, None
         done: dict[int, _Slot] = {}
@@ -112,7 +112,8 @@ class Slots:
             slot.nfe = int(nfe[row])
 
     def _release(self, state: DecodeState) -> dict[int, _Slot]:
-        """Frees the slots whose sequences are done; returns those without a fault, by prompt."""
+        """Frees the slots of sequences that are done; returns the ones without a fault, by
+        prompt."""
         faults = {fault.canvas: fault for fault in faults_of(state)}
         is_done, arrays = np.asarray(state.done), FinishedRows.of(state)
         released = {}

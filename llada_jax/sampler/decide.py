@@ -1,10 +1,10 @@
 """The decision of a step: commit and revise, go on to the next block, stop.
 
-The rule observes the scores and decides; what it may not do is ignored, and under a constraint its
-decision is projected onto an allowed text. Then each sequence whose block is finished goes on to
-its next block with masks, and drafts of that block are accepted by the scores of the same forward.
-A sequence is done if its canvas is full, if its answer has ended before that, or if the model
-returned a score that is not finite.
+The rule observes the scores and decides; forbidden parts of its decision are ignored, and under a
+constraint its decision is projected onto an allowed text. Then each sequence with a finished block
+goes on to its next block with masks, and drafts of that block are accepted by the scores of the
+same forward. A sequence is done if its canvas is full, if its answer has ended before that, or if
+the model returned a score that is not finite.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def decide(
     revised = apply_decision(spec, state, seen, decision)
     memory = remember(state.rule, rule_state, state.done, seen, scores)
     revised = revised._replace(rule=memory)
-    # Anything but committing what was predicted may leave the allowed texts.
+    # Anything but committing predictions of this forward may leave the allowed texts.
     others = (decision.token, decision.end, decision.ahead)
     differs = spec.rule.revises or any(part is not None for part in others)
     if spec.grammar is not None:
@@ -79,7 +79,7 @@ def decide(
 def apply_decision(
     spec: StepSpec, state: DecodeState, seen: Observation, decision: Decision
 ) -> DecodeState:
-    """Returns the state after what a rule decides, as far as that is allowed.
+    """Returns the state after the allowed parts of a rule's decision.
 
     A forward commits at least one token unless the rule may wait, nothing outside the block changes
     but by `Revision` and drafts, and no position is masked again more often than the rule allows.
@@ -166,7 +166,7 @@ def _accept_drafts(
     """Commits drafts of blocks that have become current, by the scores of this very forward.
 
     A block that they complete makes way for the next one at once. Drafts of a rule that revises are
-    not stable before a forward of their own block has scored them again.
+    not stable before a forward has scored them again as part of the current block.
     """
     scores = StepScores(scores.here, jnp.zeros_like(scores.rescored))
     bound = spec.window.draft_threshold
@@ -195,7 +195,7 @@ def start_constrained(spec: StepSpec, state: DecodeState) -> DecodeState:
 def advance(
     spec: StepSpec, state: DecodeState, active: Bool[Array, " B"], edited: Bool[Array, " B"] | None
 ) -> DecodeState:
-    """Moves each active sequence whose block is finished to its next block with masks, or marks it
+    """Moves each active sequence with a finished block to its next block with masks, or marks it
     done.
 
     Args:
@@ -235,7 +235,7 @@ def advance(
 
 
 def _may_end(spec: StepSpec, state: DecodeState, unmasked: Int[Array, " B"]) -> Bool[Array, " B"]:
-    """Returns whether sequences without masks are done, after so many forwards without any."""
+    """Returns whether sequences without masks are done, `unmasked` forwards after the last mask."""
     if not spec.rule.waits:
         return jnp.ones_like(state.done)
     visible = (state.status == VISIBLE).any(axis=1)

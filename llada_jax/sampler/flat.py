@@ -80,7 +80,7 @@ def rule_of(settings: Mapping[str, Any]) -> Rule:
 def _built(policy: Any, settings: dict[str, Any]) -> Any:
     """Returns a policy with its flat settings, which are taken out of `settings`.
 
-    `policy` is a class, or a value whose fields are the defaults.
+    `policy` is a class, or a value that provides the defaults.
     """
     made = policy if isinstance(policy, type) else type(policy)
     current = {} if isinstance(policy, type) else values_of(policy)
@@ -134,7 +134,7 @@ def _require_among(name: str, value: Any, allowed: Iterable[str], because: str) 
 def imported(name: object, setting: str, base: type[Policy]) -> Any:
     """Returns the policy that `module:Class` names, or None for a name without a colon.
 
-    Raises ValueError for a class that is not there, or is no policy of this kind.
+    Raises ValueError for a class that does not exist, or is not a policy of this kind.
     """
     if not isinstance(name, str) or ":" not in name:
         return None
@@ -193,7 +193,7 @@ def policy_types(accept: object = None, window: object = None) -> dict[str, Any]
             hints = get_type_hints(custom)
             types |= {field.name: hints[field.name] for field in fields(custom)}
     types |= {"accept": str, "window": str}
-    types["cache"] = Literal[*dict.fromkeys(each.cache for each in WINDOWS), "custom"]
+    types["cache"] = Literal[*dict.fromkeys(window.cache for window in WINDOWS), "custom"]
     for policy in (*RULES, *WINDOWS):
         hints = get_type_hints(policy)
         for field in fields(policy):  # pyright: ignore

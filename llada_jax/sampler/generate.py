@@ -78,7 +78,7 @@ class Result:
 
     @property
     def trace(self) -> Trace:
-        """Returns what every forward did. Raises ValueError if the run did not record it."""
+        """The trace of the run. Raises ValueError if it was not recorded."""
         if self.recorded is None:
             raise ValueError("the run kept no trace; allowed: the trace of a run with trace=True")
         return self.recorded
@@ -267,7 +267,7 @@ class DecodingRun:
 
     @cached_property
     def decoding(self) -> Decoding:
-        """The input of the loops, whose numbers are arrays: a sweep over them compiles once."""
+        """The input of the loops. Numbers are arrays, so that a sweep over them compiles once."""
         dtype = self.config.parity.confidence_dtype
         config = replace(self.config, stop=())  # for the host alone: no program depends on it
         numbers = jax.tree.map(lambda number: jnp.asarray(number, dtype), config)

@@ -273,7 +273,7 @@ def host_loop(
     runner = HostRunner(decoding, state.tokens.shape, refresher)
     spec, params = decoding.spec, decoding.params
     records, rows, seconds, blocks = [], [], [], np.array(state.block)
-    # At least one step, whose record has the shapes. Sequences that are done take no part in it.
+    # At least one step, for the shapes of a record. Sequences that are done take no part in it.
     while not records or (len(records) < most and np.asarray(state.done).sum() < until):
         began = time.perf_counter()
         before = np.array(state.status) if on_step else None

@@ -1,4 +1,9 @@
-"""What a rule observes and remembers: from the scores of a step to an `Observation`."""
+"""What a rule observes and remembers: from the scores of a step to an `Observation`.
+
+The head scores positions anywhere on the canvas; a rule sees its current block, position by
+position, with what it needs and nothing else (`Rule.needs`). Memory that only some needs require
+(drafts, the states of the previous score) is in `RuleMemory`, and is updated here.
+"""
 
 from functools import partial
 from typing import Any
@@ -141,7 +146,7 @@ def to_block(
 def observe(
     spec: StepSpec, state: DecodeState, scores: StepScores, active: Bool[Array, " B"]
 ) -> Observation:
-    """Returns what the rule observes of the current block; only `active` sequences have masks."""
+    """Returns the rule's view of the current block; only `active` sequences have masks in it."""
     config, memory = spec.config, state.rule
     positions = state.block_positions(config.block_length)
     here = Scores(*(take(array, positions) for array in scores.here))
@@ -210,7 +215,7 @@ def noise_quota(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> 
 
 
 def _head_extras(spec: StepSpec, memory: RuleMemory, scores: StepScores) -> dict[str, Any]:
-    """Returns what the head measured, by the names that `Observation` has for it."""
+    """Returns the head's measurements by their names in `Observation`."""
     if scores.measured is None:
         return {}
     extras = scores.measured._asdict()

@@ -41,13 +41,14 @@ class ExtraRows(NamedTuple):
 
     @property
     def slots(self) -> Int[Array, "B 3 L"]:
-        """The index of each row among the extra ones; that of the one before if there is none."""
+        """The index of each row among the extra ones; the index of the row before if there is
+        none."""
         flat = self.kinds.reshape(self.kinds.shape[0], -1)
         return (jnp.cumsum(flat, axis=1, dtype=jnp.int32) - 1).reshape(self.kinds.shape)
 
 
 class Query(NamedTuple):
-    """Which positions are scored, by which rows."""
+    """The positions that are scored, and the rows that score them."""
 
     at: Int[Array, "B Q"]  # position; L for none
     row: Int[Array, "B Q"]
@@ -114,7 +115,7 @@ def _row_sets(
 def _whole_blocks(spec: StepSpec, state: DecodeState, window: Span) -> Span:
     """Returns the window with every row that its rows see, if attention is causal between blocks.
 
-    If outputs are shifted, too, the last row of a block predicts the first token of the next one
+    If outputs are also shifted, the last row of a block predicts the first token of the next one
     without seeing it: it is committed by the forward that caches its block, before the others of
     its own block are run (Fast-dLLM v2, Nemotron).
     """
@@ -145,9 +146,9 @@ def _query(
         rescored = extra.of(SHADOW) | extra.of(PROBE)
     elif spec.rule.revises and spec.rule.rescore == "token":
         rescored = (rescorable & rows.includes(state.positions)) | extra.of(REFRESH)
-    asked = _open_positions(spec, state, rows) | rescored
-    at = first_flags(asked, spec.max_queries(state.tokens.shape[1]))
-    last = slots[:, -1, -1, None]  # the last row of all: what is not scored reads no padding
+    open_positions = _open_positions(spec, state, rows) | rescored
+    at = first_flags(open_positions, spec.max_queries(state.tokens.shape[1]))
+    last = slots[:, -1, -1, None]  # the last row of all: unscored positions must not read padding
     return Query(at, jnp.maximum(jnp.minimum(take(row, at), last), 0), rescored)
 
 
@@ -286,7 +287,7 @@ def _cached(state: DecodeState) -> tuple[Bool[Array, "B T"], Int[Array, "1 T"]]:
 
 
 def with_unconditional(spec: StepSpec, state: DecodeState, rows: Rows) -> Rows:
-    """Returns the rows and, under guidance, a second batch of them whose prompt is masked."""
+    """Returns the rows and, under guidance, a second batch of them with the prompt masked."""
     if not spec.config.cfg_scale:
         return rows
     prompt = take(state.status, rows.positions) == PROMPT

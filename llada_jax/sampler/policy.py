@@ -25,7 +25,7 @@ class Policy:
 def make_policy(cls: type, base: type[Policy], name: str | None) -> Any:
     """Makes a class a policy, whether or not it names the base class.
 
-    Without a name it is a custom one: its name says where to import it.
+    A class without a name is custom, and its name is its import path.
     """
     made: Any = cls
     if not issubclass(cls, base):
@@ -49,10 +49,10 @@ def _source_hash(cls: type) -> str | None:
 
 
 def register_unchecked(cls: Any, leaves: Sequence[str]) -> None:
-    """Registers a dataclass as a pytree whose values are rebuilt without their checks.
+    """Registers a dataclass as a pytree that is rebuilt without running its checks.
 
-    In a traced program leaves are no numbers that could be compared, so `__post_init__`, which
-    `jax.tree_util.register_dataclass` would run, cannot check them.
+    `jax.tree_util.register_dataclass` would run `__post_init__`, which cannot compare traced
+    leaves.
     """
     static = [field.name for field in fields(cls) if field.name not in leaves]
 

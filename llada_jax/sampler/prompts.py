@@ -1,4 +1,4 @@
-"""What a user hands to the sampler, checked before anything is computed."""
+"""Checks of prompts, seeds and ids, before anything is computed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,10 +18,10 @@ Seeds = int | Sequence[int] | np.ndarray | jax.Array
 
 
 def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
-    """Returns the sampler's settings, with the model's special ids where they name no own ones.
+    """Returns the sampler's settings with the model's special ids, unless they name others.
 
-    Raises ValueError where an id is needed and nobody names it, or is outside the vocabulary, and
-    for other records than a SamplerConfig.
+    Raises ValueError for an id that is needed but not set, or outside the vocabulary, and for
+    anything but a SamplerConfig.
     """
     require(
         isinstance(config, SamplerConfig),
@@ -46,14 +46,14 @@ def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
         needs.pop("mask_id")
         ids["mask_id"] = model.vocab_size  # no token: it marks what is open, and is never embedded
     for name, (user, needed) in needs.items():
-        own = getattr(config, name)
-        ids[name] = found = getattr(model, name) if own is None else own
+        value = getattr(config, name)
+        ids[name] = value = getattr(model, name) if value is None else value
         require(
-            found is None or 0 <= found < model.vocab_size,
-            f"{name} is {found}; allowed: 0 to {model.vocab_size - 1}",
+            value is None or 0 <= value < model.vocab_size,
+            f"{name} is {value}; allowed: 0 to {model.vocab_size - 1}",
         )
         require(
-            not needed or found is not None,
+            not needed or value is not None,
             f"{name} is not set by the model's configuration, and {user} needs it: set it in the "
             "SamplerConfig",
         )
@@ -61,9 +61,9 @@ def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
 
 
 def end_ids(config: SamplerConfig, model: ModelConfig) -> tuple[int, ...]:
-    """Returns the ids that end a text or a turn: the sampler's, and the model's own."""
-    ids = (each for source in (config, model) for each in (source.eos_id, source.eot_id))
-    return tuple(dict.fromkeys(each for each in (*ids, *model.stop_ids) if each is not None))
+    """Returns the ids that end a text or a turn, of the sampler and of the model."""
+    ids = (config.eos_id, config.eot_id, model.eos_id, model.eot_id, *model.stop_ids)
+    return tuple(dict.fromkeys(id_ for id_ in ids if id_ is not None))
 
 
 def check_prompts(
@@ -71,7 +71,7 @@ def check_prompts(
 ) -> list[np.ndarray]:
     """Returns the prompts as int32 arrays, or one clear ValueError."""
     is_batch = isinstance(prompts, Sequence | np.ndarray | jax.Array) and not any(
-        isinstance(each, str | bytes) for each in (prompts, *prompts)
+        isinstance(value, str | bytes) for value in (prompts, *prompts)
     )
     require(
         is_batch,

@@ -1,4 +1,8 @@
-"""What one step found and did, as arrays: what traces are made of, and what is shown of a step."""
+"""The record of a step: its scores, and what happened to each position.
+
+`StepRecord` has the same shapes for every step, so that a compiled loop stores records of all steps
+and the host makes a trace of them later. `StepView` is the part that callbacks see.
+"""
 
 from collections.abc import Callable
 from enum import IntEnum
@@ -18,23 +22,23 @@ class Event(IntEnum):
 
     COMMIT = 0
     FILL = 1
-    """Became EOS without a prediction, because the row had stopped."""
+    """Became EOS without a prediction, because the sequence had stopped."""
     AHEAD = 2
-    """The commit came from a draft: the position had no forward of its own."""
+    """The commit came from a draft: the position was not in the current block."""
     PROMOTE = 3
     """A visible token became stable, by its confidence."""
     REPLACE = 4
-    """A visible token gave way to another one."""
+    """A visible token was replaced by another one."""
     REMASK = 5
     """A committed token was masked again."""
     FREEZE = 6
-    """A visible token became stable as it was: nothing would revise it any more."""
+    """A visible token became stable as it was: nothing can revise it any more."""
     SCORE = 8
     """The forward's prediction for a position to which nothing else happened: its token, and the
-    confidence in it. Only where the run kept its scores (`trace="scores"`)."""
+    confidence in it. Only if the run kept its scores (`trace="scores"`)."""
     MARGIN = 9
-    """How far a prediction was from the second one: its token, and the difference of their
-    probabilities. Only where the run kept it (`trace="margins"`)."""
+    """The margin of a prediction: its token, and the difference of its probability and the second
+    best one. Only if the run kept it (`trace="margins"`)."""
 
 
 class ClassScores(NamedTuple):
@@ -42,7 +46,7 @@ class ClassScores(NamedTuple):
 
     ids: Int[Array, "B L G"]
     logits: Float[Array, "B L G"]
-    noisy: Float[Array, "B L G"]  # what a class is sampled by
+    noisy: Float[Array, "B L G"]  # with noise, for sampling
     mass: Float[Array, "B L G"] | None
     log_sum_exp: Float[Array, "B L"]
 
@@ -59,7 +63,7 @@ class StepCounts(NamedTuple):
 
 
 class StepScores(NamedTuple):
-    """The scores of a step by position of the canvas; token -1 where there is none."""
+    """The scores of a step by position of the canvas; token -1 at positions without a score."""
 
     here: Scores  # [B, L]
     rescored: Bool[Array, "B L"]  # committed tokens among the scored positions
@@ -70,7 +74,7 @@ class StepScores(NamedTuple):
 
     @property
     def faults(self) -> Bool[Array, "B L"]:
-        """Marks positions whose confidence is not finite. Entropy and margin do not count: a
+        """Marks positions with a confidence that is not finite. Entropy and margin do not count: a
         backend may leave them NaN if no rule needs them."""
         return (self.here.token >= 0) & ~jnp.isfinite(self.here.confidence)
 
@@ -83,7 +87,7 @@ class StepRecord(NamedTuple):
     events: Int[Array, "B L"]  # a bit for each `Event`
     token: Int[Array, "B L"]  # after the step, as is the confidence
     confidence: Float[Array, "B L"]
-    predicted: Int[Array, "B L"] | None = None  # by this forward; -1 where nothing was scored
+    predicted: Int[Array, "B L"] | None = None  # by this forward; -1 without a score
     certainty: Float[Array, "B L"] | None = None  # of the prediction
     margin: Float[Array, "B L"] | None = None  # of the prediction before the second one
 
@@ -124,7 +128,7 @@ def tokens_committed(events: Int[np.ndarray, "S B L"]) -> int:
 
 
 def spread(at: Int[Array, "B Q"], scores: Scores, length: int) -> Scores:
-    """Returns scores by position, [B, length]; token -1 where there is none."""
+    """Returns scores by position, [B, length]; token -1 at the other positions."""
     return Scores(put(at, scores.token, length, -1), *(put(at, x, length) for x in scores[1:]))
 
 
@@ -132,7 +136,7 @@ def token_probability(head: HeadOut) -> Float[Array, "B Q"]:
     """Returns the probability of the current token of each position, the last one listed.
 
     It is exact if the head has measured it. Else it is an upper bound for a token that is not the
-    preferred one: that has at most what the preferred one has, and what it leaves.
+    preferred one: it has at most the probability of the preferred one, and at most the rest.
     """
     measured, best = head.measured, head.scores.confidence
     if measured is None or measured.listed is None:
@@ -156,7 +160,7 @@ OnStep = Callable[[StepView], None]
 
 
 def view_of(step: int, rows: int, state: DecodeState, status_before: Any) -> StepView:
-    """Returns the view of a state after a step, and what its step changed."""
+    """Returns the view of a state after a step."""
     length = int(state.end.max())
 
     def copied(array: Array) -> np.ndarray:  # the next step reuses the state's memory

@@ -1,4 +1,9 @@
-"""Refreshes by a worker of the host: a forward of its own for tokens that left the window."""
+"""Refreshes by a worker thread: a separate forward for visible tokens that left the window.
+
+llada.cpp (arXiv 2606.13740) refreshes such tokens, because later tokens may change their scores.
+The worker's forward sees the cache at the start of a step and runs during the loop's own forward;
+its keys, values and scores are merged when that step is scored.
+"""
 
 from functools import partial
 from typing import NamedTuple
@@ -34,7 +39,7 @@ class RefreshJob(NamedTuple):
 
 
 def refresh_job(spec: StepSpec, state: DecodeState, plan: StepPlan) -> RefreshJob:
-    """Returns what a worker runs during the loop's forward: it sees the cache as it is now."""
+    """Returns the forward of a worker, which sees the cache as it is now."""
     chosen, shadow = plan.refreshed, spec.rule.rescore == "shadow"
     nothing = jnp.zeros_like(chosen)
     extra = ExtraRows(jnp.stack([nothing, chosen, chosen if shadow else nothing], axis=1))

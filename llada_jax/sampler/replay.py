@@ -1,4 +1,4 @@
-"""What a page shows of a trace: one row of its batch, forward by forward, as plain JSON."""
+"""The content of a page that replays one row of a trace, forward by forward, as plain JSON."""
 
 import re
 from collections.abc import Iterable
@@ -17,28 +17,29 @@ from llada_jax.sampler.state import MASKED, PROMPT, STABLE, VISIBLE
 from llada_jax.sampler.trace_data import TraceData, bounds_in
 
 KEPT = -1
-"""The state that an event leaves as it was."""
+"""Marks an event that changes no state."""
 _AFTER = {Event.FILL: STABLE, Event.PROMOTE: STABLE, Event.FREEZE: STABLE, Event.REMASK: MASKED}
 _OF_VISIBLE = (Event.PROMOTE, Event.REPLACE, Event.FREEZE)
-_TOLD = ("gen_length", "block_length", "accept", "window", "cache", "threshold", "theta_visible",
+_SHOWN = ("gen_length", "block_length", "accept", "window", "cache", "threshold", "theta_visible",
          "theta_stable", "temperature")  # fmt: skip
 
 
 def replay(trace: TraceData, row: int = 0) -> dict[str, Any]:
     """Returns the canvas of a row of the batch at its start, and its S useful forwards.
 
-    Columns of `forwards` have an entry for each. `events` has, for each, five whole numbers an
-    event: position, kind (`kinds` names them), the state afterwards (-1: as before), the place of
-    its token in `ids` and `pieces`, and its confidence in thousandths. `start` and `stop` bound the
-    window; `block` is the current one, of `block_length` positions, which count from `origin`.
+    Columns of `forwards` have an entry for each forward. `events` has five whole numbers for each
+    event of a forward: position, kind (named by `kinds`), the state afterwards (-1 if unchanged),
+    the index of its token in `ids` and `pieces`, and its confidence in thousandths. `start` and
+    `stop` bound the window; `block` is the current one, of `block_length` positions, which count
+    from `origin`.
 
     Raises ValueError for a row that the trace does not have.
     """
     n_rows = len(trace.prompt_lengths)
     require(0 <= row < n_rows, f"row is {row}; allowed: 0 to {n_rows - 1}")
     settings, infill = trace.settings, trace.settings["infill"]
-    told: list[Any] = [SimpleNamespace(**settings[name]) for name in ("sampler", "model")]
-    sampler, model = told
+    sampler: Any = SimpleNamespace(**settings["sampler"])
+    shift = int(settings["model"]["shift_logits"])
     lengths = trace.prompt_lengths[row : row + 1]
     origin, end = (int(bound[0]) for bound in bounds_in(settings, lengths))
     mine = np.flatnonzero((trace.event_row == row) & (trace.event_kind != Event.MARGIN))
@@ -55,17 +56,17 @@ def replay(trace: TraceData, row: int = 0) -> dict[str, Any]:
     bounds = np.searchsorted(trace.event_step[mine], np.append(useful, len(trace.rows)))
     names = (*StepCounts._fields, "block")
     forwards = {name: getattr(trace, name)[:, row] for name in names} | {"rows": trace.rows}
-    forwards |= _windows(trace, row, sampler, origin - int(model.shift_logits))
+    forwards |= _windows(trace, row, sampler, origin - shift)
     seconds = None if np.isnan(trace.seconds).any() else trace.seconds[useful].round(5).tolist()
     return {
         "title": prompt_text([pieces.get(str(token), "") for token in tokens[:end][~masked]]),
         "model": {name: settings["model"][name] for name in ("family", "n_layers", "width")},
-        "sampler": {name: settings["sampler"].get(name) for name in _TOLD},
+        "sampler": {name: settings["sampler"].get(name) for name in _SHOWN},
         "kinds": {kind.name: int(kind) for kind in Event},
         "states": {"PROMPT": PROMPT, "MASKED": MASKED, "VISIBLE": VISIBLE, "STABLE": STABLE},
         "ids": ids.tolist(),
-        "pieces": [pieces.get(str(each), f"[{each}]") for each in ids],
-        "ends": [each for each in (sampler.eos_id, sampler.eot_id) if each is not None],
+        "pieces": [pieces.get(str(id_), f"[{id_}]") for id_ in ids],
+        "ends": [id_ for id_ in (sampler.eos_id, sampler.eot_id) if id_ is not None],
         "tokens": places[:end].tolist(),
         "masked": np.flatnonzero(masked).tolist(),
         "origin": origin,
@@ -86,9 +87,11 @@ def prompt_text(pieces: Iterable[str]) -> str:
 def _windows(
     trace: TraceData, row: int, sampler: Any, first: int
 ) -> dict[str, Int[np.ndarray, " S"]]:
-    """Returns where the window of each forward began and ended: its rows are those that do not
-    stand beside it, and it begins where a cache of finished tokens ends, or else with the block, of
-    which block 0 begins at `first`."""
+    """Returns the first and last position of each forward's window.
+
+    The window has all rows but the extra ones. It starts after the cache of finished tokens, or
+    with the block; block 0 starts at `first`.
+    """
     beside = trace.shadow_rows + trace.refreshed * (sampler.refresh == "rows")
     start = cached = trace.cache_length[:, row]
     if sampler.cache != "blockwise":
@@ -100,9 +103,8 @@ def _windows(
 def event_states(trace: TraceData) -> Int[np.ndarray, " X"]:
     """Returns `MASKED`, `VISIBLE` or `STABLE` of the canvas for each event, or `KEPT`.
 
-    What was committed was visible if the next thing that happened to it happens to visible tokens
-    alone. Where nothing did, the rule says so; one of the user's own is not imported, and what it
-    left so counts as stable.
+    A committed token was visible if its next event can only happen to visible tokens. If it has no
+    next event, the rule decides; a custom rule is not imported, and its tokens count as stable.
     """
     sampler = dict(trace.settings["sampler"])
     rule = None if ":" in (sampler["accept"] or "") else rule_of(sampler)
@@ -112,8 +114,8 @@ def event_states(trace: TraceData) -> Int[np.ndarray, " X"]:
     )
     states, following = [], {}
     columns = (trace.event_kind, trace.event_row, trace.event_position, is_open)
-    for kind, *place, stays in zip(*(each[::-1].tolist() for each in columns), strict=True):
-        after = following.get(tuple(place))
+    for kind, *position, stays in zip(*(column[::-1].tolist() for column in columns), strict=True):
+        after = following.get(tuple(position))
         if kind == Event.COMMIT:
             drafted = after == Event.AHEAD and rule is not None and rule.revises
             masked_again = after == Event.REMASK and (rule is None or stays)
@@ -122,5 +124,5 @@ def event_states(trace: TraceData) -> Int[np.ndarray, " X"]:
         else:
             states.append(_AFTER.get(kind, KEPT))
         if kind not in (Event.SCORE, Event.MARGIN) and (kind != Event.AHEAD or after is None):
-            following[tuple(place)] = kind
+            following[tuple(position)] = kind
     return np.array(states[::-1], np.int8)

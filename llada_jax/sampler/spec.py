@@ -38,12 +38,12 @@ It is also the height of a tile of the NPU's matrix unit."""
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepSpec:
-    """A model's shape, which is static, and settings whose numbers are leaves."""
+    """A model's shape, which is static, and settings, whose numbers are leaves."""
 
     model: ModelConfig = field(metadata={"static": True})
     config: SamplerConfig
     measures: bool = field(default=False, metadata={"static": True})
-    """Whether the backend's head measures what rules and constraints request beside scores."""
+    """Whether the backend's head measures the requests of rules and constraints."""
     keeps_scores: KeptScores = field(default=False, metadata={"static": True})
     """Whether the record of a step has every score of its forward, or its margins as well."""
     grammar: Grammar | None = None  # the texts that are allowed; None allows all
@@ -89,7 +89,7 @@ class StepSpec:
         return self.rule.revises and self.rule.rescore == "shadow"
 
     def window_context(self, state: DecodeState | None = None) -> WindowContext:
-        """Returns what windows know of the settings, and of the tokens that will be rescored."""
+        """Returns the settings that windows know, and the tokens that will be rescored."""
         config, rule = self.config, self.rule
         return WindowContext(
             block_length=config.block_length,
@@ -259,7 +259,7 @@ def new_state(
 def _new_memory(spec: StepSpec, batch: int, length: int) -> RuleMemory:
     """Returns the rule's memory before the first forward.
 
-    Raises ValueError if the rule's state has arrays whose first axis is not the batch.
+    Raises ValueError if an array of the rule's state does not have the batch as first axis.
     """
     rule, dtype = spec.rule, spec.config.parity.confidence_dtype
     sizes = Sizes(batch, spec.config.block_length, length, spec.model.vocab_size, spec.model.width)

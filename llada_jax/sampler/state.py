@@ -1,4 +1,4 @@
-"""The state of decoding: tokens, what is known about each position, and progress by sequence.
+"""The state of decoding: tokens, the status of each position, and progress by sequence.
 
 A sequence of the batch starts with its prompt at position 0 and ends where its generation ends;
 shorter sequences are padded on the right. So a position is at once the index into the canvas, into
@@ -20,7 +20,7 @@ PAD, PROMPT, MASKED, VISIBLE, STABLE = range(5)
 
 
 class RuleState(NamedTuple):
-    """A rule's memory: trees of arrays whose first axis is the batch.
+    """A rule's memory: trees of arrays with the batch as first axis.
 
     Attributes:
       row: Kept for as long as the sequence is decoded.
@@ -39,7 +39,7 @@ class PreviousScores(NamedTuple):
 
 
 class RuleMemory(NamedTuple):
-    """Everything that is kept for the rule: its own state, and what its `needs` require."""
+    """Everything that is kept for the rule: its state, and the data that its `needs` require."""
 
     state: RuleState
     initial_block: Any  # `state.block` as `init` returned it
@@ -68,7 +68,7 @@ class DecodeState(NamedTuple):
     key: Key[Array, " B"]
     cache: KVCache
     rule: RuleMemory
-    constraint: TextSpans | None = None  # where the constrained text is; None without a constraint
+    constraint: TextSpans | None = None  # position of the constrained text; None without a constraint
 
     @property
     def masked(self) -> Bool[Array, "B L"]:
@@ -165,12 +165,12 @@ def take(array: Array, positions: Int[Array, "B R"]) -> Array:
     """Returns entries of [B, L, ...] at each sequence's positions: [B, R, ...].
 
     Positions out of range are clipped.
-    ."""
+    """
     return jax.vmap(lambda line, at: jnp.take(line, at, axis=0, mode="clip"))(array, positions)
 
 
 def choose(where: Bool[Array, "*leading"], one: Array, other: Array) -> Array:
-    """Returns `one` where the condition on the leading axes holds, else `other`."""
+    """Selects entries of `one` or `other` by a condition on the leading axes."""
     return jnp.where(where.reshape(*where.shape, *[1] * (one.ndim - where.ndim)), one, other)
 
 

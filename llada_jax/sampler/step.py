@@ -53,7 +53,7 @@ class Runner(Protocol):
     def run_rows(
         self, spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan
     ) -> tuple[DecodeState, ForwardOutput, Int[Array, ""] | int]:
-        """Runs the rows in the smallest bucket that holds them, and returns its size, too."""
+        """Runs the rows in the smallest bucket that holds them, and returns its size as well."""
         ...
 
     def score(
@@ -87,7 +87,7 @@ def step(
 def absorb(
     spec: StepSpec, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
 ) -> tuple[DecodeState, ForwardOutput]:
-    """Writes a forward's keys and values to the cache; returns what the decision needs of it."""
+    """Writes a forward's keys and values to the cache; returns its part for the decision."""
     config, cache, window = spec.config, state.cache, spec.window
     if cache.keys.shape[2]:
         cache = write_rows(cache, rows, out)
@@ -134,7 +134,7 @@ def run_head(denoiser: Denoiser, params: Params, denoised: ForwardOutput, n_head
 def head_out(
     denoiser: Denoiser, params: Params, hidden: Hidden, keys: NoiseKeys, request: HeadRequest | None
 ) -> HeadOut:
-    """Returns the scores of states, and what is requested beside them."""
+    """Returns the scores of states, and the requested extras."""
     if request is None:
         return HeadOut(denoiser.score_rows(params, hidden, keys), None)
     assert denoiser.measure_rows is not None
@@ -142,8 +142,7 @@ def head_out(
 
 
 def by_position(spec: StepSpec, denoised: ForwardOutput, head: HeadOut, length: int) -> StepScores:
-    """Scatters scores to the positions of a canvas of `length`, and other measurements to those of
-    the block."""
+    """Scatters scores to the positions of a canvas of `length`, and extras to the block."""
     n_heads = head.scores.token.shape[1]
     at = denoised.at[:, :n_heads]
     # A head that rounds its inputs to integers may turn a NaN into numbers.

@@ -1,4 +1,8 @@
-"""What a decoding run did, as data: decode once, then time, plot and evaluate from the trace."""
+"""A decoding run as data: decode once, then time, plot and evaluate from the trace.
+
+A trace has the rows of every forward and the events of every position, so that phones can be timed,
+pages replayed and accuracies computed without decoding again.
+"""
 
 import os
 from typing import Any, NamedTuple
@@ -24,10 +28,10 @@ class Divergence(NamedTuple):
     row: int
     position: int
     tokens: tuple[int, int]
-    """What each run predicted there."""
+    """The prediction of each run there."""
     margin: float
-    """How close it was: of other tokens, the probability of the best less that of the second; of
-    other positions, the distance of the confidences that decided."""
+    """How close the decision was: the margin of the prediction if the tokens differ, or else the
+    distance between the confidences that decided."""
 
 
 class Trace(TraceData):
@@ -48,13 +52,15 @@ class Trace(TraceData):
         return cls(settings=settings, **arrays)
 
     def page(self, *, row: int = 0, beside: "Trace | None" = None, timed: Any = ()) -> Page:
-        """Returns a page that replays one row, and beside it that of another trace.
+        """Returns a page that replays one row, next to the same row of another trace if it is
+        given.
 
         Args:
-          timed: runs of this trace's row on phones (`lj.phone("SM8750").time(trace, shape)`), whose
-            timelines the page shows.
+          timed: runs of this trace's row on phones (`lj.phone("SM8750").time(trace, shape)`), to show
+            their timelines.
         """
-        runs = [replay(self, row) | {"phones": [phone_timeline(each) for each in timed]}]
+        timelines = [phone_timeline(run) for run in timed]
+        runs = [replay(self, row) | {"phones": timelines}]
         return page_of([*runs, *([replay(beside, row)] if beside else [])])
 
     def _repr_html_(self) -> str:
@@ -62,29 +68,30 @@ class Trace(TraceData):
         return self.page()._repr_html_()
 
     def same_decoding(self, other: "Trace") -> bool:
-        """Tells whether both did the same; wall time, settings and kept scores aside."""
+        """Returns whether both runs did the same, apart from wall time, settings and kept
+        scores."""
         timeless = [name for name in TRACE_FIELDS if name != "seconds"]
         return all(np.array_equal(self._done(name), other._done(name)) for name in timeless)
 
     def _done(self, name: str) -> np.ndarray:
-        """Returns an array; of events, those that changed the canvas."""
+        """Returns an array, without events that changed nothing on the canvas."""
         array = getattr(self, name)
         changed = ~np.isin(self.event_kind, (Event.SCORE, Event.MARGIN))
         return array[changed] if name.startswith("event_") else array
 
     def divergence(self, other: "Trace") -> Divergence | None:
-        """Returns where `other`, a trace of the same prompts, first did something else, and how
-        close that was; None where it never did.
+        """Returns the first event at which `other`, a trace of the same prompts, differs, and how
+        close the decision was; None if there is none.
 
-        On other machines or meshes floats are rounded in another order, and a decision that was
-        close may fall otherwise. Raises ValueError for a trace of other prompts, or where this one
-        has no margins (`trace="margins"`).
+        Other machines and meshes round floats in another order, so a close decision may differ.
+        Raises ValueError for a trace of other prompts, or if this one has no margins
+        (`trace="margins"`).
         """
         require(
             bool((self.event_kind == Event.MARGIN).any()),
             "the first trace has no margins; allowed: that of a run with trace='margins'",
         )
-        lengths = [each.prompt_lengths.tolist() for each in (self, other)]
+        lengths = [trace.prompt_lengths.tolist() for trace in (self, other)]
         require(
             lengths[0] == lengths[1],
             f"the traces are of prompts of {lengths[0]} and {lengths[1]} tokens; allowed: the same "
@@ -92,8 +99,8 @@ class Trace(TraceData):
         )
         columns = [f"event_{name}" for name in ("step", "row", "position", "kind", "token")]
         one, two = (
-            {*zip(*(each._done(name).tolist() for name in columns), strict=True)}
-            for each in (self, other)
+            {*zip(*(trace._done(name).tolist() for name in columns), strict=True)}
+            for trace in (self, other)
         )
         differing = sorted(one ^ two)
         if not differing:
@@ -103,16 +110,16 @@ class Trace(TraceData):
         if token != others:
             margin = self._predicted(step, row, position, margin=True)[1]
         else:
-            rivals = [each[2] for each in differing if each[:2] == (step, row)]
+            rivals = [event[2] for event in differing if event[:2] == (step, row)]
             sures = [self._predicted(step, row, at)[1] for at in rivals if at != position]
-            margin = min(abs(sure - each) for each in sures or [bound])
+            margin = min(abs(sure - rival) for rival in sures or [bound])
         return Divergence(step, row, position, (token, others), margin)
 
     def _predicted(
         self, step: int, row: int, position: int, *, margin: bool = False
     ) -> tuple[int, float]:
-        """Returns the token that a forward predicted, or left, and its confidence, or margin; -1
-        for none."""
+        """Returns the token that a forward predicted or left at a position, -1 for none, and its
+        confidence or margin."""
         here = (self.event_row == row) & (self.event_position == position)
         here &= (self.event_step == step) & ((self.event_kind == Event.MARGIN) == margin)
         if not here.any():
@@ -130,7 +137,7 @@ def trace_of(
     """Returns the trace of a finished run; `generated` marks final positions that hold a token."""
     records, counts = steps.records, steps.records.counts
     useful = (counts.live_rows + counts.refreshed) > 0
-    if records.predicted is not None:  # what is scored of rows that are done means nothing
+    if records.predicted is not None:  # scores of rows that are done have no meaning
         records = records._replace(predicted=np.where(useful[..., None], records.predicted, -1))
     parts = [
         _events(kind, records.events & (1 << kind), records.token, records.confidence)
@@ -138,7 +145,7 @@ def trace_of(
         if kind <= Event.FREEZE
     ]
     filled, last_step = generated & useful.any(axis=0)[:, None], useful.sum(axis=0) - 1
-    filled[parts[0]["row"], parts[0]["position"]] = False  # no step committed what is left
+    filled[parts[0]["row"], parts[0]["position"]] = False  # the rest was committed by no step
     row, position = np.nonzero(filled)
     of_fills = (last_step[row], row, position, tokens[filled], np.zeros(row.shape))
     parts.append(_columns(Event.FILL, *of_fills))

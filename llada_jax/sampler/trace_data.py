@@ -1,4 +1,4 @@
-"""The arrays of a decoding trace, what they count, and how they depend on each other."""
+"""The arrays of a decoding trace, and how they depend on each other."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ _READ: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         **{"family": (str,), "n_layers": (int,), "width": (int,)},
     },
 }
-"""Settings that are read of a trace (`replay`, `phones.workload`, pages), with their types."""
+"""Settings that are read from a trace (`replay`, `phones.workload`, pages), with their types."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +55,10 @@ class TraceData:
     Positions count from each row's own start: its prompt is at 0. Event arrays are in the order of
     steps; each has the token and the confidence that its position was left with.
 
-    Tokens, decisions and counts of a prompt are those that it has alone. Its confidences are so up
-    to rounding: a forward's shape follows all prompts that share it, and XLA sums in an order that
-    depends on the shape. So an evaluation that was resumed, or shared by workers, may store other
-    last bits than one that ran through.
+    Tokens, decisions and counts of a prompt do not depend on the other prompts of its batch. Its
+    confidences do, in rounding: the shape of a forward depends on all prompts in it, and XLA's
+    order of summation depends on the shape. So an evaluation that was resumed, or divided among
+    workers, may store other last bits than an uninterrupted one.
     """
 
     rows: Int[np.ndarray, " S"]
@@ -69,16 +69,16 @@ class TraceData:
     draft_rows: Int[np.ndarray, "S B"]
     """Masked positions beyond the current block."""
     refreshed: Int[np.ndarray, "S B"]
-    """Tokens outside the window that were refreshed: by rows of this forward, or of a worker's own
-    (`settings["sampler"]["refresh"]`). Each by two rows, of which the shadow is scored; with
-    `rescore="token"` by one."""
+    """Tokens outside the window that were refreshed, by rows of this forward or of a worker's
+    (`settings["sampler"]["refresh"]`): two rows for each token, and the shadow is scored; with
+    `rescore="token"` one row."""
     head_rows: Int[np.ndarray, "S B"]
     """Positions that this forward scored. A worker scores the tokens that it refreshes itself."""
     cache_length: Int[np.ndarray, "S B"]
     """Cached positions that the rows read."""
     block: Int[np.ndarray, "S B"]
     seconds: Float[np.ndarray, " S"]
-    """Wall time of each forward; NaN where the compiled loop ran them all."""
+    """Wall time of each forward; NaN if the compiled loop ran them all."""
     event_step: Int[np.ndarray, " X"]
     event_row: Int[np.ndarray, " X"]
     event_position: Int[np.ndarray, " X"]
@@ -98,7 +98,7 @@ class TraceData:
 
     @property
     def filled(self) -> Int[np.ndarray, " B"]:
-        """Counts positions of each row that got a token, by a commit or as EOS behind the end."""
+        """Counts positions of each row that got a token, by a commit or as EOS after the end."""
         got = np.isin(self.event_kind, (Event.COMMIT, Event.FILL))
         filled = np.zeros(self.tokens.shape, bool)
         filled[self.event_row[got], self.event_position[got]] = True
@@ -112,7 +112,7 @@ class TraceData:
         return counts
 
     def commit_steps(self) -> Int[np.ndarray, "B L"]:
-        """Returns the forward that last committed each position (0-based); -1 where none did."""
+        """Returns the forward that last committed each position (0-based), or -1 for none."""
         steps = np.full(self.tokens.shape, -1, np.int32)
         commits = self.event_kind == Event.COMMIT
         steps[self.event_row[commits], self.event_position[commits]] = self.event_step[commits]
@@ -129,14 +129,14 @@ def bounds_in(
 
 
 def check_trace(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
-    """Raises ValueError unless the arrays and settings of a file can be those of one run."""
+    """Raises ValueError unless the arrays and settings of a file are consistent with one run."""
     sizes = require_arrays(arrays, TRACE_FIELDS)
     require(sizes["B"] > 0, "it has no batch row; allowed: 1 or more")
     for part, names in _READ.items():
         section: Any = settings.get(part)
         require(isinstance(section, dict), f"{part} is {section!r:.60}; allowed: settings")
         for name, kinds in names.items():
-            value, allowed = section.get(name, ...), " or ".join(each.__name__ for each in kinds)
+            value, allowed = section.get(name, ...), " or ".join(kind.__name__ for kind in kinds)
             require(type(value) in kinds, f"{part}.{name} is {value!r:.60}; allowed: {allowed}")
             least = name.endswith("_length")
             within = type(value) is not int or least <= value <= MOST_COUNT
@@ -147,7 +147,7 @@ def check_trace(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -
     require(isinstance(pieces, dict), f"pieces is {pieces!r:.60}; allowed: texts by token")
 
     rows, live, lengths = (arrays[name] for name in ("rows", "live_rows", "prompt_lengths"))
-    step, row, place = (arrays[f"event_{name}"] for name in ("step", "row", "position"))
+    step, row, position = (arrays[f"event_{name}"] for name in ("step", "row", "position"))
     _, ends = bounds_in(settings, lengths)
     narrow = [
         n for n, field in TRACE_FIELDS.items() if field.kind == "i" and arrays[n].itemsize < 4
@@ -163,7 +163,7 @@ def check_trace(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -
         "block up to the canvas": arrays["block"] <= sizes["L"],
         "prompts within their canvas": lengths <= ends,
         "canvases within tokens": ends <= sizes["L"],
-        "event_position within its row's canvas": place < ends[row],
+        "event_position within its row's canvas": position < ends[row],
         "integers of 4 bytes or more, but for event_kind": {*narrow} <= {"event_kind"},
     }
     for fact, holds in facts.items():

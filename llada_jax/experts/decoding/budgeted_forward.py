@@ -21,7 +21,7 @@ from llada_jax.experts.schedule import Schedule
 from llada_jax.model.forward import LayerOut, RunLayer, attention_half, forward_rows
 from llada_jax.model.grouped_product import product_by_tile, tile_rows
 from llada_jax.model.layers import feed_forward
-from llada_jax.model.moe import Chosen, sorted_by_expert, summed_by_row
+from llada_jax.model.moe import Routing, sorted_by_expert, summed_by_row
 from llada_jax.model.params import Experts, FeedForward, Layer, ModelParams
 from llada_jax.model.quantize import QuantArray, Weight, dequantize
 from llada_jax.types import KVCache, Rows, RowsOut
@@ -100,7 +100,11 @@ def _require_each_once(schedule: Schedule, experts: Int[np.ndarray, "r k"]) -> N
 
 
 def _run_experts(
-    slots: ExpertSlots, layer: int, x: Float[Array, "T D"], routing: Chosen, decision: LayerDecision
+    slots: ExpertSlots,
+    layer: int,
+    x: Float[Array, "T D"],
+    routing: Routing,
+    decision: LayerDecision,
 ) -> Float[Array, "T D"]:
     """Returns the experts' part of a layer's output, and leaves the planned experts resident."""
     active = [*decision.schedule.accelerator, *decision.schedule.cpu]
@@ -132,7 +136,7 @@ def _run_experts(
 
 @partial(jax.jit, static_argnums=2)
 def _sorted(
-    x: Float[Array, "T D"], routing: Chosen, n_experts: int
+    x: Float[Array, "T D"], routing: Routing, n_experts: int
 ) -> tuple[Float[Array, "P+T D"], Int[Array, " P"], Int[Array, " E"]]:
     """Sorts rows by expert, and adds padding for the largest number of rows of one expert."""
     inputs, order, sizes = sorted_by_expert(x, routing, n_experts)
@@ -141,7 +145,7 @@ def _sorted(
 
 @jax.jit
 def _summed(
-    outputs: Float[Array, "P+T D"], order: Int[Array, " P"], routing: Chosen
+    outputs: Float[Array, "P+T D"], order: Int[Array, " P"], routing: Routing
 ) -> Float[Array, "T D"]:
     return summed_by_row(outputs[: len(order)], order, routing)
 

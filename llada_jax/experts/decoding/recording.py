@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from llada_jax.config import ModelConfig
 from llada_jax.experts.routing import ABSENT, LOOK_AHEAD, RoutingTrace
 from llada_jax.model.forward import LayerOut, feed_forward_half, forward_rows, run_layer
-from llada_jax.model.moe import Chosen, route, router_scores
+from llada_jax.model.moe import Routing, route, router_scores
 from llada_jax.model.params import Experts, Layer, ModelParams
 from llada_jax.types import KVCache, Rows, RowsOut
 
@@ -49,7 +49,7 @@ def forward_with_routing(
 
 def route_layer(
     params: ModelParams, x: Float[Array, "B R D"], config: ModelConfig, index: int
-) -> tuple[Chosen, RoutingRecord]:
+) -> tuple[Routing, RoutingRecord]:
     """Returns the routing of layer `index` for its input `x`, and its record.
 
     The experts of later layers are predicted by their own gates on the same input.

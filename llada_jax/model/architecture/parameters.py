@@ -1,8 +1,8 @@
 """The parameters of a dLLM, described once, and without JAX.
 
-The tree of `llada_jax.model.params`, what is loaded, quantized and sharded, and what a phone maps,
-stages, plans and pays for are all read off `named_specs` and `body_matrices`. Matrices are stored
-[out, in], as in PyTorch checkpoints: XLA's CPU products are fastest with this layout.
+`named_specs` and `body_matrices` are the source for the tree of `llada_jax.model.params`, for
+loading, quantization and sharding, and for the memory, graphs and costs of phones. Matrices are
+stored [out, in], as in PyTorch checkpoints: XLA's CPU products are fastest with this layout.
 """
 
 import math
@@ -17,9 +17,9 @@ from llada_jax.config import ModelConfig, MoEConfig
 Axis = Literal["vocab", "width", "heads", "kv_heads", "ffn", "experts", "head_dim",
                "embedded", "choices", "expert_ffn"]
 # fmt: on
-"""What a dimension counts. Ids to look up are `embedded`, not `vocab`; what a router chooses among
-are `choices`, not `experts`; an expert's own width is `expert_ffn`: so a mesh may share out experts
-and dense widths by one axis."""
+"""The meaning of a dimension. Rows of the embedding are `embedded`, not `vocab`; outputs of a
+router are `choices`, not `experts`; an expert's width is `expert_ffn`. So one axis of a mesh may
+divide experts and dense widths."""
 
 _READS: Mapping[str, tuple[str, ...]] = {
     "attention.output": ("attention.query", "attention.key", "attention.value"),
@@ -31,12 +31,12 @@ _READS: Mapping[str, tuple[str, ...]] = {
     "ffn.shared.up": ("attention.output",),
     "ffn.shared.down": ("ffn.shared.gate", "ffn.shared.up"),
 }
-"""What the matrices of a layer read within it."""
+"""The matrices of a layer that provide the inputs of each one."""
 
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """Shape, logical axes and standard deviation of one parameter (0: zeros; None: ones)."""
+    """Shape, logical axes and standard deviation of one parameter (0 for zeros, None for ones)."""
 
     shape: tuple[int, ...]
     axes: tuple[Axis, ...]
@@ -58,8 +58,8 @@ class Matrix(NamedTuple):
     outputs: int
     inputs: int
     copies: int  # experts of a routed layer; 1 for every other matrix
-    of_expert: bool  # each routed expert has a copy of its own
-    reads: tuple[str, ...]  # the layer's matrices whose outputs it needs; none: the layer before
+    of_expert: bool  # each routed expert has a copy
+    reads: tuple[str, ...]  # the layer's matrices before it; empty for the first
 
     @property
     def weights(self) -> int:
@@ -86,16 +86,16 @@ def named_specs(config: ModelConfig) -> dict[str, ParamSpec]:
 @cache
 def body_matrices(config: ModelConfig) -> tuple[Matrix, ...]:
     """Describes the matrices of all layers, in the order in which a step runs them."""
-    found = []
+    matrices = []
     for layer in range(config.n_layers):
         prefix = f"layers.{layer}."
         specs = {name: spec for name, spec in _layer(config, layer).items() if len(spec.shape) > 1}
         for name, spec in specs.items():
             *copies, outputs, inputs = spec.shape
-            reads = tuple(prefix + each for each in _READS.get(name, ()) if each in specs)
+            reads = tuple(prefix + read for read in _READS.get(name, ()) if read in specs)
             copied = math.prod(copies), bool(copies)
-            found.append(Matrix(prefix + name, layer, outputs, inputs, *copied, reads))
-    return tuple(found)
+            matrices.append(Matrix(prefix + name, layer, outputs, inputs, *copied, reads))
+    return tuple(matrices)
 
 
 def head_weights(config: ModelConfig) -> int:

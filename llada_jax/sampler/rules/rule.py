@@ -1,9 +1,9 @@
-"""The rule interface: what a rule observes after a forward, and what it decides.
+"""The rule interface: an observation after each forward, and a decision.
 
 A rule is a class under `@lj.rule` with a function `accept`, for rules that only compare scores, or
-`decide`, which may also keep a state, replace tokens and mask them again. The built-in rules are
-written against this interface, too. Rules see the current block, position by position: C positions
-for each of B sequences.
+`decide`, which may also keep a state, replace tokens and mask them again. Built-in rules and custom
+ones use the same interface. Rules see the current block, position by position: C positions for each
+of B sequences. Both functions are pure and are traced by JAX.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class CanvasView(NamedTuple):
     """The whole canvas, for rules that revise tokens outside the current block."""
 
     state: DecodeState  # before the decision
-    predicted: Int[Array, "B L"]  # -1 where nothing was scored
+    predicted: Int[Array, "B L"]  # -1 without a score
     confidence: Float[Array, "B L"]  # of the predicted tokens
     rescored: Bool[Array, "B L"]  # visible tokens that this forward scored again
     probability: Float[Array, "B L"]  # of the current tokens; see `Observation.probability`
@@ -44,7 +44,7 @@ class CanvasView(NamedTuple):
 
     @property
     def differs(self) -> Bool[Array, "B L"]:
-        """Marks positions where the model prefers another token than the current one."""
+        """Marks positions at which the model prefers another token than the current one."""
         return self.predicted != self.state.tokens
 
     @property
@@ -66,9 +66,9 @@ class Observation:
     of the model's distribution without sampling noise; positions that were not scored have zeros.
 
     Attributes:
-      position: Index in the canvas, whose prompt starts at 0.
+      position: Index in the canvas; the prompt starts at 0.
       token: Current token; [MASK] where `masked`.
-      predicted: The most probable token, or the sampled one; -1 where nothing was scored.
+      predicted: The most probable token, or the sampled one; -1 at positions without a score.
       confidence: Probability of the predicted token.
       masked: Positions that may be committed.
       committed: Tokens of earlier steps that may be replaced or masked again.
@@ -79,18 +79,18 @@ class Observation:
       quota: Number of tokens that LLaDA's schedule commits in this step.
       canvas: The whole canvas.
       entropy: Of the distribution, in nats.
-      margin: Probability of the best token minus that of the second.
+      margin: Probability of the best token minus the probability of the second.
       probability: Probability of `token`. Exact if the backend's head can measure it, else an upper
-        bound: a token that is not the best has at most what the best leaves.
+        bound: a token that is not the best has at most the rest of the probability.
       log_sum_exp: Of all logits.
       top_ids: The `top_k` most probable tokens, the best one first.
       top_logits: Their logits.
       current: Log-probability of `token`; -inf for [MASK]. Backends that cannot measure it are
         refused.
-      listed: Logits of the tokens that `ask` listed; -inf where it listed none.
-      divergence: Kullback-Leibler divergence of the distribution from that of the position's last
+      listed: Logits of the tokens that `ask` listed; -inf for negative ids. divergence:
+      Kullback-Leibler divergence of the distribution from the one at the position's last
         score in this block (nats); the largest number if there was none.
-      hidden: The model's last hidden state, from which the head computes logits.
+      hidden: The model's last hidden state, the head's input.
       drafts: Predictions for later blocks.
     """
 
@@ -123,16 +123,17 @@ class Observation:
     preview: "Callable[[Decision], DecodeState] | None" = None
 
     def reaches(self, bound: Float[Array, ""] | float) -> Bool[Array, "B C"]:
-        """Marks masks whose confidence reaches a bound, or exceeds it with `strict_threshold`."""
+        """Marks masks with a confidence that reaches a bound, or exceeds it with
+        `strict_threshold`."""
         strict = self.parity.strict_threshold
         return self.masked & (self.confidence > bound if strict else self.confidence >= bound)
 
     def with_progress(
         self, commit: Bool[Array, "B C"], priority: Float[Array, "B C"] | None = None
     ) -> Bool[Array, "B C"]:
-        """Returns `commit` with what a step commits at least, however unsure the model is.
+        """Returns `commit` with the tokens that every step commits, however unsure the model is.
 
-        That is the best mask by priority, or the schedule's quota with `forced_progress="quota"`.
+        They are the best mask by priority, or the schedule's quota with `forced_progress="quota"`.
         """
         least = jnp.ones_like(self.quota)
         if self.parity.forced_progress == "quota":
@@ -147,12 +148,12 @@ class Observation:
 
 
 class Ask(NamedTuple):
-    """What a rule requests of the head before a forward, for each position of the block.
+    """A rule's request to the head before a forward, for each position of the block.
 
     Attributes:
-      listed: Tokens whose logits are needed; negative for none.
-      added: Added to their logits before anything else is computed, so that it changes what is
-        predicted and how confident the model is; -inf forbids a token. None adds nothing.
+      listed: Tokens to compute logits of; negative for none. added: Added to their logits before
+      anything else is computed, so that it changes predictions and
+        confidences; -inf forbids a token. None adds nothing.
     """
 
     listed: Int[Array, "B C K"] | None = None
@@ -163,7 +164,7 @@ class Revision(NamedTuple):
     """Changes of tokens anywhere on the canvas, for rules that revise outside the current block.
 
     Attributes:
-      replace: Rescored tokens that give way to the predicted ones.
+      replace: Rescored tokens that the predicted ones replace.
       stable: Visible tokens that become stable.
       remask: Committed tokens that become masks again.
       confidence: New confidence of rescored tokens; None keeps the old one.
@@ -181,17 +182,17 @@ class Revision(NamedTuple):
 class Decision(NamedTuple):
     """A rule's decision about the current block.
 
-    What is not allowed is ignored: commits outside `Observation.masked`, other changes outside
-    `Observation.committed`, and remasking a position too often.
+    Parts that are not allowed are ignored: commits outside `Observation.masked`, other changes
+    outside `Observation.committed`, and remasking a position too often.
 
     Attributes:
       commit: Masked positions that become tokens.
       token: Token to commit, or to put in place of another one; None for the predicted one.
-      confidence: Of committed and replaced tokens, and of rescored ones; None for that of the
+      confidence: Of committed, replaced and rescored tokens; None for the confidence of the
         predicted tokens, and to leave rescored tokens as they are.
       stable: Committed tokens that never change; None for all of a rule that does not revise, and
         none of one that does.
-      replace: Committed positions whose token changes.
+      replace: Committed positions that get another token.
       remask: Committed positions that become masks again.
       end: Sequences that are done: masks that are left become EOS.
       ahead: Drafts to commit as predicted, if the rule needs `drafts`.
@@ -210,7 +211,7 @@ class Decision(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Lengths of the axes of what a rule observes and remembers."""
+    """Lengths of the axes of observations and rule states."""
 
     batch: int
     block: int
@@ -223,8 +224,8 @@ class Sizes(NamedTuple):
 class Rule(Policy):
     """Decides which predictions are committed, and what becomes of committed tokens.
 
-    Class attributes are settings of the rule's kind; annotated fields are its parameters, of which
-    `float` ones are arrays in a program.
+    Class attributes describe the rule's kind; annotated fields are its parameters, and `float` ones
+    are arrays in a program.
     """
 
     needs: ClassVar[frozenset[Need] | set[Need]] = frozenset({"confidence"})
@@ -242,10 +243,10 @@ class Rule(Policy):
     max_remasks: int | None = 3
     """How often a position may be masked again, so that decoding ends. None does not count."""
     rescore: Rescore | Literal["none"] = "shadow"
-    """What scores a visible token again: an extra row with [MASK] in its place, its own row, or
-    nothing."""
+    """How a visible token is scored again: by an extra row with [MASK] in its place, by its own
+    row, or not at all."""
     refresh: Refresh = "none"
-    """What recomputes tokens that left the window while they were visible."""
+    """How tokens that left the window while they were visible are recomputed."""
     refresh_rows: int = 0
     """Tokens that are refreshed with one forward."""
     edit_steps: int = 0
@@ -258,7 +259,7 @@ class Rule(Policy):
         return RuleState()
 
     def accept(self, seen: Observation) -> Bool[Array, "B C"]:
-        """Marks masks to commit, by their scores alone. Drafts are accepted by it, too."""
+        """Marks masks to commit, by their scores alone. It also accepts drafts."""
         raise NotImplementedError
 
     def decide(self, seen: Observation, state: RuleState) -> tuple[Decision, RuleState]:
@@ -266,7 +267,7 @@ class Rule(Policy):
         return Decision(commit=seen.with_progress(self.accept(seen))), state
 
     def ask(self, state: RuleState) -> Ask:
-        """Returns the tokens whose logits the rule needs."""
+        """Returns the rule's request to the head."""
         return Ask()
 
     def rescorable(self, state: DecodeState, eos_id: int | None) -> Bool[Array, "B L"]:
@@ -298,7 +299,7 @@ class Rule(Policy):
 
     @property
     def head_needs(self) -> frozenset[str]:
-        """What only a head that measures rules' requests can give."""
+        """The needs that only a head that measures rules' requests can fulfil."""
         return frozenset(self.needs) & frozenset(get_args(HeadNeed))
 
     def check(self) -> None:
@@ -313,8 +314,8 @@ class Rule(Policy):
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def rule(cls: Any = None, *, name: str | None = None) -> Any:
-    """Makes a class with a function `accept` or `decide` a rule: a frozen dataclass whose `float`
-    fields are numbers that a sweep compiles once for.
+    """Makes a class with a function `accept` or `decide` a rule: a frozen dataclass. A sweep over
+    its `float` fields compiles once.
 
     Args:
       cls: The class, if the decorator is used without parentheses.
@@ -333,9 +334,9 @@ def rule(cls: Any = None, *, name: str | None = None) -> Any:
 def ranks(priority: Float[Array, "B C"], chosen: Bool[Array, "B C"]) -> Int[Array, "B C"]:
     """Returns how many chosen positions come before each one: 0 for the highest priority.
 
-    Positions of equal priority keep their order. Counting who is ahead of whom takes C**2
-    comparisons, but unlike a sort and a scatter it fixes the order of ties, and NPU compilers take
-    it.
+    Positions of equal priority keep their order. Counting the positions ahead takes C**2
+    comparisons, but unlike a sort and a scatter it fixes the order of ties, and NPU compilers
+    support it.
     """
     index = jnp.arange(priority.shape[1], dtype=jnp.int32)
     mine, other = priority[:, :, None], priority[:, None, :]

@@ -10,9 +10,9 @@ from llada_jax.sampler.rules.rule import Decision, Observation, Revision, Rule, 
 class Speculate(Rule):
     """Drafts a block in one forward, and verifies it in the next one, which sees it causally.
 
-    A verified token is kept as long as it and all before it are what the model would generate one
-    after another. The first one that is not gives way to what the model prefers there, and the next
-    block starts behind it. So the tokens are those of autoregressive decoding.
+    Verified tokens are kept up to the first one that the model would not have generated after the
+    tokens before it. The model's preference replaces that one, and the next block starts after it.
+    So the run generates the same tokens as autoregressive decoding.
     """
 
     needs = frozenset({"probability"})
@@ -26,7 +26,7 @@ class Speculate(Rule):
         return seen.masked
 
     def is_stable(self, confidence: Float[Array, "*shape"]) -> Bool[Array, "*shape"]:
-        return jnp.ones(confidence.shape, bool)  # `decide` tells drafts from verified tokens
+        return jnp.ones(confidence.shape, bool)  # `decide` knows the drafts
 
     def decide(self, seen: Observation, state: RuleState) -> tuple[Decision, RuleState]:
         canvas = seen.canvas

@@ -23,7 +23,7 @@ OnChange = Literal["keep", "remask"]
 
 @rule(name="staged")
 class Staged(Rule):
-    """Commits tokens as visible, replaces them while they are, and keeps those that are stable:
+    """Commits tokens as visible, replaces them while they are, and keeps stable ones:
     staged token stabilization (§3.3).
 
     Attributes:

@@ -14,7 +14,7 @@ from llada_jax.sampler.rules.rule import (
     rule,
 )
 
-INITIAL_COMMITS = 30  # what WINO takes for the commits before a block's first step
+INITIAL_COMMITS = 30  # commits that WINO assumes before a block's first step
 
 
 @rule(name="wino")

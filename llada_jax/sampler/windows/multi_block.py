@@ -1,4 +1,9 @@
-"""llada.cpp's window over several blocks (arXiv 2606.13740, §3.2): it slides and grows."""
+"""llada.cpp's window over several blocks (arXiv 2606.13740, §3.2): it slides and grows.
+
+A forward of few rows costs an NPU as much as a forward of a full bucket. So the window adds rows of
+later blocks while few masks are left in the current one, up to the next bucket; their predictions
+are drafts, which can be committed as soon as their block becomes current.
+"""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,7 +23,7 @@ from llada_jax.sampler.windows.window import (
 )
 
 MAX_GROWTH = 8  # blocks that a window without a latency table may grow to
-MAX_SLOWDOWN = 2.0  # a grown forward may take so many times as long, by the latency table
+MAX_SLOWDOWN = 2.0  # limit of a grown forward's time relative to the ungrown one's
 
 
 class Growth(NamedTuple):
@@ -90,8 +95,8 @@ class MultiBlock(Window):
         return Span(state.n_cached, jnp.minimum(stop + growth, state.end))
 
     def _stop(self, state: DecodeState, context: WindowContext) -> Int[Array, " B"]:
-        """Returns where the window ends before it grows: it has the current block's last token,
-        and the masks that a step has to commit."""
+        """Returns the end of the window before it grows. The window contains the current block's
+        last token, and the masks that a step has to commit."""
         block = context.block_length
         start = state.block_start(block)
         slid = jnp.maximum(state.n_cached, state.origin) + block
@@ -103,7 +108,7 @@ class MultiBlock(Window):
         return jnp.minimum(stop, state.end)
 
     def _added_rows(self, rows: Int[Array, " B"], context: WindowContext) -> Int[Array, " B"]:
-        """Returns how many positions are added to a forward of so many rows."""
+        """Returns how many positions are added to a forward of `rows` rows."""
         growth = self.growth(context)
         buckets = jnp.asarray((*growth.buckets, 0), rows.dtype)  # 0: too many rows for any bucket
         grown = jnp.asarray((*growth.grown, 0), rows.dtype)
@@ -136,8 +141,8 @@ class MultiBlock(Window):
         return jnp.where(waits.any(axis=1), first, rows.stop)
 
     def max_visible(self, length: int, context: WindowContext) -> int:
-        """Counts, after the first forward, a window that grew and was accepted whole, whose tokens
-        are all to be fed, and the rest of its last block."""
+        """Counts a window that grew, with all of its tokens accepted and still to be fed, and the
+        rest of its last block."""
         block = context.block_length
         unshifted = replace(context, shift=0)
         return (self.growth(unshifted).budget if self.lookahead_trigger else block) + block
@@ -164,8 +169,8 @@ def _extra_rows(
     """Returns how many rows are outside the window, however much it grows: in later blocks nothing
     is visible.
 
-    Tokens that a worker refreshes take room, too: otherwise who refreshes them would change the
-    window, and so the tokens.
+    Tokens that a worker refreshes also take room, so that the window, and thus the tokens, do not
+    depend on how they are refreshed.
     """
     inside = context.rescorable & state.in_span(state.n_cached, stop)
     left = context.rescorable & (state.positions < state.n_cached[:, None])

@@ -1,4 +1,4 @@
-"""The window interface: which rows the next forward runs, and what it may read from the cache.
+"""The window interface: the rows of the next forward, and the part of the cache that it may read.
 
 A window returns a span of positions for each sequence, or any set of them as a mask. Sets of
 different size share one compiled forward: surplus rows are padding, and the number of rows is
@@ -104,7 +104,7 @@ class Window(Policy):
     runs_later_blocks: ClassVar[bool] = False
     """Whether the window may contain positions after the current block."""
     draft_threshold: float | None = None
-    """Confidence at which drafts are accepted; None for those that the rule accepts."""
+    """Confidence at which drafts are accepted; None for the drafts that the rule accepts."""
 
     def check(self, context: WindowContext) -> None:
         """Raises ValueError if the window cannot work with these settings."""
@@ -123,7 +123,7 @@ class Window(Policy):
         return state.end if self.caches else state.n_cached
 
     def after_step(self, state: DecodeState, context: WindowContext) -> DecodeState:
-        """Returns the state after a decision, with the current block where the next step has it."""
+        """Returns the state after a decision, with the current block of the next step."""
         return state
 
     def sizes(self, layout: CanvasLayout, context: WindowContext) -> tuple[int, ...]:
@@ -150,8 +150,8 @@ class Window(Policy):
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def window(cls: Any = None, *, name: str | None = None, cache: str = "custom") -> Any:
-    """Makes a class with a function `positions` a window: a frozen dataclass whose `float` fields
-    are numbers that a sweep compiles once for.
+    """Makes a class with a function `positions` a window: a frozen dataclass. A sweep over its
+    `float` fields compiles once.
 
     Args:
       cls: The class, if the decorator is used without parentheses.

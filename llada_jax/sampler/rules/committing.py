@@ -1,0 +1,65 @@
+"""The rules that never change a token: LLaDA's schedule, Fast-dLLM's threshold, WeDLM's distance.
+
+`Quota` is LLaDA's own sampler (arXiv 2502.09992): a fixed number of tokens in each step.
+`Threshold` is Fast-dLLM's confidence-aware parallel decoding (arXiv 2505.22618). `EntropyDistance`
+is WeDLM's (arXiv 2512.22737): tokens that are certain and near the first mask are committed first.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from llada_jax.config import require_numbers
+from llada_jax.sampler.rules.rule import Decision, Observation, Rule, RuleState, ranks, rule
+
+
+@rule(name="quota")
+class Quota(Rule):
+    """Commits as many tokens as the linear schedule of `steps` gives the step, best first."""
+
+    may_wait = True  # the schedule may give a step nothing to do
+
+    def decide(self, seen: Observation, state: RuleState) -> tuple[Decision, RuleState]:
+        return Decision(commit=ranks(seen.priority, seen.masked) < seen.quota[:, None]), state
+
+
+@rule(name="threshold")
+class Threshold(Rule):
+    """Commits every token whose confidence reaches a threshold.
+
+    Attributes:
+      threshold: Commit every token whose confidence reaches it (Fast-dLLM).
+    """
+
+    threshold: float
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "threshold", above=0, most=1)
+
+    def accept(self, seen: Observation) -> Bool[Array, "B C"]:
+        return seen.reaches(self.threshold)
+
+
+@rule(name="entropy_distance")
+class EntropyDistance(Rule):
+    """Commits tokens whose entropy plus a penalty for distance is below a bound, or else the token
+    with the smallest sum.
+
+    Attributes:
+      max_entropy: `entropy_distance`: commit tokens whose entropy (nats) and distance are below it.
+      distance_penalty: `entropy_distance`: penalty for each position of distance to the first mask.
+    """
+
+    needs = frozenset({"entropy"})
+
+    max_entropy: float = 0.4
+    distance_penalty: float = 0.02
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "max_entropy", "distance_penalty", least=0)
+
+    def decide(self, seen: Observation, state: RuleState) -> tuple[Decision, RuleState]:
+        first = jnp.argmax(seen.masked, axis=1)[:, None]
+        distance = jnp.arange(seen.masked.shape[1])[None, :] - first
+        cost = seen.entropy + self.distance_penalty * distance.astype(seen.entropy.dtype)
+        near = seen.masked & (cost < self.max_entropy)
+        return Decision(commit=seen.with_progress(near, priority=-cost)), state
