@@ -124,8 +124,8 @@ def _add_task(
     for decoder, base in zip(decoders, bases, strict=True):
         text = names[decoder.folder].text
         bars[text] = decoder.share
-        compared = base is not None and base is not decoder
-        differences = comparison_rows(base.found, decoder.found) if compared else []
+        compared = base if base is not decoder else None
+        differences = comparison_rows(compared.found, decoder.found) if compared else []
         lines.append({"decoder": text, **decoder.cells})
         if any(bases):
             shown = "baseline" if base else "no baseline"

@@ -68,7 +68,7 @@ class DecodeState(NamedTuple):
     key: Key[Array, " B"]
     cache: KVCache
     rule: RuleMemory
-    constraint: TextSpans | None = None  # position of the constrained text; None without a constraint
+    constraint: TextSpans | None = None  # where the constrained text is
 
     @property
     def masked(self) -> Bool[Array, "B L"]:

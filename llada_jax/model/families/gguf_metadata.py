@@ -87,7 +87,7 @@ def with_rope_factors(config: ModelConfig, factors: np.ndarray) -> ModelConfig:
         scaled = config.replace(
             rope_scaling="llama3", rope_factor=round(float(factors.max()), 4), rope_length=length
         )
-        expected = 1 / rope_stretch(scaled)
+        expected = np.asarray(1 / rope_stretch(scaled))
         if factors.shape == expected.shape and np.allclose(factors, expected, rtol=1e-4):
             return scaled
     raise ValueError(
