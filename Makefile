@@ -5,8 +5,8 @@ VENV ?= .venv
 PYTHON_VERSIONS ?= 3.13 3.12 3.11
 WORKERS ?= 2
 ARGS ?=
-QUICK_TESTS ?= $(wildcard tests/test_*.py tests/api tests/model tests/checkpoint tests/sampler/test_goldens.py)
-STRICT_TESTS ?= tests/api tests/model tests/sampler/test_goldens.py
+STRICT_TESTS ?= tests/api tests/model tests/sampler/test_goldens.py \
+  $(filter-out tests/test_docs.py tests/test_site.py tests/test_wheel.py, $(wildcard tests/test_*.py))
 
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install -qq --constraint constraints.txt
@@ -27,16 +27,13 @@ FIND_PYTHON = python="$(PYTHON)"; test -n "$$python" || { \
   echo "no Python of $(PYTHON_VERSIONS) with venv and pip here; set PYTHON=/path/to/python" >&2; \
   exit 1; }
 
-.PHONY: demo test test-quick test-strict test-slow fuzz docs lint format typecheck bench which-python clean
+.PHONY: demo test test-strict test-slow fuzz docs lint format typecheck bench which-python clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m experiments.generate $(ARGS)
 
 test: $(VENV)/.test
 	$(PYTEST) $(ARGS)
-
-test-quick: $(VENV)/.test
-	$(PYTEST) $(QUICK_TESTS) $(ARGS)
 
 test-strict: $(VENV)/.test
 	JAX_NUMPY_RANK_PROMOTION=raise JAX_NUMPY_DTYPE_PROMOTION=strict $(PYTEST) $(STRICT_TESTS) $(ARGS)
