@@ -17,8 +17,8 @@ from experiments.harness.run import Run, entry_point
 from experiments.sampling_engine.format_costs import random_inputs
 from llada_jax.config import require
 from llada_jax.sampling_engine.cycles import time_program
-from llada_jax.sampling_engine.hdl.verilog import exported
-from llada_jax.sampling_engine.host import loaded, store_logits
+from llada_jax.sampling_engine.hdl.verilog import verilog_files
+from llada_jax.sampling_engine.host import prepare_machine, store_logits
 from llada_jax.sampling_engine.sampler_program import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
@@ -50,7 +50,7 @@ def engine_verilog(config: EngineVerilogConfig, run: Run) -> None:
     program = config.program()
     inputs = random_inputs(config.seed, config.batch, config.rows, config.vocab, config.k)
     hbm = store_logits(program.sampling, config.vlen, inputs.logits, "mx_e4m3")
-    files = exported(program, loaded(program, inputs, hbm))
+    files = verilog_files(program, prepare_machine(program, inputs, hbm))
     for name, text in files.items():
         run.write(name, text)
     lines = files["engine.v"].count("\n")

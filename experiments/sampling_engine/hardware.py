@@ -6,7 +6,7 @@ from functools import lru_cache
 from experiments.harness.results import ResultRow
 from llada_jax.sampling_engine import paper_results as paper
 from llada_jax.sampling_engine.hdl.engine import EngineSizes, engine
-from llada_jax.sampling_engine.hdl.floats import loaded
+from llada_jax.sampling_engine.hdl.floats import load_element
 from llada_jax.sampling_engine.hdl.gates import Netlist, gate_equivalents
 from llada_jax.sampling_engine.hdl.wires import Circuit, source
 
@@ -65,6 +65,6 @@ def area_rows() -> Iterator[ResultRow]:
     for each in ("registers", "sequencer", "dma"):
         area = equivalents(first, (each,)) * um2
         yield ResultRow(f"area/{each}/vlen{first}", area, "um2", kind="modelled")
-    decoder = Circuit({"out": loaded(source("element", 8), source("scale", 8))})
+    decoder = Circuit({"out": load_element(source("element", 8), source("scale", 8))})
     area = first * gate_equivalents(Netlist(decoder).cells()[""]) * um2  # one for each lane
     yield ResultRow(f"area/mx_e4m3/vlen{first}", area, "um2", kind="modelled")

@@ -1,4 +1,4 @@
-"""How long a program takes, modelled: in order, one instruction at a time, on a linear HBM."""
+"""Models the time of a program: instructions run one at a time in order, on a linear HBM model."""
 
 from collections import Counter
 from functools import lru_cache
@@ -11,24 +11,24 @@ from llada_jax.sampling_engine.sampler_program import SamplerProgram, compile_sa
 from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
 SCALES_BYTES = 64
-"""One request for the scales of a row of MX logits, as the published simulator counts them: too few
-from VLEN = 1024 on."""
+"""Bytes of one request for the scales of a row of MX logits, as the published simulator counts;
+from VLEN = 1024 on it would need more."""
 CYCLES_PER_MS = 1_000_000  # 1 GHz
 
 
 class Hbm(NamedTuple):
-    """Time of one load: a latency, and the bytes at a rate. In cycles of 1 ns."""
+    """Time of one load: a latency plus bytes times a rate, in cycles of 1 ns."""
 
     latency: float
     per_kib: float
 
     def load(self, size: float) -> float:
-        """Returns the cycles of a load of so many bytes."""
+        """Returns the cycles of a load of `size` bytes."""
         return self.latency + self.per_kib * size / 1024
 
 
 class Cycles(NamedTuple):
-    """Where the time of a program goes; memory is what it waits for HBM."""
+    """Cycles of a program by unit; `memory` is the time spent waiting for HBM."""
 
     vector: float
     memory: float
@@ -41,12 +41,12 @@ class Cycles(NamedTuple):
 
     @property
     def ms(self) -> float:
-        """Returns milliseconds at 1 GHz."""
+        """Milliseconds at 1 GHz."""
         return self.total / CYCLES_PER_MS
 
 
 class ProgramCost(NamedTuple):
-    """What a program costs."""
+    """Cycles, traffic, and executed instructions of a program."""
 
     cycles: Cycles
     hbm_bytes: float
@@ -54,16 +54,19 @@ class ProgramCost(NamedTuple):
 
 
 def row_bytes(vlen: int) -> int:
-    """Returns the bytes that HBM moves for a row of VLEN logits in MX, which are a byte each."""
+    """Returns the bytes that HBM moves for a row of VLEN logits in MX, one byte each plus
+    scales."""
     return vlen + SCALES_BYTES
 
 
 def time_program(
     program: SamplerProgram, hbm: Hbm | None = None, column: Column = "calibrated"
 ) -> ProgramCost:
-    """Counts time, traffic, and how often each instruction runs; HBM is the fitted one by default.
+    """Returns time, traffic, and the number of executions of each instruction. `hbm` is fitted by
+    default.
 
-    Raises ValueError for negative times of HBM, an unknown column, and what is not in hardware.
+    Raises ValueError for negative times of HBM, an unknown column, and instructions that are not in
+    hardware.
     """
     hbm = fitted_hbm() if hbm is None else hbm
     require(min(hbm) >= 0, f"hbm is {hbm}; allowed: 0 or more")
@@ -72,7 +75,7 @@ def time_program(
     spent = dict.fromkeys(Cycles._fields, 0.0)
     starts, times = loops(program.instructions), 1
     for place, instruction in enumerate(program.instructions):
-        if place in starts:  # a loop begins and ends once
+        if place in starts:  # the end of a loop is executed once per iteration, like its body
             times //= program.instructions[starts[place]].operand("count")
         spec = INSTRUCTION_SET[instruction.name]
         built = column != "pipelined" or spec.pipelined is not None
@@ -88,18 +91,18 @@ def time_program(
 
 
 FITTED_TO = "the memory cycles at VLEN = 2048 and the latency at VLEN = 512"
-"""What the two constants of HBM were fitted to."""
+"""The published numbers that determine the two constants of HBM."""
 
 
 @lru_cache
 def fitted_hbm() -> Hbm:
-    """Returns latency and rate, from two published numbers (`FITTED_TO`).
+    """Returns latency and rate of HBM, from two published numbers (`FITTED_TO`).
 
-    The latency at VLEN = 1024, and everything else at 2048 and 512, is then a prediction.
+    The model's latency at VLEN = 1024, and all its other numbers, are predictions.
     """
     small, large = (time_program(published_program(vlen), Hbm(0, 0)) for vlen in (512, 2048))
-    waited = paper_results.LATENCY_MS[512] * CYCLES_PER_MS - small.cycles.total
-    per_small = waited / small.instructions["H_PREFETCH_V"]
+    wait = paper_results.LATENCY_MS[512] * CYCLES_PER_MS - small.cycles.total
+    per_small = wait / small.instructions["H_PREFETCH_V"]
     per_large = paper_results.CYCLES_AT_2048["memory"] / large.instructions["H_PREFETCH_V"]
     kib_small, kib_large = (PREFETCH_ROWS * row_bytes(vlen) / 1024 for vlen in (512, 2048))
     rate = (per_large - per_small) / (kib_large - kib_small)
@@ -108,7 +111,7 @@ def fitted_hbm() -> Hbm:
 
 @lru_cache
 def published_program(vlen: int, mode: Mode = "performance") -> SamplerProgram:
-    """Compiles the program of the published table: one step of 16 blocks of 32 positions."""
+    """Compiles the program of the published results: one step of 16 blocks of 32 positions."""
     batch, rows, vocab = paper_results.BATCH, paper_results.ROWS, paper_results.VOCAB
     sampling = Sampling(batch=batch, rows=rows, vocab=vocab, mode=mode)
     return compile_sampler(sampling, EngineConfig(vlen=vlen))

@@ -20,7 +20,7 @@ Floats = NDArray[np.float32]
 BLOCK = 8
 _SCALE_BIAS = 127
 _SLAB = 1 << 18
-"""Numbers encoded at a time, so that their temporaries stay in the cache."""
+"""Numbers encoded at a time, so that temporaries stay in the CPU's cache."""
 _ELEMENT = ml_dtypes.float8_e4m3fn
 _FLOATS = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
@@ -32,12 +32,13 @@ def rounded(values: np.ndarray, format: str) -> Floats:
 
 
 def largest(format: str) -> float:
-    """Returns the largest finite number of a format that `rounded` knows."""
+    """Returns the largest finite number of float32 or bfloat16."""
     return float(ml_dtypes.finfo(_FLOATS[format]).max)
 
 
 def sanitized(values: Floats, format: str) -> Floats:
-    """Returns what the engine makes of numbers it loads: -inf of NaN, the largest of +inf.
+    """Replaces NaN by -inf and +inf by the largest number, as the engine does when it loads
+    numbers.
 
     So a NaN logit is never predicted and has no probability, and one +inf has all of it.
     """
@@ -47,7 +48,7 @@ def sanitized(values: Floats, format: str) -> Floats:
 
 @dataclass(frozen=True)
 class StoredLogits:
-    """Rows of numbers [rows, columns] as HBM holds them, in the format's own type."""
+    """Rows of numbers [rows, columns] as stored in HBM, in the format's own type."""
 
     elements: np.ndarray
     scales: NDArray[np.uint8] | None = None
@@ -67,15 +68,14 @@ class StoredLogits:
 
 
 def bits_per_element(format: LogitFormat) -> float:
-    """Returns the bits of HBM that one logit takes, with its share of the scale."""
+    """Returns the bits of HBM per logit, including its share of the scale."""
     return {"float32": 32.0, "bfloat16": 16.0}.get(format, 8 + 8 / BLOCK)
 
 
 def store(values: Floats, format: LogitFormat) -> StoredLogits:
-    """Stores rows [rows, columns] in a format. Columns of MX formats come in blocks of 8.
+    """Stores rows [rows, columns] in a format. MX formats have blocks of 8 columns.
 
-    NaN and -inf become NaN in MX elements, which have no other spelling for "no number"; the
-    engine loads both as -inf.
+    NaN and -inf become NaN in MX elements, which have no infinities; the engine loads both as -inf.
     """
     require_choice("format", format, LogitFormat)
     if format in _FLOATS:
@@ -87,12 +87,12 @@ def store(values: Floats, format: LogitFormat) -> StoredLogits:
     slab = max(1, _SLAB // columns)
     for start in range(0, count, slab):
         rows = slice(start, start + slab)
-        elements[rows], scales[rows] = _encoded(values[rows].astype(np.float32))
+        elements[rows], scales[rows] = _encode(values[rows].astype(np.float32))
     return StoredLogits(elements, scales)
 
 
-def _encoded(numbers: Floats) -> tuple[np.ndarray, np.ndarray]:
-    """Returns elements and scales of some rows."""
+def _encode(numbers: Floats) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the MX elements and scales of some rows."""
     info = ml_dtypes.finfo(_ELEMENT)
     top = np.float32(info.max)
     absent = np.isnan(numbers) | (numbers == -np.inf)

@@ -1,4 +1,4 @@
-"""The host's side of a sampler: what it writes before a program runs, and reads after."""
+"""The host's part of a sampler: prepares the engine's memories, and reads the results."""
 
 from typing import NamedTuple
 
@@ -16,52 +16,50 @@ Bools = NDArray[np.bool_]
 
 
 class StepInputs(NamedTuple):
-    """A block's state before a step, and the logits of the step [batch, rows, vocab]."""
+    """The state of a batch of blocks before a step, and its logits [batch, rows, vocab]."""
 
     logits: Floats
     tokens: Ints
     open: Bools
     """Positions without a token."""
     k: Ints
-    """How many tokens are committed in each batch row."""
+    """Number of tokens to commit in each batch row."""
 
 
 class Decisions(NamedTuple):
-    """What became of a block [batch, rows]."""
+    """The results of a step for a batch of blocks [batch, rows]."""
 
     tokens: Ints
     predictions: Ints
-    """Best tokens; where a position was not open, its token."""
+    """Best tokens; at positions that were not open, the existing token."""
     transfer: Bools
     """Positions that were committed."""
     keys: Floats
-    """What they were chosen by."""
+    """Confidences by which they were chosen."""
 
 
 def store_logits(
     sampling: Sampling, vlen: int, logits: Floats, format: LogitFormat, noise: Floats | None = None
 ) -> StoredLogits:
-    """Lays logits [batch, rows, vocab] out as HBM holds them, and as many of noise.
-
-    Vector rows have VLEN numbers; the last of each position is padded.
+    """Arranges logits [batch, rows, vocab], and noise of the same shape, as the program expects
+    them in HBM: vector rows of VLEN numbers, with the last row of each position padded.
     """
     shape = (sampling.batch, sampling.rows, sampling.vocab)
-    kinds = [logits] if noise is None else [logits, noise]
-    for each in kinds:
-        require(each.shape == shape, f"logits have shape {each.shape}; allowed: {shape}")
-    found = f"noisy is {sampling.noisy} and noise {'not ' * (noise is None)}given"
-    require(len(kinds) == sampling.stride, f"{found}; allowed: both or neither")
+    arrays = [logits] if noise is None else [logits, noise]
+    for array in arrays:
+        require(array.shape == shape, f"logits have shape {array.shape}; allowed: {shape}")
+    state = f"noisy is {sampling.noisy} and noise {'not ' * (noise is None)}given"
+    require(len(arrays) == sampling.stride, f"{state}; allowed: both or neither")
     width = sampling.vector_rows(vlen) * vlen
-    padded = np.zeros((*shape[:2], len(kinds), width), np.float32)
-    padded[..., : sampling.vocab] = np.stack(kinds, axis=-2)
-    by_row = padded.reshape(*shape[:2], len(kinds), -1, vlen).swapaxes(2, 3)
+    padded = np.zeros((*shape[:2], len(arrays), width), np.float32)
+    padded[..., : sampling.vocab] = np.stack(arrays, axis=-2)
+    by_row = padded.reshape(*shape[:2], len(arrays), -1, vlen).swapaxes(2, 3)
     return store(by_row.reshape(-1, vlen), format)
 
 
 def run_sampler(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Decisions:
-    """Runs a program on the functional machine, as `loaded` prepares it, and reads what became of
-    the block."""
-    machine = loaded(program, inputs, hbm)
+    """Runs a program on the functional machine, and reads the results."""
+    machine = prepare_machine(program, inputs, hbm)
     machine.run(program.instructions)
     (batch, rows), memory_map = inputs.tokens.shape, program.memory_map
 
@@ -79,17 +77,17 @@ def run_sampler(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) 
     )
 
 
-def loaded(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Machine:
-    """Returns a machine with a block's state and the program's constant in its memories; its
-    logits are those that `store_logits` made `hbm` of.
+def prepare_machine(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Machine:
+    """Returns a machine with the blocks' state and the program's constant in its memories; `hbm` is
+    the result of `store_logits`.
 
-    Raises ValueError for shapes that are not the program's, and for k outside 0 to rows.
+    Raises ValueError for shapes that do not match the program, and for k outside 0 to rows.
     """
     sampling, memory_map = program.sampling, program.memory_map
     block = (sampling.batch, sampling.rows)
     for name, shape in (("tokens", block), ("open", block), ("k", block[:1])):
-        found = getattr(inputs, name).shape
-        require(found == shape, f"{name} has shape {found}; allowed: {shape}")
+        actual = getattr(inputs, name).shape
+        require(actual == shape, f"{name} has shape {actual}; allowed: {shape}")
     for k in inputs.k.tolist():
         require(0 <= k <= sampling.rows, f"k is {k}; allowed: 0 to rows ({sampling.rows})")
 

@@ -1,4 +1,4 @@
-"""The instruction set: operands, meaning and latency, as `instructions.toml` has them.
+"""The instruction set: operands, meaning and latency, from `instructions.toml`.
 
 Registers: 16 integer ones (gp0 is 0) and 8 floating-point ones (f0 is 0). Addresses count rows of
 VLEN elements in vector memory and HBM, and words in the scalar memories.
@@ -18,12 +18,12 @@ Column = Literal["calibrated", "pipelined"]
 
 REGISTERS = {"gp": 16, "fp": 8}
 PREFIX = {"gp": "gp", "fp": "f", "imm": ""}
-"""Of an operand in a program's text, by its kind."""
+"""Prefix of an operand in a program's text, by its kind."""
 PREFETCH_ROWS = 4
-"""Rows of one prefetch, `HBM_V_Prefetch_Amount` of the published settings."""
+"""Maximum rows of one prefetch, `HBM_V_Prefetch_Amount` of the published settings."""
 WORD_BITS, OPCODE_BITS, REGISTER_BITS = 32, 6, 4
 LEAST = {"count": 1, "length": 1, "rows": 1, "lanes": 1}
-"""Numbers in an instruction, by the name of the operand; others are signed."""
+"""Smallest values of unsigned immediates, by the operand's name; others are signed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,31 +31,31 @@ class Spec:
     """One instruction of the set."""
 
     operands: Mapping[str, str]
-    """Kind of each, by name: gp, fp, or imm for a number."""
+    """Kind of each operand by name: gp, fp, or imm for a number."""
     meaning: str
     unit: Unit
     opcode: int
     calibrated: int = 0
     pipelined: int | None = None
-    """None: not in hardware."""
+    """None if the instruction is not in hardware."""
     a_level: int = 0
     per_element: bool = False
     source: str = "latency table of the simulator behind arXiv 2601.20706"
 
     @property
     def registers(self) -> int:
-        """Counts the operands that are registers; the immediate has the rest of the word."""
+        """The number of register operands; an immediate occupies the rest of the word."""
         return sum(kind != "imm" for kind in self.operands.values())
 
     def cycles(self, column: Column, vlen: int, length: int = 0) -> int:
         """Returns the cycles until the next instruction may start, in order."""
-        own = self.calibrated
+        cycles = self.calibrated
         if column == "pipelined":
-            own = (self.pipelined or 0) + self.a_level * math.ceil(math.log2(vlen))
-        return own + length * self.per_element
+            cycles = (self.pipelined or 0) + self.a_level * math.ceil(math.log2(vlen))
+        return cycles + length * self.per_element
 
     def values(self, operand: str) -> range:
-        """Returns what an operand may be; a number has the bits that opcode and registers leave."""
+        """Returns the allowed values; an immediate has the bits left by opcode and registers."""
         if self.operands[operand] in REGISTERS:
             return range(REGISTERS[self.operands[operand]])
         size = 1 << WORD_BITS - OPCODE_BITS - REGISTER_BITS * self.registers
@@ -66,7 +66,7 @@ class Spec:
 def _read(path: Path) -> dict[str, Spec]:
     entries = tomllib.loads(path.read_text(encoding="utf-8"))
     for entry in entries.values():
-        entry["operands"] = dict(each.split(":") for each in entry["operands"].split())
+        entry["operands"] = dict(operand.split(":") for operand in entry["operands"].split())
     return {name: Spec(**entry) for name, entry in entries.items()}
 
 
@@ -74,19 +74,19 @@ INSTRUCTION_SET: Mapping[str, Spec] = _read(Path(__file__).with_name("instructio
 
 
 class Instruction(NamedTuple):
-    """A name of the set and its operands: register numbers and immediates."""
+    """A name in the instruction set, and operands: register numbers and immediates."""
 
     name: str
     operands: tuple[int, ...] = ()
 
     def operand(self, name: str) -> int:
-        """Returns the operand of this name; 0 where the instruction has none."""
-        named = dict(zip(INSTRUCTION_SET[self.name].operands, self.operands, strict=True))
-        return named.get(name, 0)
+        """Returns the operand with this name, or 0 if the instruction has none."""
+        by_name = dict(zip(INSTRUCTION_SET[self.name].operands, self.operands, strict=True))
+        return by_name.get(name, 0)
 
 
 def render(instructions: Sequence[Instruction]) -> str:
-    """Writes one instruction a line, bodies of loops indented: `V_EXP_V gp3, gp3`."""
+    """Writes one instruction per line, with loop bodies indented: `V_EXP_V gp3, gp3`."""
     lines, depth = [], 0
     for name, operands in instructions:
         depth -= name == "C_LOOP_END"
@@ -98,10 +98,10 @@ def render(instructions: Sequence[Instruction]) -> str:
 
 
 def encode(instructions: Sequence[Instruction]) -> list[int]:
-    """Returns a program as words: opcode, registers, number, from the lowest bit on.
+    """Returns a program as words: opcode, registers, immediate, from the lowest bit.
 
-    The end of a loop has the place of the loop's first word, as the sequencer wants it. Raises
-    ValueError for what `loops` refuses.
+    The end of a loop has the address of the loop's first word, for the sequencer. Raises the errors
+    of `loops`.
     """
     starts = loops(instructions)
     words: list[int] = []
@@ -119,33 +119,36 @@ def encode(instructions: Sequence[Instruction]) -> list[int]:
 
 
 def loops(instructions: Sequence[Instruction]) -> dict[int, int]:
-    """Checks a program, and returns the place of each loop's start by that of its end.
+    """Checks a program, and returns the index of each loop's start by the index of its end.
 
     Raises ValueError for an unknown instruction, bad operands, or loops that do not match.
     """
     starts: dict[int, int] = {}
-    begun: list[tuple[int, int]] = []
-    for place, (name, operands) in enumerate(instructions):
+    open_loops: list[tuple[int, int]] = []
+    for index, (name, operands) in enumerate(instructions):
         _check(name, operands)
         if name == "C_LOOP_START":
-            begun.append((place, operands[0]))
+            open_loops.append((index, operands[0]))
         elif name == "C_LOOP_END":
-            require(bool(begun), "C_LOOP_END without C_LOOP_START")
-            starts[place], counter = begun.pop()
-            wanted = f"C_LOOP_START gp{counter} ends with C_LOOP_END gp{operands[0]}"
-            require(operands[0] == counter, wanted)
-    require(not begun, f"C_LOOP_START gp{begun[-1][1] if begun else 0} has no C_LOOP_END")
+            require(bool(open_loops), "C_LOOP_END without C_LOOP_START")
+            starts[index], counter = open_loops.pop()
+            require(
+                operands[0] == counter,
+                f"C_LOOP_START gp{counter} ends with C_LOOP_END gp{operands[0]}",
+            )
+    counter = open_loops[-1][1] if open_loops else 0
+    require(not open_loops, f"C_LOOP_START gp{counter} has no C_LOOP_END")
     return starts
 
 
 def _check(name: str, operands: tuple[int, ...]) -> None:
-    """Raises ValueError for an unknown name, a wrong number of operands, or what none can be."""
+    """Raises ValueError for an unknown name, a wrong number of operands, or a bad operand."""
     known = ", ".join(INSTRUCTION_SET)
     require(name in INSTRUCTION_SET, f"instruction is {name!r}; allowed: {known}")
     spec = INSTRUCTION_SET[name]
-    wanted = ", ".join(map(":".join, spec.operands.items()))
+    signature = ", ".join(map(":".join, spec.operands.items()))
     count = len(operands)
-    require(count == len(spec.operands), f"{name} has {count} operands; allowed: {wanted}")
+    require(count == len(spec.operands), f"{name} has {count} operands; allowed: {signature}")
     for (operand, kind), value in zip(spec.operands.items(), operands, strict=True):
         prefix, allowed = PREFIX[kind], spec.values(operand)
         bounds = f"{prefix}{allowed[0]} to {prefix}{allowed[-1]}"

@@ -1,6 +1,6 @@
-"""A functional interpreter of sampling programs: what they compute, not how long they take.
+"""A functional interpreter of sampling programs: computes their results, not their time.
 
-Vector memory holds float32 numbers, every result rounded to its format; scalars are float32.
+Vector memory holds float32 numbers that are rounded to the vector format; scalars are float32.
 """
 
 import math
@@ -20,7 +20,7 @@ from llada_jax.sampling_engine.sampling import Domain, EngineConfig
 class Machine:
     """Registers, memories and HBM of one engine.
 
-    An instruction is a method, named in small letters after an underscore: its arguments are the
+    Each instruction is a method with the lower-case name after an underscore; its arguments are the
     operands, register numbers and immediates. `vector` [rows, vlen], `fp` and `int` are memories.
     """
 
@@ -36,7 +36,7 @@ class Machine:
     def run(self, instructions: Sequence[Instruction]) -> None:
         """Executes a program.
 
-        Raises ValueError for what `loops` refuses, and for an address outside its memory.
+        Raises the errors of `loops`, and ValueError for an address outside its memory.
         """
         starts, place = loops(instructions), 0
         actions = [partial(getattr(self, f"_{name.lower()}"), *to) for name, to in instructions]
@@ -47,7 +47,7 @@ class Machine:
                     place = starts[place]
                 place += 1
 
-    # Access to registers and memories, with their limits.
+    # Checked access to registers and memories.
 
     def _inside(self, domain: str, address: int, length: int, words: int) -> slice:
         if not 0 <= address <= words - length:
@@ -58,7 +58,7 @@ class Machine:
         return slice(address, address + length)
 
     def _words(self, domain: Domain, register: int, offset: int = 0, length: int = 1) -> np.ndarray:
-        """Returns words of a memory from where a register points; they may be written to."""
+        """Returns a view of words of a memory, from the address in a register."""
         memory = getattr(self, domain)
         return memory[self._inside(domain, self._gp[register] + offset, length, len(memory))]
 
@@ -66,7 +66,7 @@ class Machine:
         return self._inside("vector lanes", 0, length, self._lanes)
 
     def _row(self, register: int) -> Floats:
-        """Returns the lanes in use of the vector row that a register points to."""
+        """Returns a view of the used lanes of the vector row at the address in a register."""
         return self._words("vector", register)[0, : self._lanes]
 
     def _store(self, to: int, numbers: Floats) -> None:
@@ -118,7 +118,7 @@ class Machine:
 
     def _s_select_int(self, to: int, a: int, b: int, mask: int, length: int) -> None:
         chosen = self._row(mask)[self._first_lanes(length)] != 0
-        first, second, target = (self._words("int", each, 0, length) for each in (a, b, to))
+        first, second, target = (self._words("int", start, 0, length) for start in (a, b, to))
         target[:] = np.where(chosen, first, second)
 
     # Scalar unit.
@@ -174,9 +174,9 @@ class Machine:
 
 
 def first_maximum(numbers: Floats) -> tuple[int, float]:
-    """Returns the first lane of the largest number, and that number; NaN counts as -inf."""
+    """Returns the first lane with the largest number, and the number; NaN counts as -inf."""
     lane = int(numbers.argmax())
-    if math.isnan(numbers[lane]):  # argmax takes the first NaN for the largest
+    if math.isnan(numbers[lane]):  # argmax treats the first NaN as the largest number
         numbers = np.where(np.isnan(numbers), np.float32(-np.inf), numbers)
         lane = int(numbers.argmax())
     return lane, float(numbers[lane])
@@ -193,7 +193,7 @@ def tree_sum(numbers: Floats, vlen: int) -> float:
 
 
 def top_k_mask(keys: Floats, k: int) -> NDArray[np.bool_]:
-    """Marks the k largest positive keys; the first wins ties. No NaN enters."""
+    """Marks the k largest positive keys; the first wins ties. Keys must not be NaN."""
     chosen = np.zeros(len(keys), bool)
     chosen[np.argsort(-keys, kind="stable")[:k]] = True
     return chosen & (keys > 0)

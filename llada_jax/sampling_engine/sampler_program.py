@@ -1,7 +1,7 @@
-"""The sampler of one denoising block, compiled to instructions.
+"""Compiles the sampler of one denoising block to instructions.
 
-For each position: its best token and that token's confidence, 1 / sum(exp(logit - maximum)). Then
-for each batch row: which positions are committed, and their tokens in place.
+For each position it computes the best token and its confidence, 1 / sum(exp(logit - maximum)). Then
+it selects for each batch row the positions to commit, and writes their tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,21 +15,21 @@ from llada_jax.sampling_engine.instructions import PREFETCH_ROWS, Instruction
 from llada_jax.sampling_engine.sampling import Domain, EngineConfig, Sampling
 
 ZERO = 0
-BATCH, ROW, CHUNK, INNER = range(1, 5)  # counters of loops
+BATCH, ROW, CHUNK, INNER = range(1, 5)  # loop counters
 HBM, LOGITS, NOISE, BASE, INDEX, SCALARS, PREDICTION, MASK, K_ADDRESS = range(5, 14)
-# At the end of a batch row nothing of the vocabulary is live any more.
+# Registers that are reused at the end of a batch row, when no vocabulary registers are in use.
 K, CONFIDENCE, TRANSFER, TOKEN = BASE, INDEX, LOGITS, SCALARS
 
 F_ZERO, F_LOWEST, F_CHOSEN, F_NOISY, F_BEST, F_TOTAL, F_BEFORE, F_FACTOR = range(8)
 
 
 class MemoryMap(NamedTuple):
-    """First words of everything, and how many words each domain needs.
+    """First words of all data, and the number of words in each domain.
 
-    Vector memory holds a row per batch row for the transfer mask, the input mask and the
-    confidences, then the logits, over which their exponentials are written. FP memory holds the
-    confidences of one batch row, used again by the next, and the lowest number that vectors have.
-    Integer memory holds tokens, predictions, and k of every batch row.
+    Vector memory has a row per batch row for the transfer mask, the input mask and the confidences,
+    then the logits, which are overwritten with their exponentials. FP memory has the confidences of
+    one batch row, reused by the next, and the lowest number of the vector format. Integer memory
+    has tokens, predictions, and k of every batch row.
     """
 
     transfer: int
@@ -45,9 +45,9 @@ class MemoryMap(NamedTuple):
 
 
 def memory_map_of(sampling: Sampling, engine: EngineConfig) -> MemoryMap:
-    """Lays a program's data out.
+    """Assigns addresses to a program's data.
 
-    Raises ValueError where they do not fit a memory, or the block does not fit a vector row.
+    Raises ValueError if they do not fit a memory, or the block does not fit a vector row.
     """
     batch, rows, vlen = sampling.batch, sampling.rows, engine.vlen
     require(rows <= vlen, f"rows is {rows}; allowed: up to vlen ({vlen})")
@@ -60,12 +60,12 @@ def memory_map_of(sampling: Sampling, engine: EngineConfig) -> MemoryMap:
         "int": 2 * positions + batch,
     }
     for domain, needed in words.items():
-        words_there, word_bytes = engine.words(domain), engine.word_bytes(domain)
+        available, word_bytes = engine.words(domain), engine.word_bytes(domain)
         require(
-            needed <= words_there,
+            needed <= available,
             f"a {sampling.mode} program needs {needed:,} words of {domain} memory "
             f"({needed * word_bytes:,} bytes); "
-            f"allowed: up to {words_there:,} ({words_there * word_bytes:,} bytes)",
+            f"allowed: up to {available:,} ({available * word_bytes:,} bytes)",
         )
     return MemoryMap(
         transfer=0,
@@ -83,7 +83,7 @@ def memory_map_of(sampling: Sampling, engine: EngineConfig) -> MemoryMap:
 
 @dataclass(frozen=True)
 class SamplerProgram:
-    """Instructions, what they sample, and where their data lie."""
+    """Instructions, the sampler's parameters, and the addresses of its data."""
 
     instructions: tuple[Instruction, ...]
     sampling: Sampling
@@ -96,11 +96,11 @@ class Chunk(NamedTuple):
 
     rows: int
     has_tail: bool
-    """Whether its last row is shorter than VLEN."""
+    """Whether the last row is shorter than VLEN."""
 
 
 def compile_sampler(sampling: Sampling, engine: EngineConfig) -> SamplerProgram:
-    """Compiles a sampler. Raises ValueError where the data do not fit the engine's memories."""
+    """Compiles a sampler. Raises ValueError if the data do not fit the engine's memories."""
     memory_map = memory_map_of(sampling, engine)
     instructions = tuple(_Compiler(sampling, engine, memory_map).program())
     return SamplerProgram(instructions, sampling, engine, memory_map)
@@ -174,7 +174,7 @@ class _Compiler:
         self._add(PREDICTION, PREDICTION, 1)
 
     def _streamed(self, compute: Callable[[Chunk], None]) -> None:
-        """Loads and computes one chunk after the other."""
+        """Loads and processes one chunk after the other."""
         for chunk, same in groupby(self._chunks):
             with self._loop(CHUNK, len(list(same))):
                 self._set(LOGITS, self._memory_map.logits)
@@ -183,7 +183,7 @@ class _Compiler:
                 compute(chunk)
 
     def _load(self, rows: int) -> None:
-        """Fetches rows to LOGITS and on, which moves."""
+        """Fetches rows to LOGITS, and advances LOGITS and HBM."""
         for size, same in groupby(_pieces(rows, PREFETCH_ROWS)):
             with self._loop(INNER, len(list(same))):
                 self._emit("H_PREFETCH_V", LOGITS, HBM, size)
@@ -217,7 +217,7 @@ class _Compiler:
         )
 
     def _absorb(self, chunk: Chunk) -> None:
-        """Adds a chunk, with the sum so far rescaled to the new maximum (online softmax)."""
+        """Adds a chunk to the sum, which is rescaled to the new maximum (online softmax)."""
         self._emit("S_ADD_FP", F_BEFORE, F_BEST, F_ZERO)
         self._maximum(chunk)
         self._add(LOGITS, LOGITS, -chunk.rows * self._sampling.stride)
@@ -234,7 +234,7 @@ class _Compiler:
             self._emit_all(body)
             self._emit("C_SET_V_MASK", self._engine.vlen)
 
-    # The batch row: what is committed.
+    # Batch rows: the positions to commit.
 
     def _commit(self) -> None:
         rows, batch = self._sampling.rows, self._sampling.batch
@@ -265,7 +265,7 @@ class _Compiler:
 
     @contextmanager
     def _loop(self, counter: int, count: int) -> Iterator[None]:
-        """Repeats what is emitted inside: no loop around a single time, nothing for none."""
+        """Repeats the instructions emitted inside; a count of 1 needs no loop, 0 drops them."""
         start = len(self._emitted)
         if count > 1:
             self._emit("C_LOOP_START", counter, count)
@@ -277,6 +277,6 @@ class _Compiler:
 
 
 def _pieces(total: int, size: int) -> list[int]:
-    """Cuts a number of rows into pieces of a size; the last may be smaller."""
+    """Divides a number of rows into pieces of a size; the last one may be smaller."""
     full, rest = divmod(total, size)
     return [size] * full + [rest] * (rest > 0)

@@ -1,4 +1,4 @@
-"""What a sampling program is for, and the engine that it runs on."""
+"""The parameters of a sampling program, and of the engine that it runs on."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +15,7 @@ SCALAR_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """One step of the sampler of a denoising block: the k best positions are committed.
+    """One step of the sampler of a denoising block, which commits the k best positions.
 
     Modes: `performance` loads all logits of a batch row at once; `edge` streams chunks of the
     vocabulary twice, for the maximum and for the sum; `one_pass` (ours) streams them once, with a
@@ -28,10 +28,10 @@ class Sampling:
     vocab: int
     mode: Mode = "performance"
     chunk_rows: int = 4
-    """Vector rows of VLEN logits in a chunk; performance mode has none."""
+    """Vector rows of VLEN logits in a chunk; unused in performance mode."""
     noisy: bool = False
-    """Ours: HBM has a row of noise behind each row of logits, the temperature times Gumbel's. The
-    token is the best of their sums, its confidence that of the logits alone."""
+    """Ours: in HBM, a row of noise (Gumbel's times the temperature) follows each row of logits. The
+    token has the highest sum of both; its confidence is computed from the logits alone."""
 
     def __post_init__(self) -> None:
         require_counts(self, "batch", "rows", "vocab", "chunk_rows")
@@ -43,32 +43,32 @@ class Sampling:
 
     @property
     def stride(self) -> int:
-        """Vector rows from one row of logits to the next."""
+        """Distance between rows of logits, in vector rows."""
         return 1 + self.noisy
 
     def vector_rows(self, vlen: int) -> int:
-        """Returns vector rows of one position's logits; the last may be shorter."""
+        """Returns the vector rows of one position's logits; the last may be shorter."""
         return -(-self.vocab // vlen)
 
     def tail(self, vlen: int) -> int:
-        """Counts the logits in the last of them."""
+        """Returns the number of logits in the last vector row."""
         return self.vocab - (self.vector_rows(vlen) - 1) * vlen
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Sizes and number formats of one engine, whose memories have words each of their own.
+    """Sizes and number formats of one engine; each memory has words of a different size.
 
-    The defaults are the published table's for VLEN = 2048 (arXiv 2601.20706 v1): 8 MB of vector
-    memory in BF16, 8 kB of integers, and VLEN half words of scalars. Its simulator computes scalars
-    in float16, whose largest number a sum of 126,464 terms may exceed; here they are float32.
+    The defaults are those of the published table for VLEN = 2048 (arXiv 2601.20706 v1): 8 MB of
+    vector memory in BF16, 8 kB of integers, and VLEN half words of scalars. The paper's simulator
+    computes scalars in float16, which a sum of 126,464 terms can overflow; here they are float32.
     """
 
     vlen: int = 2048
     vector_bytes: int = 8 << 20
     int_bytes: int = 8 << 10
     fp_words: int | None = None
-    """None: VLEN, as published."""
+    """None for VLEN, as published."""
     vector_format: VectorFormat = "bfloat16"
 
     def __post_init__(self) -> None:
@@ -80,12 +80,12 @@ class EngineConfig:
         require_counts(self, "vector_bytes", "int_bytes", "fp_words")
 
     def word_bytes(self, domain: Domain) -> int:
-        """Returns the bytes of a memory's word; one of vector memory is a row."""
-        of_row = self.vlen * FORMAT_BYTES[self.vector_format]
-        return of_row if domain == "vector" else SCALAR_BYTES
+        """Returns the bytes of a memory's word; a word of vector memory is a row."""
+        row_bytes = self.vlen * FORMAT_BYTES[self.vector_format]
+        return row_bytes if domain == "vector" else SCALAR_BYTES
 
     def words(self, domain: Domain) -> int:
-        """Counts the words of a memory."""
+        """Returns the number of words of a memory."""
         if domain == "fp":
             return self.fp_words or self.vlen
         size = self.vector_bytes if domain == "vector" else self.int_bytes

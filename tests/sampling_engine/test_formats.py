@@ -32,7 +32,7 @@ def test_an_element_is_as_near_as_its_mantissa_allows(rows):
     assert (np.abs(found.reshape(-1, 8) - blocks) <= allowed).all()
 
 
-def test_what_the_format_can_say_comes_back():
+def test_representable_numbers_are_preserved():
     rows = np.array([[1.5, -0.5, 0.25, 0, 1, -1.25, 0.75, 1.75]], np.float32) * 2**7
     np.testing.assert_array_equal(store(rows, "mx_e4m3").read(0, 1), rows)
 
@@ -43,7 +43,7 @@ def test_a_block_has_its_own_scale():
 
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16", "mx_e4m3"])
-def test_no_number_counts_as_minus_infinity_and_infinity_as_the_largest(format):
+def test_nan_is_loaded_as_minus_infinity_and_infinity_as_the_largest(format):
     rows = np.zeros((1, 16), np.float32)
     rows[0, :2], rows[0, 8] = (np.nan, -np.inf), np.inf
     loaded = sanitized(store(rows, format).read(0, 1), "bfloat16")[0]
@@ -51,7 +51,7 @@ def test_no_number_counts_as_minus_infinity_and_infinity_as_the_largest(format):
     assert np.isfinite(loaded[8]) and loaded[8] > 1e38
 
 
-def test_bits():
+def test_bits_per_element():
     assert [bits_per_element(f) for f in ("float32", "bfloat16", "mx_e4m3")] == [32, 16, 9]
 
 

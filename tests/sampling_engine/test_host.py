@@ -13,7 +13,7 @@ from tests.sampling_engine.reference import reference_sampler
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_it_decides_as_the_reference(mode):
+def test_programs_match_the_reference(mode):
     """A vocabulary that VLEN does not divide, and chunks that do not divide its rows."""
     sampling = Sampling(batch=2, rows=12, vocab=707, mode=mode, chunk_rows=3)
     inputs = random_inputs(3, 2, 12, 707, 3)
@@ -36,7 +36,7 @@ def test_any_shape(mode, vocab, rows, chunk_rows, k, seed):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_logits_that_are_no_numbers(mode):
+def test_nan_and_infinite_logits(mode):
     inputs = random_inputs(5, 1, 6, 100, 6)
     logits = inputs.logits[0]
     logits[0] = -np.inf
@@ -52,7 +52,7 @@ def test_logits_that_are_no_numbers(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_padding_takes_no_part(mode):
+def test_padding_is_ignored(mode):
     inputs = random_inputs(1, 1, 4, 40, 2)
     inputs = inputs._replace(logits=inputs.logits - 1000)
     sampling = Sampling(batch=1, rows=4, vocab=40, mode=mode)
@@ -60,7 +60,7 @@ def test_padding_takes_no_part(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_equal_logits_and_equal_confidences_go_to_the_first(mode):
+def test_the_first_of_equal_logits_and_confidences_wins(mode):
     inputs = random_inputs(1, 1, 5, 90, 2)
     inputs.logits[:] = 0
     inputs.logits[..., [33, 34, 89]] = 4

@@ -59,7 +59,7 @@ def test_numbers_fill_the_word():
                 assert spec.values(operand).stop <= 1 << 26 - 4 * (len(kinds) - 1)
 
 
-def test_opcodes_tell_instructions_apart():
+def test_opcodes_are_unique():
     opcodes = [spec.opcode for spec in INSTRUCTION_SET.values()]
     assert len(set(opcodes)) == len(opcodes) and 0 < min(opcodes) <= max(opcodes) < 1 << 6
 
@@ -105,6 +105,6 @@ def test_reductions_are_as_deep_as_their_tree():
         ("C_LOOP_START gp1, 2\nC_LOOP_END gp2", r"C_LOOP_START gp1 ends with C_LOOP_END gp2"),
     ],
 )
-def test_what_is_no_program(text, message):
+def test_invalid_programs_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
         loops(program(text))

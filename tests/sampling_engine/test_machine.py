@@ -95,13 +95,13 @@ def test_a_lane_is_picked_by_its_index(machine, index, lane):
 
 
 @pytest.mark.parametrize("index", [99, 100 + LANES])
-def test_a_lane_of_another_row_is_left(machine, index):
+def test_picking_a_lane_of_another_row_does_nothing(machine, index):
     registers = f"S_ADDI_INT gp4, gp0, {index}\nS_ADDI_INT gp5, gp0, 100\n"
     run(machine, registers + "V_PICK f2, gp0, gp4, gp5\nS_ST_FP f2, gp0, 3")
     assert machine.fp[3] == -2.0
 
 
-def test_a_reduction_passes_over_what_is_no_number(machine):
+def test_reductions_ignore_nan(machine):
     machine.vector[A, 3] = np.nan
     rest = np.delete(machine.vector[A], 3)
     run(machine, "V_RED_MAX f2, gp0\nS_ST_FP f2, gp0, 3\nV_RED_MAX_IDX gp5, gp0, gp0, f0\n"
@@ -139,7 +139,7 @@ def test_integers_and_registers_that_are_zero(machine):
     assert machine.int[8] == 43 and machine.int[9] == 0 and machine.fp[5] == 0
 
 
-def test_between_memories(machine):
+def test_moves_between_memories(machine):
     mask = machine.vector[MASK, :3] != 0
     run(machine, "S_MAP_V_FP gp3, gp0, 3\nS_SELECT_INT gp0, gp0, gp3, gp2, 3")
     assert machine.vector[TO].tolist() == [0.75, -2, 3] + [0] * 13
@@ -195,7 +195,7 @@ def test_every_instruction_of_the_set_runs(machine):
         ([("V_NOTHING",)], "instruction is 'V_NOTHING'; allowed: V_RED_MAX_IDX"),
     ],
 )
-def test_a_program_that_leaves_its_memories(instructions, message):
+def test_addresses_outside_memories_are_refused(instructions, message):
     engine = EngineConfig(vlen=16, vector_bytes=64 * 32, int_bytes=64)
     machine = Machine(engine, store(np.zeros((8, 16), np.float32), "bfloat16"))
     with pytest.raises(ValueError, match=message):

@@ -25,7 +25,7 @@ def our_step(logits, tokens, is_open, quota, config):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_machine_decodes_what_our_sampler_does(mode):
+def test_the_machine_matches_our_sampler(mode):
     model = lj.load("tiny")
     mask_id, tokenizer = model.config.mask_id, model.tokenizer
     prompts = [tokenizer.encode_chat([{"role": "user", "content": q}]) for q in QUESTIONS]

@@ -19,7 +19,7 @@ def test_the_published_case_fits_the_published_memories(vlen):
     assert memory_map.words["fp"] <= engine.words("fp") == vlen
 
 
-def test_streaming_needs_a_chunk_and_not_the_vocabulary():
+def test_streaming_needs_memory_for_a_chunk_only():
     engine = EngineConfig(vlen=512, vector_bytes=64 << 10)
     for mode in ("edge", "one_pass"):
         assert memory_map_of(Sampling(**PAPER, mode=mode), engine).logits_rows == 4

@@ -23,7 +23,7 @@ def of_host(logits, keys, temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0])
-def test_the_engine_samples_as_the_host(temperature):
+def test_the_engine_matches_the_hosts_sampler(temperature):
     inputs = random_inputs(3, BATCH, ROWS, VOCAB, K)
     keys = jax.random.split(jax.random.key(4), (BATCH, ROWS))
     noise = temperature * np.asarray(gumbel_noise(keys, 0, VOCAB, "float32"))
@@ -42,7 +42,7 @@ def test_the_engine_samples_as_the_host(temperature):
     np.testing.assert_array_equal(found.transfer, transfer)
 
 
-def test_noise_comes_with_a_noisy_program():
+def test_noise_requires_a_noisy_program():
     sampling = Sampling(batch=1, rows=1, vocab=8, mode="one_pass", noisy=True)
     with pytest.raises(ValueError, match="noisy is True and noise not given; allowed: both"):
         store_logits(sampling, 8, np.zeros((1, 1, 8), np.float32), "float32")

@@ -1,1 +1,2 @@
-"""The engine's units as hardware: wires, simulated, counted as gates, and written as Verilog."""
+"""The engine as hardware: described as wires, which are simulated, reduced to gates, or written as
+Verilog."""

@@ -1,6 +1,7 @@
-"""The sampling engine: its units between registers and memories, run by the sequencer in order.
+"""The sampling engine as a circuit: units between registers and memories, run by the sequencer.
 
-An instruction's word stays until it retires, so operands are read as long as it runs.
+Instructions run one at a time. An instruction's word is held until it retires, so that its operands
+can be read in any of its cycles.
 """
 
 from collections.abc import Mapping
@@ -14,11 +15,11 @@ from llada_jax.sampling_engine.hdl.floats import (
     WIDTH,
     add,
     exponential,
-    narrowed,
     negative,
     order,
     reciprocal,
-    widened,
+    to_bfloat16,
+    to_float32,
 )
 from llada_jax.sampling_engine.hdl.reductions import max_index, sum_tree, top_k
 from llada_jax.sampling_engine.hdl.sequencer import Sequencer
@@ -30,8 +31,8 @@ from llada_jax.sampling_engine.hdl.wires import (
     cat,
     choose,
     const,
+    delay,
     either,
-    held,
     mux,
     source,
     unit,
@@ -39,31 +40,31 @@ from llada_jax.sampling_engine.hdl.wires import (
 from llada_jax.sampling_engine.instructions import PREFETCH_ROWS, REGISTERS
 
 Choice = tuple[Wire, Wire]
-"""When a word is the result, and the word."""
+"""The condition under which a word is the result, and the word."""
 
 
 class EngineSizes(NamedTuple):
-    """What an engine has room for."""
+    """Capacities of an engine."""
 
     vlen: int
     """Lanes of BF16 in a row of vector memory."""
     slots: int
-    """Keys that the top-k unit holds, so the largest k."""
+    """Keys in the top-k unit, and so the maximum k."""
     words: Mapping[str, int]
-    """Of the memories "vector", "fp", "int" and "program"."""
+    """Sizes of the memories "vector", "fp", "int" and "program"."""
 
 
 def engine(sizes: EngineSizes) -> Circuit:
     """Builds the engine.
 
-    Inputs: `hbm_row` while `hbm_valid`, rows from HBM. Outputs: `request` with `address` and
-    `rows`; `halted`; `word` and `retires`, an instruction and whether this is its last cycle.
+    Inputs: `hbm_row` with `hbm_valid`, rows from HBM. Outputs: `request` with `address` and `rows`;
+    `halted`; `word` and `retires`, the current instruction and whether this is its last cycle.
     """
     return _Engine(sizes).circuit()
 
 
 class _Engine:
-    """The wires of one engine. Units add to what registers and rows may become, and when."""
+    """Builds the wires of one engine. Each unit adds choices for registers and vector rows."""
 
     def __init__(self, sizes: EngineSizes) -> None:
         self._vlen, self._slots, words = sizes.vlen, sizes.slots, sizes.words
@@ -93,16 +94,16 @@ class _Engine:
         self._write_registers()
         return Circuit({**request, **outputs})
 
-    def _gives(self, kind: list, done: Wire, result) -> None:
-        """Notes a result, which is there in the last cycle of an instruction."""
-        kind.append((done, result))
+    def _add_result(self, choices: list, done: Wire, result) -> None:
+        """Adds a result, which is available in the last cycle of an instruction (`done`)."""
+        choices.append((done, result))
         self._sequencer.finishes(done)
 
     def _lanes_of(self, row: Wire) -> list[Wire]:
         return [row[i * HALF : (i + 1) * HALF] for i in range(self._vlen)]
 
     def _scalars(self) -> None:
-        """Adds integers, for addresses too, and reads and writes the scalar memories."""
+        """Adds integers, including addresses, and accesses the scalar memories."""
         sequencer, element = self._sequencer, self._sequencer.count.wide(WIDTH)
         is_, issues = sequencer.is_, sequencer.issues
         with unit("scalar"):
@@ -113,15 +114,16 @@ class _Engine:
             self._other_int = self._int.read(self._g[2] + element)
             self._fp.write(issues("S_ST_FP"), self._sum, self._x[0])
             sequencer.finishes(is_("S_ST_FP", "S_ST_INT", "C_SET_V_MASK"))
-            self._gives(self._integers, is_("S_ADDI_INT"), self._sum)
-            self._gives(self._integers, held(issues("S_LD_INT")), self._int_word)
-            self._gives(self._numbers, held(issues("S_LD_FP")), self._fp_word)
+            self._add_result(self._integers, is_("S_ADDI_INT"), self._sum)
+            self._add_result(self._integers, delay(issues("S_LD_INT")), self._int_word)
+            self._add_result(self._numbers, delay(issues("S_LD_FP")), self._fp_word)
         with unit("reciprocal"):
             result, done = reciprocal(self._x[1], issues("S_RECI_FP"))
-            self._gives(self._numbers, done & is_("S_RECI_FP"), result)
+            self._add_result(self._numbers, done & is_("S_RECI_FP"), result)
 
     def _elements(self, row: list[Wire], mask: list[Wire]) -> None:
-        """Goes through lanes: of keys, of a mask that selects, of a row that is put together."""
+        """Processes one lane per cycle: keys of the top-k, a mask that selects integers, and a row
+        that is assembled from scalars."""
         sequencer, count = self._sequencer, self._sequencer.count
         is_ = sequencer.is_
         with unit("elements"):
@@ -135,51 +137,54 @@ class _Engine:
             number = sequencer.number("S_MAP_V_FP")[: len(count)]
             length = sequencer.number("V_TOPK_MASK").wide(len(count))
             length = mux(is_("S_MAP_V_FP"), number, length)
-            begun, ended = count.any(), element.equals(length)
+            is_started, is_last = count.any(), element.equals(length)
             self._at = cat(*(place.equals(i) for i in range(self._vlen)))
             admitted = choose(place, [lane[:-1].any() for lane in mask])
             key = choose(place, row)
-            self._maps, self._first = is_("S_MAP_V_FP") & begun, count.equals(1)
-            last = begun & count.equals(length)
+            self._maps, self._first = is_("S_MAP_V_FP") & is_started, count.equals(1)
+            last = is_started & count.equals(length)
             sequencer.finishes(is_("S_MAP_V_FP", "S_SELECT_INT") & last)
         with unit("select"):
             stores = sequencer.issues("S_ST_INT")
             chosen = mux(admitted, self._int_word, self._other_int)
             address = mux(stores, self._sum, self._g[0] + element.wide(WIDTH))
-            writes = stores | is_("S_SELECT_INT") & begun
+            writes = stores | is_("S_SELECT_INT") & is_started
             self._int.write(writes, address, mux(stores, self._g[0], chosen))
         with unit("top_k"):
-            keys = held(key), held(place), held(admitted & begun & ~ended)
-            start, k = sequencer.issues("V_TOPK_MASK"), held(self._g[3][: self._slots.bit_length()])
+            keys = delay(key), delay(place), delay(admitted & is_started & ~is_last)
+            start, k = (
+                sequencer.issues("V_TOPK_MASK"),
+                delay(self._g[3][: self._slots.bit_length()]),
+            )
             best = top_k(*keys, start, k, self._vlen, self._slots)
             ones = [mux(best[i], const(ONE, HALF), 0) for i in range(self._vlen)]
-            self._gives(self._rows, held(is_("V_TOPK_MASK") & ended), ones)
+            self._add_result(self._rows, delay(is_("V_TOPK_MASK") & is_last), ones)
 
     def _vectors(self, row: list[Wire]) -> None:
-        """Works on all lanes at once. The adder of scalars adds a row's sum as well."""
+        """Processes all lanes at once. The sum of a row uses the scalar adder."""
         is_, issues = self._sequencer.is_, self._sequencer.issues
         with unit("subtract"):
             scalar = negative(self._x[2])
-            less = [narrowed(held(add(widened(lane), scalar))) for lane in row]
-            self._gives(self._rows, held(issues("V_SUB_VF"), cycles=3), less)
+            less = [to_bfloat16(delay(add(to_float32(lane), scalar))) for lane in row]
+            self._add_result(self._rows, delay(issues("V_SUB_VF"), cycles=3), less)
         with unit("exponential"):
             powers = [exponential(lane) for lane in row]
-            self._gives(self._rows, held(issues("V_EXP_V"), cycles=4), powers)
+            self._add_result(self._rows, delay(issues("V_EXP_V"), cycles=4), powers)
         with unit("max_index"):
-            best, lane, valid = max_index(row, self._used, held(issues("V_RED_MAX_IDX")))
-            better = valid & (order(widened(best)) > order(self._x[3]))
+            best, lane, valid = max_index(row, self._used, delay(issues("V_RED_MAX_IDX")))
+            better = valid & (order(to_float32(best)) > order(self._x[3]))
             self._integers.append((better, self._g[2] + lane.wide(WIDTH)))
-            self._numbers.append((better, widened(best)))
+            self._numbers.append((better, to_float32(best)))
             self._sequencer.finishes(valid)
         with unit("sum_tree"):
-            total, valid = sum_tree(row, self._used, held(issues("V_RED_SUM")))
+            total, valid = sum_tree(row, self._used, delay(issues("V_RED_SUM")))
         with unit("scalar"):
             second = mux(is_("S_SUB_FP"), negative(self._x[2]), self._x[2])
             added = add(mux(valid, total, self._x[1]), mux(valid, self._x[0], second))
-            self._gives(self._numbers, held(valid | issues("S_ADD_FP", "S_SUB_FP")), added)
+            self._add_result(self._numbers, delay(valid | issues("S_ADD_FP", "S_SUB_FP")), added)
 
     def _load(self) -> dict[str, Wire]:
-        """Asks for rows of HBM, and writes vector memory: with them, or with a unit's result."""
+        """Requests rows of HBM, and writes vector memory with them or with a unit's result."""
         sequencer = self._sequencer
         with unit("dma"):
             valid, row = source("hbm_valid", 1), source("hbm_row", self._vlen * HALF)
@@ -191,7 +196,7 @@ class _Engine:
             loaded = [_sanitized(lane) for lane in self._lanes_of(row)]
         with unit("vector_memory"):
             whole = either([done for done, _ in self._rows]) | self._maps & self._first
-            mapped, lanes, enables = narrowed(self._fp_word), [], []
+            mapped, lanes, enables = to_bfloat16(self._fp_word), [], []
             for i in range(self._vlen):
                 results = [(done, each[i]) for done, each in self._rows]
                 at = mux(self._at[i], mapped, 0)
@@ -220,15 +225,16 @@ class _Engine:
 
 
 def _chosen(choices: list[Choice]) -> Wire:
-    """Returns the word whose condition holds. The last ones come late, and pass the least."""
+    """Returns the word of the last choice with a true condition. Later choices pass fewer gates, so
+    slow results should come last."""
     (_, word), *rest = choices
-    for condition, each in rest:
-        word = mux(condition, each, word)
+    for condition, result in rest:
+        word = mux(condition, result, word)
     return word
 
 
 def _sanitized(number: Wire) -> Wire:
-    """Turns NaN into -inf, and +inf into the largest number."""
+    """Replaces NaN by -inf, and +inf by the largest number."""
     lowest, largest = const(MINUS_INFINITY, HALF), const(LARGEST, HALF)
     none = number[:7].any() | number[-1]
     return mux(number[7:-1].all(), mux(none, lowest, largest), number)

@@ -1,6 +1,6 @@
-"""A circuit as gates: inverters, AND, OR and XOR of two inputs, multiplexers and flip-flops.
+"""Reduces a circuit to gates: inverters, AND, OR and XOR of two inputs, multiplexers, flip-flops.
 
-Constants are folded, and gates with the same inputs are one. Memories stay whole.
+Constants are folded, and equal gates are shared. Memories are not reduced.
 """
 
 from collections import Counter
@@ -14,19 +14,19 @@ from llada_jax.sampling_engine.hdl.wires import Circuit, Wire, choose
 GATES = ("not", "and", "or", "xor", "mux")
 FLIP_FLOP = "flip_flop"
 TRANSISTORS = {"not": 2, "and": 6, "or": 6, "xor": 12, "mux": 12, FLIP_FLOP: 16}
-"""Static CMOS."""
+"""Transistors in static CMOS."""
 NAND2_TRANSISTORS = 4
 DEPTH = {"not": 0, "and": 1, "or": 1, "xor": 1, "mux": 2}
-"""Gates of two inputs one behind the other; an inverter is taken for part of its neighbour."""
+"""Depth in two-input gates; an inverter is counted as part of its neighbour."""
 NO, YES = 0, 1
 Bits = list[int]
-"""Numbers of the lines that carry a word, lowest first. Lines 0 and 1 carry constants."""
+"""Indices of the lines of a word, lowest bit first. Lines 0 and 1 are constants."""
 SOURCES = {"input": "input", "register": FLIP_FLOP, "read": "memory"}
-"""What drives the lines of a word that no gates make."""
+"""Drivers of lines that are not driven by gates, by kind of wire."""
 
 
 class Gate(NamedTuple):
-    """What drives a line: a gate, or a source ("input", "flip_flop", "memory")."""
+    """The driver of a line: a gate, or a source ("input", "flip_flop", "memory")."""
 
     kind: str
     inputs: tuple[int, ...]
@@ -34,7 +34,8 @@ class Gate(NamedTuple):
 
 
 class Netlist:
-    """The gates of a circuit: what drives each line, after what it reads; and each word's lines."""
+    """The gates of a circuit: the driver of each line in topological order, and each word's
+    lines."""
 
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit
@@ -46,11 +47,11 @@ class Netlist:
             if wire.kind in SOURCES:
                 self.bits[wire] = [self._line(SOURCES[wire.kind], ()) for _ in range(len(wire))]
             else:
-                self.bits[wire] = self._lowered(wire, [self.bits[each] for each in wire.inputs])
-        self._drop_idle()
+                self.bits[wire] = self._lower(wire, [self.bits[word] for word in wire.inputs])
+        self._drop_unused()
 
-    def _drop_idle(self) -> None:
-        """Drops gates that drive nothing."""
+    def _drop_unused(self) -> None:
+        """Removes gates that drive nothing."""
         used = {NO, YES}.union(*(self.bits[wire] for wire in self.circuit.ends))
         for line, gate in reversed(self.lines.items()):
             if gate.kind not in GATES:
@@ -60,21 +61,21 @@ class Netlist:
         self.lines = {line: gate for line, gate in self.lines.items() if line in used}
 
     def cells(self) -> dict[str, Counter[str]]:
-        """Counts gates and flip-flops of each unit."""
-        found: dict[str, Counter[str]] = {}
+        """Counts the gates and flip-flops of each unit."""
+        counts: dict[str, Counter[str]] = {}
         for kind, _, unit in self.lines.values():
             if kind in TRANSISTORS:
-                found.setdefault(unit, Counter())[kind] += 1
-        return found
+                counts.setdefault(unit, Counter())[kind] += 1
+        return counts
 
     def depths(self) -> dict[str, int]:
-        """Returns the most gates in a row between registers, of those paths that end in a unit."""
-        arrival, found = Counter[int](), Counter[str]()
+        """Returns the longest path between registers, in gates, among paths that end in a unit."""
+        arrival, depths = Counter[int](), Counter[str]()
         for line, (kind, inputs, unit) in self.lines.items():
             if kind in GATES:
-                arrival[line] = DEPTH[kind] + max(arrival[each] for each in inputs)
-                found[unit] = max(found[unit], arrival[line])
-        return dict(found)
+                arrival[line] = DEPTH[kind] + max(arrival[i] for i in inputs)
+                depths[unit] = max(depths[unit], arrival[line])
+        return dict(depths)
 
     def _line(self, kind: str, inputs: tuple[int, ...]) -> int:
         self.lines[len(self.lines)] = Gate(kind, inputs, self._unit)
@@ -86,7 +87,7 @@ class Netlist:
             self._known[key] = self._line(kind, inputs)
         return self._known[key]
 
-    # Gates, folded.
+    # Gates, with constant folding.
 
     def _not(self, a: int) -> int:
         if a in (NO, YES):
@@ -126,12 +127,12 @@ class Netlist:
 
     # Words.
 
-    def _lowered(self, wire: Wire, words: list[Bits]) -> Bits:
+    def _lower(self, wire: Wire, words: list[Bits]) -> Bits:
         if wire.kind in ("not", "and", "or", "xor"):
             gate = getattr(self, f"_{wire.kind}")
-            return [gate(*each) for each in zip(*words, strict=True)]
+            return [gate(*bits) for bits in zip(*words, strict=True)]
         if wire.kind == "mux":
-            return [self._mux(words[0][0], *each) for each in zip(*words[1:], strict=True)]
+            return [self._mux(words[0][0], *bits) for bits in zip(*words[1:], strict=True)]
         if wire.kind == "const":
             return [wire.data >> i & 1 for i in range(len(wire))]
         if wire.kind == "slice":
@@ -144,10 +145,11 @@ class Netlist:
         a, b = words
         inverted = [self._not(bit) for bit in b]
         if wire.kind == "equal":
-            alike = [self._xor(x, y) for x, y in zip(a, inverted, strict=True)]
-            return [self._tree(self._and, alike)]
+            equal_bits = [self._xor(x, y) for x, y in zip(a, inverted, strict=True)]
+            return [self._tree(self._and, equal_bits)]
         if wire.kind == "less":
-            return [self._not(self._tree(self._joined, [(YES, NO), *self._spans(a, inverted)])[0])]
+            carry, _ = self._tree(self._join_spans, [(YES, NO), *self._spans(a, inverted)])
+            return [self._not(carry)]
         if wire.kind == "mul":
             return self._product(a, b)
         return self._sum(a, b, NO) if wire.kind == "add" else self._sum(a, inverted, YES)
@@ -158,8 +160,8 @@ class Netlist:
             ends = [x if y is None else gate(x, y) for x, y in pairs]
         return ends[0]
 
-    def _joined(self, low: tuple[int, int], high: tuple[int, int]) -> tuple[int, int]:
-        """Joins spans of an adder: whether each makes a carry, and whether it passes one on."""
+    def _join_spans(self, low: tuple[int, int], high: tuple[int, int]) -> tuple[int, int]:
+        """Joins two adjacent spans of an adder: (generates a carry, propagates a carry)."""
         (makes, passes), (makes_high, passes_high) = low, high
         carry = self._or(makes_high, self._and(passes_high, makes))
         return carry, self._and(passes_high, passes)
@@ -168,20 +170,21 @@ class Netlist:
         return [(self._and(x, y), self._xor(x, y)) for x, y in zip(a, b, strict=True)]
 
     def _sum(self, a: Bits, b: Bits, carry: int) -> Bits:
-        """Adds with carries by prefix (Sklansky): two gates a doubling of the width."""
-        own = self._spans(a, b)
-        spans = [(carry, NO), *own]
+        """Adds with a parallel-prefix carry tree (Sklansky): two gates per doubling of the
+        width."""
+        bit_spans = self._spans(a, b)
+        spans = [(carry, NO), *bit_spans]
         by = 1
         while by < len(spans):
             spans = [
-                self._joined(spans[i // by * by - 1], span) if i // by % 2 else span
+                self._join_spans(spans[i // by * by - 1], span) if i // by % 2 else span
                 for i, span in enumerate(spans)
             ]
             by *= 2
-        return [self._xor(passes, spans[i][0]) for i, (_, passes) in enumerate(own)]
+        return [self._xor(passes, spans[i][0]) for i, (_, passes) in enumerate(bit_spans)]
 
     def _product(self, a: Bits, b: Bits) -> Bits:
-        """Adds partial products in columns, three bits to two, until a sum of two is left."""
+        """Reduces partial products in columns with full adders (three bits to two), then adds."""
         width = len(a) + len(b)
         columns: list[Bits] = [[] for _ in range(width)]
         for i, x in enumerate(a):
@@ -203,5 +206,5 @@ class Netlist:
 
 
 def gate_equivalents(cells: Mapping[str, int]) -> float:
-    """Counts cells as NAND gates of two inputs with as many transistors."""
+    """Returns the size of cells in two-input NAND gates with the same number of transistors."""
     return sum(TRANSISTORS[kind] * count for kind, count in cells.items()) / NAND2_TRANSISTORS

@@ -1,30 +1,30 @@
-"""The units that reduce a row: its maximum and where that first is, its sum, its k largest keys.
+"""Units that reduce a row: its maximum and the first lane with it, its sum, its k largest keys.
 
-Results come with a token that was `valid` where the row was: a register behind the inputs of the
-maximum and behind each of its levels, two behind each level of the sum.
+They are pipelined. A `valid` bit travels with the data: through one register after the inputs and
+after each level of the maximum, and two after each level of the sum.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from llada_jax.sampling_engine.hdl.floats import MINUS_INFINITY, add, order, widened
-from llada_jax.sampling_engine.hdl.wires import Register, Wire, cat, either, held, mux
+from llada_jax.sampling_engine.hdl.floats import MINUS_INFINITY, add, order, to_float32
+from llada_jax.sampling_engine.hdl.wires import Register, Wire, cat, delay, either, mux
 
 
 def max_index(lanes: Sequence[Wire], used: Wire, valid: Wire) -> tuple[Wire, Wire, Wire]:
-    """Returns the largest BF16 number of the lanes in use, its first lane, and the token."""
+    """Returns the largest BF16 number of the used lanes, its first lane, and the valid bit."""
     numbers = [mux(used[i], lane, MINUS_INFINITY) for i, lane in enumerate(lanes)]
-    level = [_KeyedNumber(held(order(number)), held(number[-1]), ()) for number in numbers]
-    valid = held(valid)
+    level = [_KeyedNumber(delay(order(number)), delay(number[-1]), ()) for number in numbers]
+    valid = delay(valid)
     while len(level) > 1:
         level = [_larger(*pair) for pair in zip(level[::2], level[1::2], strict=True)]
-        valid = held(valid)
+        valid = delay(valid)
     key, sign, place = level[0]
     return cat(mux(key[-1], key[:-1], ~key[:-1]), sign), cat(*place), valid
 
 
 class _KeyedNumber(NamedTuple):
-    """A number's key, its sign (as -0 has the key of 0), and the bits of its place."""
+    """A number's sort key, its sign (since -0 has the key of 0), and the bits of its lane."""
 
     key: Wire
     sign: Wire
@@ -32,35 +32,35 @@ class _KeyedNumber(NamedTuple):
 
 
 def _larger(first: _KeyedNumber, second: _KeyedNumber) -> _KeyedNumber:
-    """Returns registers with the larger number; the first where they are equal."""
+    """Returns registers with the larger number; the first if they are equal."""
     later = first.key < second.key
     places = (mux(later, b, a) for a, b in zip(first.place, second.place, strict=True))
     return _KeyedNumber(
-        held(mux(later, second.key, first.key)),
-        held(mux(later, second.sign, first.sign)),
-        tuple(map(held, (*places, later))),
+        delay(mux(later, second.key, first.key)),
+        delay(mux(later, second.sign, first.sign)),
+        tuple(map(delay, (*places, later))),
     )
 
 
 def sum_tree(lanes: Sequence[Wire], used: Wire, valid: Wire) -> tuple[Wire, Wire]:
-    """Returns the float32 sum of the lanes in use, and the token.
+    """Returns the float32 sum of the used lanes, and the valid bit.
 
-    Lane i is added to lane i + half, level by level, as `machine.tree_sum` does.
+    Lane i is added to lane i + half, level by level, as in `machine.tree_sum`.
     """
-    level = [widened(mux(used[i], lane, 0)) for i, lane in enumerate(lanes)]
+    level = [to_float32(mux(used[i], lane, 0)) for i, lane in enumerate(lanes)]
     while len(level) > 1:
         half = len(level) // 2
-        level = [held(add(*pair)) for pair in zip(level[:half], level[half:], strict=True)]
-        valid = held(valid, cycles=2)
+        level = [delay(add(*pair)) for pair in zip(level[:half], level[half:], strict=True)]
+        valid = delay(valid, cycles=2)
     return level[0], valid
 
 
 def top_k(key: Wire, place: Wire, admitted: Wire, start: Wire, k: Wire, lanes: int, slots: int):
-    """Returns a bit a lane for the k largest positive keys since `start`, one key a cycle.
+    """Returns a mask of lanes with the k largest positive keys since `start`, one key per cycle.
 
-    Slots hold the largest keys so far in order. A key that is greater than a slot's moves that slot
-    and all after it down by one. Slots start at 0, so that only positive keys enter, and an equal
-    key that comes later stays behind. What falls out of the first k slots leaves the mask.
+    Slots hold the largest keys so far in descending order. A key that is greater than a slot's
+    moves this slot and all later ones down by one. Slots start at 0, so only positive keys enter;
+    a later key that is equal stays behind. The lane that leaves the first k slots is cleared.
     """
     bits = len(place)
     held_keys = [Register(bits + len(key)) for _ in range(slots)]

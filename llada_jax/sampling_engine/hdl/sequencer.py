@@ -1,7 +1,8 @@
-"""The sequencer: fetches words, takes them apart, and knows when the next instruction may start.
+"""The sequencer: fetches and decodes words, and determines when the next instruction may start.
 
-A loop costs a cycle to enter and one to leave: the word behind is looked at as well, and where it
-is the end of a loop that goes round, the loop's first word comes next. The end says where that is.
+A loop costs one cycle to enter and one to leave, and nothing to repeat: the following word is
+decoded as well, and if it is the end of a loop with iterations left, the loop's first word is
+fetched next. The end's word has the address of the first.
 """
 
 from collections.abc import Sequence
@@ -24,12 +25,12 @@ from llada_jax.sampling_engine.instructions import (
 )
 
 COUNT_BITS = 11
-"""Of the counter of an instruction's cycles, which the longest `length` fits."""
+"""Width of the counter of an instruction's cycles; enough for the longest `length`."""
 _FIELDS = 4
 
 
 class Sequencer:
-    """The word that runs: `fields` are its registers' numbers, `count` its cycles until now."""
+    """The current word: `fields` are register numbers, `count` is the number of earlier cycles."""
 
     def __init__(self, words: int) -> None:
         with unit("sequencer"):
@@ -45,7 +46,7 @@ class Sequencer:
         self._finished: list[Wire] = []
 
     def is_(self, *names: str) -> Wire:
-        """Returns whether one of these instructions runs."""
+        """Returns whether one of these instructions is running."""
         return either([self._is[name] for name in names])
 
     def issues(self, *names: str) -> Wire:
@@ -53,26 +54,26 @@ class Sequencer:
         return self._begins & self.is_(*names)
 
     def number(self, name: str, word: Wire | None = None) -> Wire:
-        """Returns the immediate where the word is this instruction."""
+        """Returns the immediate operand, if the word is this instruction."""
         begin = OPCODE_BITS + REGISTER_BITS * INSTRUCTION_SET[name].registers
         return (self._word if word is None else word)[begin:]
 
     def finishes(self, done: Wire) -> None:
-        """Notes what an instruction's last cycle is known by."""
+        """Adds a condition that is true in an instruction's last cycle."""
         self._finished.append(done)
 
     def close(self, registers: Sequence[Wire]) -> dict[str, Wire]:
-        """Decides what comes next, with the integer registers, and returns the outputs."""
+        """Determines the next word, given the integer registers, and returns the outputs."""
         with unit("sequencer"):
             self.finishes(self.is_("C_LOOP_START", "C_LOOP_END"))
             retires = either(self._finished)
             ends = self._next[:OPCODE_BITS].equals(INSTRUCTION_SET["C_LOOP_END"].opcode)
             self._counter = _field(self._next, 0)
-            left = choose(self._counter, registers)
-            self._goes_round = retires & ends & ~left.equals(1)
-            self._fewer = left - 1
+            count = choose(self._counter, registers)
+            self._repeats = retires & ends & ~count.equals(1)
+            self._decremented = count - 1
             target = self.number("C_LOOP_END", self._next)[: len(self._place)]
-            following = mux(self._goes_round, target, self._place + 1)
+            following = mux(self._repeats, target, self._place + 1)
             place = mux(self._running, mux(retires, following, self._place), 0)
             self._place.set(place)
             self._word.inputs = (place,)
@@ -84,8 +85,8 @@ class Sequencer:
         return {"halted": halted, "retires": retires, "word": self._word}
 
     def counted(self, register: int, number: Wire) -> Wire:
-        """Returns a register's number, less one where its loop goes round."""
-        return mux(self._goes_round & self._counter.equals(register), self._fewer, number)
+        """Returns a register's number, decremented if its loop repeats."""
+        return mux(self._repeats & self._counter.equals(register), self._decremented, number)
 
 
 def _field(word: Wire, place: int) -> Wire:

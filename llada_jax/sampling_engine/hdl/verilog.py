@@ -1,6 +1,6 @@
-"""A circuit as Verilog, and a bench that checks what a program on the engine leaves and takes.
+"""Writes a circuit as Verilog, with a test bench for a program on the engine.
 
-What it should leave is the functional machine's, and what it should take the timing model's.
+The bench compares memories with those of the functional machine, and cycles with the timing model.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ _EXPRESSIONS = {
 }
 _STATE = {"register": "{0}", "read": "{data.name}[{0}]"}
 LOAD = 30
-"""Cycles of a load in the bench, of however many rows."""
+"""Cycles of a load in the bench, for any number of rows."""
 
 _BENCH = """\
 // Runs program.hex, and compares memories and cycles with what they should be.
@@ -76,7 +76,7 @@ _CHECKS = """\
 
 
 def verilog(circuit: Circuit) -> str:
-    """Writes a circuit as one module, with a comment where another unit begins."""
+    """Writes a circuit as one module, with a comment at the beginning of each unit."""
     names = {wire: f"w{i}" for i, wire in enumerate(circuit.wires)}
     names |= {wire: port for port, wire in circuit.inputs.items()}
     ports = [f"input [{len(wire) - 1}:0] {port}" for port, wire in circuit.inputs.items()]
@@ -88,21 +88,21 @@ def verilog(circuit: Circuit) -> str:
     for wire in circuit.wires:
         if wire.unit != unit:
             lines.append(f"// {(unit := wire.unit)}")
-        inputs = [names[each] for each in wire.inputs]
+        inputs = [names[word] for word in wire.inputs]
         if wire.kind in _STATE:
             first = wire.data if wire.kind == "register" else 0
             lines.append(f"reg [{len(wire) - 1}:0] {names[wire]} = {len(wire)}'d{first};")
             edge.append(f"{names[wire]} <= {_STATE[wire.kind].format(*inputs, data=wire.data)};")
         elif wire.kind != "input":
-            lines += _assigned(names[wire], wire, inputs)
+            lines += _wire_lines(names[wire], wire, inputs)
     for memory in circuit.memories:
-        edge += _written(memory, [names[wire] for wire in memory.port])
+        edge += _memory_writes(memory, [names[wire] for wire in memory.port])
     lines += ["always @(posedge clk) begin", *edge, "end"]
     lines += [f"assign {port} = {names[wire]};" for port, wire in circuit.outputs.items()]
     return "\n".join([*lines, "endmodule", ""])
 
 
-def _assigned(name: str, wire: Wire, inputs: list[str]) -> Iterator[str]:
+def _wire_lines(name: str, wire: Wire, inputs: list[str]) -> Iterator[str]:
     width = len(wire)
     if wire.kind == "rom":
         table = sum(word << i * width for i, word in enumerate(wire.data))
@@ -116,7 +116,7 @@ def _assigned(name: str, wire: Wire, inputs: list[str]) -> Iterator[str]:
     yield f"wire [{width - 1}:0] {name} = {text};"
 
 
-def _written(memory: Memory, port: list[str]) -> Iterator[str]:
+def _memory_writes(memory: Memory, port: list[str]) -> Iterator[str]:
     lanes, address, word = port
     size = memory.width // memory.lanes
     for i in range(memory.lanes):
@@ -124,11 +124,11 @@ def _written(memory: Memory, port: list[str]) -> Iterator[str]:
         yield f"if ({lanes}[{i}]) {memory.name}[{address}]{bits} <= {word}{bits};"
 
 
-def exported(program: SamplerProgram, machine: Machine) -> dict[str, str]:
+def verilog_files(program: SamplerProgram, machine: Machine) -> dict[str, str]:
     """Returns files by name: `engine.v`, `bench.v`, and memories before and after the program runs
-    on a machine that `host.loaded` prepared.
+    on a machine from `host.prepare_machine`.
 
-    Raises ValueError for vectors that are not BF16, and programs that are not in hardware.
+    Raises ValueError for vectors that are not BF16, and instructions that are not in hardware.
     """
     cycles = round(time_program(program, Hbm(LOAD, 0), "pipelined").cycles.total)
     circuit = engine(sizes_of(program))
@@ -147,36 +147,38 @@ def exported(program: SamplerProgram, machine: Machine) -> dict[str, str]:
         cycles=cycles,
         load=LOAD,
     )
-    words = {"hbm": rows, **before, **{f"wanted_{name}": each for name, each in after.items()}}
-    texts = {f"{name}.hex": "\n".join(f"{word:x}" for word in each) for name, each in words.items()}
+    words = {"hbm": rows, **before, **{f"wanted_{name}": image for name, image in after.items()}}
+    texts = {
+        f"{name}.hex": "\n".join(f"{word:x}" for word in image) for name, image in words.items()
+    }
     return {"engine.v": verilog(circuit), "bench.v": bench, **texts}
 
 
 def sizes_of(program: SamplerProgram) -> EngineSizes:
     """Returns the smallest engine that runs a program, with sizes that are powers of two."""
     words = {**program.memory_map.words, "program": len(program.instructions) + 1}
-    sizes = {name: 1 << (each - 1).bit_length() for name, each in words.items()}
+    sizes = {name: 1 << (count - 1).bit_length() for name, count in words.items()}
     return EngineSizes(program.engine.vlen, program.sampling.rows, sizes)
 
 
 def images(program: SamplerProgram, machine: Machine) -> dict[str, list[int]]:
-    """Returns the words of such an engine's memories by name, as a machine has them.
+    """Returns the words of the engine's memories by name, from a machine's state.
 
     Raises ValueError for vectors that are not BF16.
     """
     require(program.engine.vector_format == "bfloat16", "vectors in float32; in hardware: bfloat16")
-    found = {
+    contents = {
         "vector": _rows(machine.vector),
         "fp": machine.fp.view(np.uint32).tolist(),
         "int": (machine.int & 0xFFFFFFFF).tolist(),
         "program": encode(program.instructions),
     }
     sizes = sizes_of(program).words
-    return {name: (words + [0] * sizes[name])[: sizes[name]] for name, words in found.items()}
+    return {name: (words + [0] * sizes[name])[: sizes[name]] for name, words in contents.items()}
 
 
 def hbm_words(stored: StoredLogits) -> list[int]:
-    """Returns the rows of HBM as they reach the engine, in BF16."""
+    """Returns the rows of HBM in BF16, as the engine receives them."""
     return _rows(rounded(stored.read(0, len(stored.elements)), "bfloat16"))
 
 

@@ -1,6 +1,7 @@
-"""Hardware as wires: words of bits, what computes them, and the registers and memories between.
+"""A hardware description in Python: wires, registers and memories.
 
-A unit is a function from wires to wires. Simulation, gates and Verilog are read off the same wires.
+A unit is a function from wires to wires. Simulation, gates and Verilog are derived from the same
+wires.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,14 +16,14 @@ _UNITS = [""]
 
 @contextmanager
 def unit(name: str) -> Iterator[None]:
-    """Says to which unit the wires belong that are made inside."""
+    """Assigns the wires that are created inside to a unit."""
     _UNITS.append(name)
     yield
     _UNITS.pop()
 
 
 def _operation(kind: str, width: int | None = None) -> "Callable[[Wire, Wire | int], Wire]":
-    """Makes an operator of words of one width, which has as many bits where no width is given."""
+    """Returns an operator on words of equal width; the result has this width unless given."""
 
     def operate(self: "Wire", other: "Wire | int") -> "Wire":
         if isinstance(other, int):
@@ -34,7 +35,7 @@ def _operation(kind: str, width: int | None = None) -> "Callable[[Wire, Wire | i
 
 
 class Wire:
-    """A word of `width` bits, lowest first: what an operation (`kind`) makes of its inputs.
+    """A word of `width` bits, lowest first: the result of an operation (`kind`) on its inputs.
 
     Numbers are unsigned, and sums wrap around at the width of their terms.
     """
@@ -81,11 +82,11 @@ class Wire:
         return Wire("slice", [self], stop - start, start)
 
     def wide(self, width: int) -> "Wire":
-        """Returns the word with zeros above."""
+        """Extends the word with zeros."""
         return self if width == self.width else cat(self, const(0, width - self.width))
 
     def signed(self, width: int) -> "Wire":
-        """Returns the word with its highest bit repeated above."""
+        """Extends the word with copies of its highest bit."""
         return cat(self, *[self[-1]] * (width - self.width))
 
 
@@ -99,8 +100,8 @@ def cat(*words: Wire) -> Wire:
 
 
 def mux(condition: Wire, yes: Wire | int, no: Wire | int) -> Wire:
-    width = next(len(each) for each in (yes, no) if isinstance(each, Wire))
-    yes, no = (const(each, width) if isinstance(each, int) else each for each in (yes, no))
+    width = next(len(word) for word in (yes, no) if isinstance(word, Wire))
+    yes, no = (const(word, width) if isinstance(word, int) else word for word in (yes, no))
     require(
         (len(condition), len(yes)) == (1, len(no)),
         f"mux of {len(condition)}, {len(yes)} and {len(no)} bits",
@@ -109,13 +110,13 @@ def mux(condition: Wire, yes: Wire | int, no: Wire | int) -> Wire:
 
 
 def rom(address: Wire, words: Sequence[int], width: int) -> Wire:
-    """Reads a table of constants, one for each address."""
+    """Reads a table of constants, with one word per address."""
     require(len(words) == 1 << len(address), f"{len(words)} words at {len(address)} bits")
     return Wire("rom", [address], width, tuple(words))
 
 
 def choose(address: Any, words: Sequence[Any], mux: Callable[..., Any] = mux) -> Any:
-    """Returns one of 2**len(address) words."""
+    """Returns one of 2**len(address) words, with a tree of multiplexers."""
     for bit in range(len(address)):
         pairs = zip(words[::2], words[1::2], strict=True)
         words = [mux(address[bit], odd, even) for even, odd in pairs]
@@ -127,12 +128,12 @@ def either(wires: Sequence[Wire]) -> Wire:
 
 
 def source(name: str, width: int) -> Wire:
-    """Makes an input of the circuit."""
+    """Returns an input of the circuit."""
     return Wire("input", [], width, name)
 
 
 class Register(Wire):
-    """A word that holds what `next` was at the last edge of the clock; at first, `data`."""
+    """A word that takes the value of its input at each clock edge; `data` is the initial value."""
 
     __slots__ = ()
 
@@ -144,8 +145,8 @@ class Register(Wire):
         self.inputs = (following,)
 
 
-def held(wire: Wire, initial: int = 0, cycles: int = 1) -> Wire:
-    """Returns the wire as it was some cycles ago."""
+def delay(wire: Wire, initial: int = 0, cycles: int = 1) -> Wire:
+    """Returns the wire delayed by some cycles."""
     for _ in range(cycles):
         register = Register(len(wire), initial)
         register.set(wire)
@@ -154,10 +155,10 @@ def held(wire: Wire, initial: int = 0, cycles: int = 1) -> Wire:
 
 
 class Memory:
-    """At least so many words, with as many reading ports as are asked for, and one that writes.
+    """A memory of at least `words` words, with any number of reading ports and one writing port.
 
-    A word that is read is there after the next edge, as it was before what that edge writes. A
-    word has lanes, which are written each or not.
+    Read data is available after the next edge, without the write of that edge. A word has lanes,
+    which are written separately.
     """
 
     def __init__(self, name: str, words: int, width: int, lanes: int = 1) -> None:
@@ -166,7 +167,7 @@ class Memory:
         self.port: tuple[Wire, ...] = (const(0, lanes), const(0, 1), const(0, width))
 
     def read(self, *address: Wire) -> Wire:
-        """Returns a port that reads what is at the address; without one, `inputs` are set later."""
+        """Returns a reading port for the address; without one, `inputs` must be set later."""
         return Wire("read", [*map(self.at, address)], self.width, self)
 
     def write(self, lanes: Wire, address: Wire, word: Wire) -> None:
@@ -181,10 +182,10 @@ STATE = ("register", "read")
 
 
 class Circuit:
-    """All wires behind some outputs, state and inputs first, others after what they are made of.
+    """All wires that outputs depend on: state and inputs first, then others in topological order.
 
-    The `memories` are those that are read. The `ends` are words that leave a cycle: outputs, and
-    what goes into registers and memories.
+    `memories` are those that are read. `ends` are the results of a cycle: outputs, and inputs of
+    registers and memories.
     """
 
     def __init__(self, outputs: Mapping[str, Wire]) -> None:
@@ -202,7 +203,7 @@ class Circuit:
                     self.memories.append(wire.data)
                     open_ends += wire.data.port
         ends = [wire for memory in self.memories for wire in memory.port]
-        ends += [each for wire in self.of_kind(*STATE) for each in wire.inputs]
+        ends += [word for wire in self.of_kind(*STATE) for word in wire.inputs]
         self.ends = [*ends, *self.outputs.values()]
         self.inputs = {wire.data: wire for wire in self.of_kind("input")}
         self.wires.sort(key=lambda wire: wire.kind not in (*STATE, "input", "const"))
@@ -212,7 +213,7 @@ class Circuit:
 
 
 def _before(ends: list[Wire], seen: set[Wire]) -> Iterator[Wire]:
-    """Yields what the ends are computed from in one cycle, inputs before what they go into."""
+    """Yields the wires from which `ends` are computed within one cycle, in topological order."""
     stack = [(wire, False) for wire in ends]
     while stack:
         wire, ready = stack.pop()
@@ -222,4 +223,4 @@ def _before(ends: list[Wire], seen: set[Wire]) -> Iterator[Wire]:
             seen.add(wire)
             stack.append((wire, True))
             if wire.kind not in STATE:
-                stack += ((each, False) for each in wire.inputs)
+                stack += ((word, False) for word in wire.inputs)

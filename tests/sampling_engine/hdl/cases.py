@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from experiments.sampling_engine.format_costs import random_inputs
 from llada_jax.sampling_engine.hdl.gates import Netlist
 from llada_jax.sampling_engine.hdl.wires import Circuit, Wire, source
-from llada_jax.sampling_engine.host import loaded, store_logits
+from llada_jax.sampling_engine.host import prepare_machine, store_logits
 from llada_jax.sampling_engine.machine import Machine
 from llada_jax.sampling_engine.sampler_program import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
@@ -28,7 +28,7 @@ def prepared(sampling: Sampling, vlen: int, format="bfloat16") -> tuple[SamplerP
         inputs.logits[0, 2, ::5] = np.inf
     inputs.open[-1, ::3] = False
     hbm = store_logits(sampling, vlen, inputs.logits, format)
-    return program, loaded(program, inputs, hbm)
+    return program, prepare_machine(program, inputs, hbm)
 
 
 def numbers(count: int, exponents=(0, 1, 2, 120, 125, 127, 130, 152, 253, 254)) -> Ints:

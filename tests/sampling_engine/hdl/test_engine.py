@@ -12,7 +12,7 @@ from llada_jax.sampling_engine.hdl import engine as engine_module
 from llada_jax.sampling_engine.hdl.engine import engine
 from llada_jax.sampling_engine.hdl.gates import Netlist
 from llada_jax.sampling_engine.hdl.verilog import images, sizes_of
-from llada_jax.sampling_engine.hdl.wires import Circuit, held
+from llada_jax.sampling_engine.hdl.wires import Circuit, delay
 from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction
 from llada_jax.sampling_engine.sampler_program import F_BEST, F_TOTAL
 from llada_jax.sampling_engine.sampling import Sampling
@@ -86,13 +86,13 @@ def is_caught(build) -> bool:
     return found.memories != images(program, machine) or found.total != total
 
 
-def test_nothing_is_caught_where_nothing_is_broken():
+def test_the_faultless_engine_passes_the_checks():
     assert not is_caught(Simulation)
 
 
 @slow
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_fault_in_a_unit_is_caught(unit):
+def test_a_fault_in_a_unit_is_detected(unit):
     """A word has its bits inverted. A program is blind to some words, as those of subnormals."""
 
     def caught(number: int) -> bool:
@@ -107,12 +107,12 @@ def test_a_fault_in_a_unit_is_caught(unit):
 
 
 @pytest.mark.parametrize("unit", ["max_index", "sum_tree"])
-def test_a_tree_that_is_late_is_caught(unit, monkeypatch):
+def test_a_late_tree_is_detected(unit, monkeypatch):
     """Results are right, but eight cycles later."""
     built = getattr(engine_module, unit)
 
     def late(*inputs):
-        return tuple(held(wire, cycles=8) for wire in built(*inputs))
+        return tuple(delay(wire, cycles=8) for wire in built(*inputs))
 
     monkeypatch.setattr(engine_module, unit, late)
     assert is_caught(Simulation)

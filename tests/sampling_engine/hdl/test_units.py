@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llada_jax.sampling_engine.hdl.floats import add, exponential, narrowed, order, reciprocal
+from llada_jax.sampling_engine.hdl.floats import add, exponential, order, reciprocal, to_bfloat16
 from llada_jax.sampling_engine.hdl.gates import Netlist
 from llada_jax.sampling_engine.hdl.reductions import max_index, sum_tree, top_k
 from llada_jax.sampling_engine.hdl.wires import Circuit, cat, const, source
@@ -25,7 +25,7 @@ def pairs(count: int) -> list[np.ndarray]:
     return [a, np.where(np.isinf(floats(a)), 0, b)]
 
 
-def test_the_adder_is_that_of_ieee_754():
+def test_the_adder_follows_ieee_754():
     a, b = pairs(30_000)
     with np.errstate(over="ignore"):
         wanted = (floats(a) + floats(b)).view(np.uint32)
@@ -35,7 +35,7 @@ def test_the_adder_is_that_of_ieee_754():
 def test_rounding_to_bfloat16():
     a = numbers(5_000, range(255))
     wanted = floats(a).astype(ml_dtypes.bfloat16).view(np.uint16)
-    np.testing.assert_array_equal(through(narrowed, 32, a, cycles=0), wanted)
+    np.testing.assert_array_equal(through(to_bfloat16, 32, a, cycles=0), wanted)
 
 
 def test_keys_are_in_the_order_of_numbers():
@@ -59,7 +59,7 @@ def test_all_exponentials_of_bfloat16_are_right():
     np.testing.assert_array_equal(found, wanted[eighth])
 
 
-def test_reciprocals_are_those_of_ieee_754():
+def test_reciprocals_follow_ieee_754():
     a = np.concatenate([numbers(2_000, range(255)), np.arange(255) << 23, np.arange(40)])
     a = a[~np.isinf(floats(a))]
     result, done = reciprocal(source("x", 32), source("start", 1))
@@ -127,13 +127,13 @@ def test_the_largest_keys(slots):
 
 UNITS = {
     "add": (add, 32, pairs(4_000)),
-    "narrowed": (narrowed, 32, [numbers(4_000)]),
+    "to_bfloat16": (to_bfloat16, 32, [numbers(4_000)]),
     "exponential": (exponential, 16, [numbers(4_000, range(112, 136)) >> 16 & 0xFFFF]),
 }
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_changed_gate_is_seen(name):
+def test_a_changed_gate_is_detected(name):
     """Of gates drawn at random, inverted one at a time, most change a result."""
     unit, width, columns = UNITS[name]
     wires = [source(f"x{i}", width) for i in range(len(columns))]

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from llada_jax.sampling_engine.hdl.verilog import exported
+from llada_jax.sampling_engine.hdl.verilog import verilog_files
 from llada_jax.sampling_engine.sampling import Sampling
 from tests.sampling_engine.hdl.cases import prepared
 
@@ -25,19 +25,19 @@ def bench(folder, files: dict[str, str]) -> str:
 @needs_icarus
 @pytest.mark.parametrize(("vlen", "mode"), [(8, "edge"), (16, "performance")])
 def test_the_bench_passes(tmp_path, vlen, mode):
-    files = exported(*prepared(Sampling(batch=2, rows=3, vocab=40, mode=mode), vlen))
+    files = verilog_files(*prepared(Sampling(batch=2, rows=3, vocab=40, mode=mode), vlen))
     assert bench(tmp_path, files).startswith("PASS")
 
 
 @needs_icarus
-def test_the_bench_sees_a_fault(tmp_path):
-    files = exported(*prepared(Sampling(batch=1, rows=3, vocab=20), 8))
+def test_the_bench_detects_a_fault(tmp_path):
+    files = verilog_files(*prepared(Sampling(batch=1, rows=3, vocab=20), 8))
     adder = files["engine.v"].index(" - ")
     files["engine.v"] = files["engine.v"][:adder] + " + " + files["engine.v"][adder + 3 :]
     assert "FAIL" in bench(tmp_path, files)
 
 
-def test_what_is_not_in_hardware_is_refused():
+def test_programs_not_in_hardware_are_refused():
     one_pass = Sampling(batch=1, rows=3, vocab=20, mode="one_pass")
     with pytest.raises(ValueError, match="S_EXP_FP is not in hardware"):
-        exported(*prepared(one_pass, 8))
+        verilog_files(*prepared(one_pass, 8))

@@ -11,7 +11,7 @@ from llada_jax.sampling_engine.hdl.wires import (
     cat,
     choose,
     const,
-    held,
+    delay,
     mux,
     rom,
     source,
@@ -52,7 +52,7 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation(name):
+def test_each_operation_on_wires(name):
     build, wanted = OPERATIONS[name]
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 1 << WIDTH, (2, 400))
@@ -72,7 +72,7 @@ def test_registers_and_memories():
     count.set(count + 1)
     memory = Memory("words", 4, 8, lanes=2)
     memory.write(count[:2], const(1, 2), cat(count, count))
-    circuit = Circuit({"late": held(count, 9, cycles=2), "read": memory.read(const(1, 2))})
+    circuit = Circuit({"late": delay(count, 9, cycles=2), "read": memory.read(const(1, 2))})
     for simulation in (Simulation(circuit), GateSimulation(Netlist(circuit))):
         seen = [(out["late"], out["read"]) for out in (simulation.step() for _ in range(6))]
         assert seen == [(9, 0), (9, 0), (3, 0x33), (4, 0x33), (5, 0x35), (6, 0x65)]
@@ -88,7 +88,7 @@ def test_gates_are_folded_and_shared():
     assert y == netlist.bits[b] and z == [0] * 4
 
 
-def test_words_that_do_not_fit():
+def test_words_of_wrong_width_are_refused():
     with pytest.raises(ValueError, match="add of 3 and 4 bits"):
         _ = source("a", 3) + source("b", 4)
     with pytest.raises(ValueError, match="mux of 2, 3 and 3 bits"):
