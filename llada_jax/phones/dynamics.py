@@ -126,7 +126,7 @@ class _DecodingProcess:
         """Positions with neither a visible token nor a draft."""
         self.stable = np.zeros(tokens, bool)
         self.fed = np.zeros(tokens, bool)
-        """Positions whose token was an input of a forward, so that its cached key is right."""
+        """Positions with a correct cached key, since their token was an input of a forward."""
         self.block = 0
         self.stale = 0
         """Unstable tokens of finished blocks that wait for a revision."""

@@ -1,4 +1,4 @@
-"""The NPU's address space: how much of it a run needs, and what each step has to stage.
+"""The NPU's address space: how much of it a run needs, and the weights that each step stages.
 
 A session of the NPU can map only some GiB, less than the weights of a large model. Weights are in
 buffers of at most `buffer_mib`. If they do not all fit, a runtime maps buffers again when operators
@@ -23,7 +23,7 @@ from llada_jax.swap.graph import ACTIVATION_BYTES, kv_bytes_per_token
 SLOTS_MIB = 256.0
 """Both staging slots together, as in llada.cpp (arXiv 2606.13740, Figure 13c)."""
 RESERVED_ROWS = 64
-"""Rows whose activations must fit next to the resident weights."""
+"""Resident weights leave room for the activations of this many rows."""
 WEIGHT_BITS = 4.5
 """Bits of a weight in Q4_0, with its share of the scale."""
 
@@ -176,7 +176,7 @@ class WeightTransfers(NamedTuple):
 def transfers_by_rule(
     system: System, model: ModelConfig, profile: Profile, canvas: int = 0
 ) -> WeightTransfers:
-    """Returns what each step of a loop stages: whole buffers stay mapped, the rest is staged.
+    """Returns the transfers of each step in a loop: whole buffers stay mapped, the rest is staged.
 
     The resident weights leave room for the canvas's keys and values, for the activations of
     `RESERVED_ROWS` rows and for the slots. Raises ValueError if the runtime is "none" and a session

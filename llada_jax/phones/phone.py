@@ -44,7 +44,7 @@ class ModelledRun(SimulatedRun):
     footprint: Footprint
     """MiB that must be mapped at once, and the limit."""
     plan: SwapPlan | None
-    """The plan of the requested planner, with whose stall each forward was priced, or None."""
+    """The plan of the requested planner, or None. Each forward includes its stall."""
 
     @property
     def breakdown(self) -> dict[str, float]:
@@ -218,7 +218,7 @@ class Phone:
         Args:
           measurements: rows, or a CSV file or folder of them (`read_measurements`). Rows that are
             held out are predicted instead of fitted.
-          shape: the model whose graphs were timed, with this phone's `kernels` and `cpu`.
+          shape: shape of the timed graphs, which ran with this phone's `kernels` and `cpu`.
           name: name of the new profile.
 
         Raises ValueError for invalid rows, fewer than three rows, and rows that this phone's

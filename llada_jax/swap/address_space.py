@@ -147,7 +147,7 @@ class Plan(NamedTuple):
 
     @property
     def staged(self) -> frozenset[int]:
-        """Indices of the operators whose weights are staged."""
+        """Indices of the staged operators."""
         return frozenset(i for transfer in self.transfers for i in transfer.operators)
 
     def resident_bytes(self, graph: Graph) -> int:

@@ -32,7 +32,7 @@ class Operator:
     transfer_ns: int = 0
     """Time to stage the weights, without the fixed time of a transfer (`Graph.map_ns`)."""
     depends: tuple[int, ...] = ()
-    """Indices of the operators whose outputs it reads."""
+    """Indices of the operators that it reads."""
 
     def __post_init__(self) -> None:
         require_counts(self, "weight_bytes", "compute_ns", "transfer_ns", least=0)
@@ -114,7 +114,7 @@ def model_graph(config: ModelConfig, *, weight_bits: float, step_ns: int) -> Gra
 
 
 _MatrixGroup = tuple[str, int, tuple[str, ...]]
-"""Name of an operator, number of its weights, and names of the operators whose outputs it reads."""
+"""Name of an operator, number of its weights, and names of the operators that it reads."""
 
 
 def _groups(config: ModelConfig) -> Iterator[_MatrixGroup]:

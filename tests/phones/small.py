@@ -1,4 +1,4 @@
-"""A small model, its lowered steps, and the real profiles."""
+"""A small model with its lowered steps, and the profile of a real phone."""
 
 from functools import cache
 

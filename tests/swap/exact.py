@@ -1,9 +1,9 @@
-"""The best plan of a small graph, by constraint programming: what planners are measured with.
+"""The optimal plan of a small graph by constraint programming, as a reference for planners.
 
-Every staged operator is staged in every step. Who shares addresses, where, in what order and in
-which transfer is free, and the addresses may alternate between so many steps: slots that take turns
-are one case of that. Offsets are multiples of the alignment. A period is a whole number here; the
-plan's own may be less than a nanosecond shorter.
+Every staged operator is staged in every step. The program chooses which operators are staged, in
+which transfers, at which addresses, and optionally in which order. Addresses may differ between
+several steps before they repeat, as they do with slots. Offsets are multiples of the alignment. The
+period is rounded up to whole nanoseconds.
 """
 
 from dataclasses import replace
@@ -26,16 +26,16 @@ from llada_jax.swap.stall_times import least_step_ns
 
 
 class Optimum(NamedTuple):
-    """The best plan that was found, of the steps over which its addresses alternate."""
+    """The best plan, for all the steps after which its addresses repeat."""
 
     graph: Graph
-    """Those steps as one; the weights of residents belong to the first of them."""
+    """These steps as one. The weights of residents belong to the first step."""
     plan: Plan
-    """Of `graph`, so that the project's checker and its clock apply."""
+    """The plan of `graph`, in a form that the checker and the exact stall accept."""
     step_ns: Fraction
     """Period of one step."""
     is_proven: bool
-    """Whether no plan of this kind has a shorter one."""
+    """Whether the solver proved that no plan has a shorter period."""
 
 
 def exact(
@@ -46,17 +46,16 @@ def exact(
     steps: int = 1,
     effort: float = 60.0,
 ) -> Optimum:
-    """Searches all plans whose addresses repeat after some steps.
+    """Returns the plan with the shortest period.
 
     Args:
       reorder: whether operators may run in any order that their dependencies allow.
-      steps: after which addresses repeat.
-      effort: limit of the search, in OR-tools' deterministic time: about as many seconds of an idle
-        core.
+      steps: number of steps after which addresses repeat.
+      effort: limit of the search in OR-tools' deterministic time, about seconds of an idle core.
 
     Raises:
-      PlanError: no plan was found.
-      ValueError: weights that need more than one buffer.
+      PlanError: the search found no plan.
+      ValueError: the weights need more than one buffer.
     """
     room, buffers = room_for_weights(graph, budget)
     require(
@@ -67,7 +66,7 @@ def exact(
 
 
 class _Program:
-    """Variables by place in the order, through all steps."""
+    """The constraint program. Index p is a position in a step, t a position in all steps."""
 
     def __init__(self, graph: Graph, budget: Budget, room: int, reorder: bool, steps: int):
         self.graph, self.budget, self.steps = graph, budget, steps
@@ -93,32 +92,33 @@ class _Program:
         return [self.model.new_int_var(least, self.longest, f"{name}{t}") for t in range(self.all)]
 
     def _assign(self, reorder: bool) -> None:
-        """Which operator runs at which place of a step, and whether it is staged there."""
-        here = range(self.n)
-        self.staged_at: list[dict[int, Any]] = [{} for _ in here]
-        self.stays_at: list[dict[int, Any]] = [{} for _ in here]
-        for p in here:
-            for i in here if reorder else [p]:
-                self.stays_at[p][i] = self._bool(f"stays{p}_{i}")
+        """Adds which operator runs at which position, and whether it is staged or resident."""
+        positions = range(self.n)
+        self.staged_at: list[dict[int, Any]] = [{} for _ in positions]
+        self.resident_at: list[dict[int, Any]] = [{} for _ in positions]
+        for p in positions:
+            for i in positions if reorder else [p]:
+                self.resident_at[p][i] = self._bool(f"resident{p}_{i}")
                 if self.sizes[i]:
                     self.staged_at[p][i] = self._bool(f"staged{p}_{i}")
-            self.model.add_exactly_one([*self.stays_at[p].values(), *self.staged_at[p].values()])
+            self.model.add_exactly_one([*self.resident_at[p].values(), *self.staged_at[p].values()])
         if reorder:
             at = [
-                {p: self.stays_at[p][i] + self.staged_at[p].get(i, 0) for p in here} for i in here
+                {p: self.resident_at[p][i] + self.staged_at[p].get(i, 0) for p in positions}
+                for i in positions
             ]
-            for here_or_there in at:
-                self.model.add(sum(here_or_there.values()) == 1)
-            place = [sum(p * is_here for p, is_here in each.items()) for each in at]
+            for of_operator in at:
+                self.model.add(sum(of_operator.values()) == 1)
+            position = [sum(p * is_at for p, is_at in of_operator.items()) for of_operator in at]
             for i, operator in enumerate(self.graph.operators):
                 for other in operator.depends:
-                    self.model.add(place[other] < place[i])
+                    self.model.add(position[other] < position[i])
 
     def _at(self, t: int, values: list[int], *, staged: bool = False) -> Any:
-        """The value of the operator at a place; with `staged`, 0 where it is not staged."""
+        """Returns the value of the operator at t. With `staged`, it is 0 for a resident."""
         terms = list(self.staged_at[t % self.n].items())
-        terms += [] if staged else list(self.stays_at[t % self.n].items())
-        return sum(values[i] * is_here for i, is_here in terms)
+        terms += [] if staged else list(self.resident_at[t % self.n].items())
+        return sum(values[i] * is_at for i, is_at in terms)
 
     def _run(self) -> None:
         compute = [operator.compute_ns for operator in self.graph.operators]
@@ -130,12 +130,12 @@ class _Program:
         self.model.add(self.end[-1] <= self.period)
 
     def _stage(self) -> None:
-        """Pieces of transfers in order of use. A head begins a transfer, others join it."""
+        """Adds the transfers. An operator is a piece, the first piece of a transfer its head."""
         model = self.model
         self.is_staged = [self._bool(f"is_staged{p}") for p in range(self.n)] * self.steps
         self.head = [self._bool(f"head{t}") for t in range(self.all)]
-        self.begun = self._times("begun", -self.longest)
-        """When the transfer that t is part of starts, or earlier."""
+        self.transfer_start = self._times("transfer_start", -self.longest)
+        """Lower bound of the start of the transfer that t is part of."""
         ready, lane, piece = (
             self._times(name, -self.longest) for name in ("ready", "lane", "piece")
         )
@@ -146,22 +146,25 @@ class _Program:
                 model.add(staged == sum(self.staged_at[t].values()))
             model.add_implication(self.head[t], staged)
             model.add_bool_or(self.head[:t]).only_enforce_if([staged, self.head[t].negated()])
-            took = self._at(t, transfer_ns, staged=True) + self.graph.map_ns * self.head[t]
-            model.add(lane[t] >= piece[t] + took).only_enforce_if(staged)
-            model.add(ready[t] >= piece[t] + took).only_enforce_if(staged)
+            duration = self._at(t, transfer_ns, staged=True) + self.graph.map_ns * self.head[t]
+            model.add(lane[t] >= piece[t] + duration).only_enforce_if(staged)
+            model.add(ready[t] >= piece[t] + duration).only_enforce_if(staged)
             model.add(self.start[t] >= ready[t]).only_enforce_if(staged)
-            model.add(self.begun[t] <= piece[t]).only_enforce_if(self.head[t])
+            model.add(self.transfer_start[t] <= piece[t]).only_enforce_if(self.head[t])
             if t:
                 model.add(piece[t] >= lane[t - 1]).only_enforce_if(staged)
                 model.add(lane[t] >= lane[t - 1])
                 not_head = self.head[t].negated()
                 model.add(ready[t - 1] >= ready[t]).only_enforce_if(not_head)
-                model.add(self.begun[t] <= self.begun[t - 1]).only_enforce_if(not_head)
-            # What is staged first in the next round waits for the last transfer of this one.
+                model.add(self.transfer_start[t] <= self.transfer_start[t - 1]).only_enforce_if(
+                    not_head
+                )
+            # The first transfer of the next round waits for the last one of this round.
             model.add(piece[t] + self.period >= lane[-1]).only_enforce_if(staged)
 
     def _place(self) -> None:
-        """Any two lie apart, or are staged and take turns; one that stays has one place."""
+        """Adds the addresses. Two weights do not overlap, or both are staged and take turns. A
+        resident has one address."""
         model = self.model
         self.offset = [model.new_int_var(0, self.room, f"offset{t}") for t in range(self.all)]
         sizes = [self._at(t, self.sizes) for t in range(self.all)]
@@ -182,18 +185,18 @@ class _Program:
                 sharers[u].append(share)
                 one_of = [below, above, share]
                 if (u - t) % self.n == 0:
-                    stays = self.is_staged[u].negated()
-                    model.add(self.offset[t] == self.offset[u]).only_enforce_if(stays)
-                    one_of.append(stays)
+                    resident = self.is_staged[u].negated()
+                    model.add(self.offset[t] == self.offset[u]).only_enforce_if(resident)
+                    one_of.append(resident)
                 model.add_bool_or(one_of)
         for t in range(self.all):
             model.add_bool_or(sharers[t]).only_enforce_if(self.is_staged[t])
 
     def _takes_turns(self, t: int, u: int, share: Any) -> None:
-        """The transfer of u starts once t has run: in this round if t comes before u, else in the
-        round before."""
+        """Adds that the transfer of u starts after t has run: in this round if t is before u, or
+        else in the round before."""
         shift = self.period if u <= t else 0
-        self.model.add(self.begun[u] + shift >= self.end[t]).only_enforce_if(share)
+        self.model.add(self.transfer_start[u] + shift >= self.end[t]).only_enforce_if(share)
 
     def solve(self, effort: float) -> Optimum:
         solver = cp_model.CpSolver()
@@ -204,8 +207,8 @@ class _Program:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             raise PlanError(f"no plan was found with an effort of {effort}")
         order = [
-            next(i for i, here in [*stays.items(), *staged.items()] if solver.value(here))
-            for stays, staged in zip(self.stays_at, self.staged_at, strict=True)
+            next(i for i, is_at in [*resident.items(), *staged.items()] if solver.value(is_at))
+            for resident, staged in zip(self.resident_at, self.staged_at, strict=True)
         ]
         staged = [solver.boolean_value(is_staged) for is_staged in self.is_staged]
         heads = [solver.boolean_value(head) for head in self.head]
@@ -220,23 +223,26 @@ class _Program:
         n, unit = self.n, self.budget.alignment
         residents = {i for i, is_staged in zip(order, staged, strict=False) if not is_staged}
         graph = unrolled(self.graph, self.steps, residents)
-        everything = [step * n + i for step in range(self.steps) for i in order]
+        unrolled_order = [step * n + i for step in range(self.steps) for i in order]
         groups: list[list[int]] = []
-        for t, index in enumerate(everything):
+        for t, index in enumerate(unrolled_order):
             if staged[t] and heads[t]:
                 groups.append([index])
             elif staged[t]:
                 groups[-1].append(index)
-        address = {i: unit * at for i, at in zip(everything, offsets, strict=True)}
+        address = {i: unit * offset for i, offset in zip(unrolled_order, offsets, strict=True)}
         area = max(
-            unit * (at + self.sizes[i % n]) for i, at in zip(everything, offsets, strict=True)
+            unit * (offset + self.sizes[i % n])
+            for i, offset in zip(unrolled_order, offsets, strict=True)
         )
         transfers = [Transfer(tuple(group), None) for group in groups]
-        return graph, assemble(graph, self.budget, everything, address, [area], displaced=transfers)
+        return graph, assemble(
+            graph, self.budget, unrolled_order, address, [area], displaced=transfers
+        )
 
 
 def unrolled(graph: Graph, steps: int, residents: set[int]) -> Graph:
-    """So many steps as one: the operators again and again, residents with weights once."""
+    """Returns the graph of several steps. Residents have weights in the first step only."""
     n = len(graph)
     return Graph(
         tuple(

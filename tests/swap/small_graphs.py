@@ -1,4 +1,4 @@
-"""Random graphs and budgets, small enough to be planned by hundreds."""
+"""Small graphs, budgets and plans for tests, some of them random."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -13,7 +13,7 @@ from llada_jax.swap.graph import Graph, Operator
 def chain(
     weight_bytes: Sequence[int], compute_ns: Sequence[int], transfer_ns: Sequence[int]
 ) -> Graph:
-    """Operators `A`, `B` ... that do not depend on each other, by sizes and times."""
+    """Returns a graph of operators `A`, `B` ... without dependencies, from sizes and times."""
     columns = zip(weight_bytes, compute_ns, transfer_ns, strict=True)
     return Graph(
         tuple(
@@ -24,11 +24,11 @@ def chain(
 
 
 FIGURE_10 = chain([30, 10, 30, 30, 10], [2, 1, 2, 5, 1], [3, 1, 2, 3, 1])
-"""llada.cpp (arXiv 2606.13740), Figure 10: megabytes and milliseconds."""
+"""Figure 10 of arXiv 2606.13740: sizes in MB, times in ms."""
 
 
 def one_buffer(size: int, alignment: int = 1, **settings: int) -> Budget:
-    """A budget in which nothing but the bytes counts."""
+    """Returns a budget in which only the bytes are limited."""
     return Budget(
         session_bytes=size,
         alignment=alignment,
@@ -39,11 +39,11 @@ def one_buffer(size: int, alignment: int = 1, **settings: int) -> Budget:
 
 
 @st.composite
-def graphs(draw, *, most: int = 8) -> Graph:
-    """Graphs of some operators; some have no weights, some take no time."""
+def graphs(draw, *, max_operators: int = 8) -> Graph:
+    """Draws a graph. Operators may have no weights, or take no time."""
     small = st.integers(0, 9)
     operators = []
-    for index in range(draw(st.integers(1, most))):
+    for index in range(draw(st.integers(1, max_operators))):
         depends = draw(st.sets(st.integers(0, index - 1), max_size=2)) if index else set()
         operators.append(
             Operator(
@@ -59,7 +59,7 @@ def graphs(draw, *, most: int = 8) -> Graph:
 
 @st.composite
 def budgets(draw) -> Budget:
-    """Budgets from too small for anything to large enough for every such graph."""
+    """Draws a budget, from too small for any graph to large enough for all."""
     return Budget(
         session_bytes=draw(st.integers(1, 100)),
         max_buffers=draw(st.integers(1, 12)),
@@ -71,12 +71,14 @@ def budgets(draw) -> Budget:
     )
 
 
-def tight_instance(seed: int, most: int, alignment: int = 1) -> tuple[Graph, Budget]:
-    """A graph of up to so many operators that has to be staged, in one
-    buffer. Times are multiples of 12, so that rounding a period up changes it little."""
+def tight_instance(seed: int, max_operators: int, alignment: int = 1) -> tuple[Graph, Budget]:
+    """Returns a random graph with a budget of one buffer that is too small for its weights.
+
+    Times are multiples of 12, so that rounding a period to whole ns changes it little.
+    """
     rng = Random(seed)
     operators = []
-    for index in range(rng.randint(3, most)):
+    for index in range(rng.randint(3, max_operators)):
         depends = rng.sample(range(index), rng.randint(0, min(2, index)))
         size, compute, transfer = (rng.randint(1, 9) for _ in range(3))
         operators.append(
@@ -94,18 +96,20 @@ def tight_instance(seed: int, most: int, alignment: int = 1) -> tuple[Graph, Bud
     return graph, one_buffer(alignment * room, alignment)
 
 
-def in_shared_places(
+def with_shared_addresses(
     graph: Graph, budget: Budget, groups: Sequence[Sequence[int]], offsets: Mapping[int, int]
 ) -> Plan:
-    """A plan in which groups of operators take turns in one buffer, at given offsets; all others
-    stay in a buffer of their own."""
+    """Returns a plan in which groups of operators displace each other in one buffer.
+
+    All operators without an offset are resident in another buffer.
+    """
     order = range(len(graph))
     sizes = [operator.weight_bytes for operator in graph.operators]
-    stays = [i for i in order if i not in offsets]
-    starts = accumulate((sizes[i] for i in stays), initial=0)
-    placed = dict(zip(stays, starts, strict=False))
-    resident = sum(sizes[i] for i in stays)
-    placed |= {i: resident + offset for i, offset in offsets.items()}
+    residents = [i for i in order if i not in offsets]
+    starts = accumulate((sizes[i] for i in residents), initial=0)
+    address = dict(zip(residents, starts, strict=False))
+    resident_bytes = sum(sizes[i] for i in residents)
+    address |= {i: resident_bytes + offset for i, offset in offsets.items()}
     shared = max(offset + sizes[i] for i, offset in offsets.items())
     transfers = [Transfer(tuple(group), None) for group in groups]
-    return assemble(graph, budget, order, placed, [resident, shared], displaced=transfers)
+    return assemble(graph, budget, order, address, [resident_bytes, shared], displaced=transfers)

@@ -1,4 +1,4 @@
-"""The exact reference against all plans of tiny graphs, and the planner against the reference."""
+"""The optimal plans against all plans of tiny graphs, and `steady` against the optimal plans."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -18,7 +18,7 @@ from tests.swap.exact import exact
 
 TINY = {
     "shares": (chain([3, 2, 2], [40, 30, 20], [20, 30, 10]), 5),
-    "one_place": (chain([3, 3, 2], [10, 50, 30], [20, 20, 30]), 4),
+    "one_address": (chain([3, 3, 2], [10, 50, 30], [20, 20, 30]), 4),
     "grouped": (Graph(chain([1, 2, 3], [20, 60, 40], [10, 10, 10]).operators, map_ns=30), 4),
     "ordered": (
         Graph((Operator("a", 3, 50, 40), Operator("b", 1, 10, 10), Operator("c", 2, 9, 30, (0,)))),
@@ -28,7 +28,7 @@ TINY = {
 
 
 def all_plans(graph: Graph, room: int) -> Iterator[Plan]:
-    """Plans in which every operator has one place: all offsets, orders and transfers."""
+    """Yields all plans with one address per operator: all offsets, orders and transfers."""
     n, sizes = len(graph), [op.weight_bytes for op in graph.operators]
     budget = one_buffer(room)
     orders = [order for order in permutations(range(n)) if graph.is_order(order)]
@@ -42,12 +42,12 @@ def all_plans(graph: Graph, room: int) -> Iterator[Plan]:
                     [[*groups[-1], i]] if joins[i] and groups else [[i]]
                 )
             transfers = [Transfer(tuple(group), None) for group in groups]
-            placed = dict(enumerate(offsets))
-            yield assemble(graph, budget, order, placed, [room], displaced=transfers)
+            addresses = dict(enumerate(offsets))
+            yield assemble(graph, budget, order, addresses, [room], displaced=transfers)
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_the_reference_is_the_best_of_all_plans_of_a_tiny_graph(name: str):
+def test_the_optimum_is_the_best_of_all_plans_of_a_tiny_graph(name: str):
     graph, room = TINY[name]
     budget = one_buffer(room)
     valid = (plan for plan in all_plans(graph, room) if not problems(graph, budget, plan))
@@ -58,17 +58,17 @@ def test_the_reference_is_the_best_of_all_plans_of_a_tiny_graph(name: str):
 
 
 def step_ns_of_valid(graph: Graph, budget, steps: int, reorder: bool = True) -> Fraction:
-    """The step of the proven optimum, once the checker and the clock agree with it."""
+    """Returns the step of the proven optimum, which checker and exact stall confirm."""
     optimum = exact(graph, budget, reorder=reorder, steps=steps)
     assert problems(optimum.graph, budget, optimum.plan) == []
     assert optimum.is_proven and least_step_ns(graph, budget) <= optimum.step_ns
-    found = graph.compute_ns + stall_of(optimum.graph, optimum.plan) / steps
-    assert optimum.step_ns - 1 < found <= optimum.step_ns
+    exact_ns = graph.compute_ns + stall_of(optimum.graph, optimum.plan) / steps
+    assert optimum.step_ns - 1 < exact_ns <= optimum.step_ns
     return optimum.step_ns
 
 
 def test_addresses_that_alternate_between_two_steps_save_time():
-    """Three equal operators in two places: with one place each, two of them take turns."""
+    """Of three equal operators two fit. With one address each, two of them take turns."""
     graph, budget = chain([1] * 3, [12, 36, 12], [12] * 3), one_buffer(2)
     assert step_ns_of_valid(graph, budget, 1) == 72
     assert step_ns_of_valid(graph, budget, 2) == graph.compute_ns == 60
@@ -88,35 +88,35 @@ def test_150_aligned_plans_are_valid(seeds: range):
         assert step_ns_of_valid(graph, budget, steps=1) >= graph.compute_ns
 
 
-def over_the_optimum(seeds: range, most: int) -> list[float]:
-    """How much longer our steps are than the best ones with addresses of two steps, as ratios."""
+def ratios_to_optimum(seeds: range, max_operators: int) -> list[float]:
+    """Returns the steps of `steady`, relative to the optimum with addresses of two steps."""
     ratios = []
     for seed in seeds:
-        graph, budget = tight_instance(seed, most)
-        ours = graph.compute_ns + stall_of(graph, planner("steady")(graph, budget))
+        graph, budget = tight_instance(seed, max_operators)
+        steady = graph.compute_ns + stall_of(graph, planner("steady")(graph, budget))
         greedy = graph.compute_ns + stall_of(graph, planner("greedy")(graph, budget))
         least = step_ns_of_valid(graph, budget, 2)
-        assert least - 1 < ours <= greedy
-        ratios.append(float(ours / least))
+        assert least - 1 < steady <= greedy
+        ratios.append(float(steady / least))
     return ratios
 
 
-def test_ours_is_near_the_best_plans():
-    ratios = over_the_optimum(range(1000, 1008), most=5)
+def test_steady_is_near_the_optimum():
+    ratios = ratios_to_optimum(range(1000, 1008), max_operators=5)
     assert sum(ratios) / len(ratios) <= 1.05
 
 
 @pytest.mark.slow
-def test_ours_is_near_the_best_plans_of_200_graphs():
-    """Of irregular operators, which slots of one size suit least, in an order that is free; a
-    search of places, which went for what it won on real models, brought them to 1.12."""
-    ratios = over_the_optimum(range(200), most=6)
+def test_steady_is_near_the_optimum_of_200_graphs():
+    """These graphs are the hardest ones for slots: operators are irregular, and the optimum may
+    reorder them."""
+    ratios = ratios_to_optimum(range(200), max_operators=6)
     mean, equal = sum(ratios) / len(ratios), sum(ratio <= 1 for ratio in ratios)
-    print(f"our steps over the best ones: {mean:.4f}, at most {max(ratios):.3f}, {equal} equal")
+    print(f"steady over the optimum: {mean:.4f}, at most {max(ratios):.3f}, {equal} equal")
     assert mean <= 1.18
 
 
-def test_what_the_program_cannot_do_is_refused():
+def test_weights_in_several_buffers_are_refused():
     two_buffers = one_buffer(200).__class__(session_bytes=90, max_buffer_bytes=50, alignment=1)
     with pytest.raises(ValueError, match="max_buffer_bytes is 50; allowed: all weights in one"):
         exact(FIGURE_10, two_buffers)

@@ -7,7 +7,7 @@ import pytest
 from llada_jax.swap.address_space import Budget, Plan, Region, in_slots
 from llada_jax.swap.graph import Graph, Operator
 from llada_jax.swap.plan_checker import problems
-from tests.swap.small_graphs import in_shared_places
+from tests.swap.small_graphs import with_shared_addresses
 
 GRAPH = Graph(
     (
@@ -23,7 +23,7 @@ BUDGET = Budget(
     tokens=8, temporary_bytes=15,
 )  # fmt: skip
 SLOTTED = in_slots(GRAPH, BUDGET, [[0], [1], [2], [4]], 2)
-SHARED = in_shared_places(GRAPH, BUDGET, [[0], [2], [4]], {0: 0, 2: 1, 4: 0})
+SHARED = with_shared_addresses(GRAPH, BUDGET, [[0], [2], [4]], {0: 0, 2: 1, 4: 0})
 
 
 def with_weights_at(plan: Plan, index: int, region: Region) -> Plan:
@@ -73,7 +73,7 @@ def test_residents_may_not_be_overwritten():
 
 def test_a_transfer_may_not_wait_for_an_operator_that_waits_for_it():
     """One transfer has the weights of two operators at the same address."""
-    plan = in_shared_places(GRAPH, BUDGET, [[0, 2], [4]], {0: 0, 2: 0, 4: 0})
+    plan = with_shared_addresses(GRAPH, BUDGET, [[0, 2], [4]], {0: 0, 2: 0, 4: 0})
     (problem,) = problems(GRAPH, BUDGET, plan)
     assert problem == "transfer 0 waits for an operator that waits for it"
 

@@ -10,7 +10,7 @@ from llada_jax.swap.address_space import PlanError, in_slots
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.planners import PLANNERS, planner
 from llada_jax.swap.stall_times import last_users, least_step_ns, staged_bytes, stall_of, unfold
-from tests.swap.small_graphs import budgets, chain, graphs, in_shared_places, one_buffer
+from tests.swap.small_graphs import budgets, chain, graphs, one_buffer, with_shared_addresses
 
 LONG = 2 * 60
 """Number of steps that is a multiple of the periods from 1 to 6 steps."""
@@ -83,7 +83,7 @@ def test_groups_that_fit_into_the_slots_are_resident():
 def test_a_group_is_one_mapping_and_waits_until_its_region_is_free():
     graph = chain([1, 1, 2, 4], [3, 3, 3, 3], [2, 2, 2, 0])
     graph = type(graph)(graph.operators, map_ns=10)
-    plan = in_shared_places(graph, one_buffer(6), [[0, 1], [2]], {0: 0, 1: 1, 2: 0})
+    plan = with_shared_addresses(graph, one_buffer(6), [[0, 1], [2]], {0: 0, 1: 1, 2: 0})
     (first, second) = unfold(graph, plan, 1).transfers
     assert first[2:] == (0, 14)
     assert second[2:] == (14 + 6, 14 + 6 + 12)

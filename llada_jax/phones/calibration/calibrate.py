@@ -72,7 +72,7 @@ class RowPrediction(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """The profile of a measured phone, and what the rows determined."""
+    """The profile of a measured phone, and the numbers that the rows identified."""
 
     profile: Profile
     identified: tuple[IdentifiedNumber, ...]

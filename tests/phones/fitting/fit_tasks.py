@@ -1,7 +1,7 @@
-"""Calibration of what a phone is asked to run: how decoding goes, tasks, and sessions.
+"""Fits the decoding process, the datasets and the sessions of phones to published figures.
 
-As `tests.phones.fitting.fit`, it is handed the content of `fit.json` and cannot see the other
-file. What it gives is written down in `published/tasks.json` and in profiles; tests hold that.
+Like `tests.phones.fitting.fit`, the functions get the content of `fit.json` as an argument. The
+results are stored in `published/tasks.json` and in the profiles, and tests compare them.
 """
 
 import math
@@ -31,9 +31,9 @@ TASK_TOKENS = 128
 
 
 def fit_dynamics(figures: Figures) -> Dynamics:
-    """Fits the process of LLaDA-8B to Figures 5a, 5b, 5c and 8."""
+    """Fits the decoding process of LLaDA-8B to Figures 5a, 5b, 5c and 8."""
     first, tail = figures["fig8_first_commit_step"], figures["fig5a_tail_steps_pct"]
-    places = np.array(first["position"]) - 1
+    positions = np.array(first["position"]) - 1
     masks = np.array(tail["masks_left"]) - 1
     thresholds = figures["fig5b"]["commit_threshold"]
 
@@ -41,16 +41,16 @@ def fit_dynamics(figures: Figures) -> Dynamics:
         return float(np.interp(threshold, thresholds, figures["fig5b"][name]))
 
     def misfit(candidate: tuple[float, float]) -> float:
-        found = statistics(Dynamics(reach=candidate[0], decay=candidate[1]), runs=200)
-        by_position = np.mean((found.first_commit[places] / np.array(first["values"]) - 1) ** 2)
+        blocks = statistics(Dynamics(reach=candidate[0], decay=candidate[1]), runs=200)
+        by_position = np.mean((blocks.first_commit[positions] / np.array(first["values"]) - 1) ** 2)
         return float(
-            by_position + np.mean((found.tail_share[masks] - np.array(tail["pct"]) / 100) ** 2)
+            by_position + np.mean((blocks.tail_share[masks] - np.array(tail["pct"]) / 100) ** 2)
         )
 
     grid = [(r / 100, d / 100) for r in range(40, 81, 5) for d in range(86, 97)]
     reach, decay = min(grid, key=misfit)
     higher = STABLE - VISIBLE
-    tokens = [at(each, "tokens_per_step") for each in (VISIBLE, STABLE)]
+    tokens = [at(threshold, "tokens_per_step") for threshold in (VISIBLE, STABLE)]
     return Dynamics(
         reach=reach,
         decay=decay,
@@ -62,14 +62,14 @@ def fit_dynamics(figures: Figures) -> Dynamics:
 
 
 def fit_prompt(figures: Figures, task: str, graphs: GraphsLike, profile: Profile) -> int:
-    """Finds the unpublished length of a task's prompts by its two fitted CPU cells of Figure 11."""
+    """Fits the unpublished length of a task's prompts to its two CPU cells of Figure 11."""
     cells = figures["fig11_s"][profile.soc][task]
-    wanted = {int(n): cell["cpu"] / int(n) for n, cell in cells.items() if "cpu" in cell}
+    published = {int(n): cell["cpu"] / int(n) for n, cell in cells.items() if "cpu" in cell}
     phone = ForwardTimer(graphs, profile, System(body="cpu"))
 
     def misfit(prompt: int) -> float:
-        found = {n: phone.step(Forward(prompt + n, 0, prompt + n)).seconds for n in wanted}
-        return sum(math.log(found[n] / wanted[n]) ** 2 for n in wanted)
+        modelled = {n: phone.step(Forward(prompt + n, 0, prompt + n)).seconds for n in published}
+        return sum(math.log(modelled[n] / published[n]) ** 2 for n in published)
 
     return min(range(8, 256, 2), key=misfit)
 
@@ -77,70 +77,75 @@ def fit_prompt(figures: Figures, task: str, graphs: GraphsLike, profile: Profile
 def fit_answer(
     figures: Figures, task: str, prompt: int, dynamics: Dynamics, phone: ForwardTimer, runs: int
 ) -> tuple[Dynamics, list[float]]:
-    """Fits how fast a task settles, and where its answers end, to its three llada.cpp cells.
+    """Fits a task's `reach` and `answer` to its three llada.cpp cells of Figure 11.
 
-    Returns what is left: the logarithms of published over modelled.
+    Returns them in the dynamics, and the residuals: logarithms of published over modelled times.
     """
     cells = figures["fig11_s"][phone.profile.soc][task]
-    wanted = {int(tokens): cell["llada_cpp"] for tokens, cell in cells.items()}
+    published = {int(tokens): cell["llada_cpp"] for tokens, cell in cells.items()}
 
-    def left(tried: Dynamics) -> list[float]:
+    def residuals(candidate: Dynamics) -> list[float]:
         return [
-            math.log(s / mean_latency(tried, prompt, n, phone, runs)) for n, s in wanted.items()
+            math.log(s / mean_latency(candidate, prompt, n, phone, runs))
+            for n, s in published.items()
         ]
 
     def misfit(reach: float, answer: int | None) -> float:
-        return float(np.sum(np.square(left(replace(dynamics, reach=reach, answer=answer)))))
+        return float(np.sum(np.square(residuals(replace(dynamics, reach=reach, answer=answer)))))
 
-    found = {}
+    misfits = {}
     for answer in (*range(16, TASK_TOKENS, 16), None):
         best: Any = optimize.minimize_scalar(misfit, (0.1, 0.9), (0.05, 1.0), answer, "bounded",
                                         options={"xatol": 0.005})  # fmt: skip
-        found[replace(dynamics, reach=float(best.x), answer=answer)] = best.fun
-    chosen = min(found, key=lambda each: found[each])
-    return chosen, left(chosen)
+        misfits[replace(dynamics, reach=float(best.x), answer=answer)] = best.fun
+    best_dynamics = min(misfits, key=lambda candidate: misfits[candidate])
+    return best_dynamics, residuals(best_dynamics)
 
 
 def fit_rates(
     figures: Figures,
     graphs: GraphsLike,
     profile: Profile,
-    like: Profile,
+    other: Profile,
     prompts: Mapping[str, int],
 ) -> dict[str, float]:
-    """Fits one factor between two phones' NPU rates to the 128-token NPU cells of Figure 11."""
+    """Fits the factor between the NPU rates of two phones to the 128-token NPU cells of Figure 11.
+
+    Returns the rates of `profile`, which are those of `other` times the factor.
+    """
     paths = [f"npu.llada_cpp.{name}" for name in ("dequant_gweights", "fast_dequant_gweights")]
     overhead = "npu.llada_cpp.layer_overhead_us"
 
     def values(factor: float) -> dict[str, float]:
-        rates = {path: like.numbers[path].value * factor for path in paths}
-        return rates | {overhead: like.numbers[overhead].value / factor}
+        rates = {path: other.numbers[path].value * factor for path in paths}
+        return rates | {overhead: other.numbers[overhead].value / factor}
 
     def misfit(factor: float) -> float:
         logs = session_logs(figures, graphs, profile.with_values(values(factor)), "npu", prompts)
         return float(np.mean(logs)) ** 2
 
-    found: Any = optimize.minimize_scalar(misfit, (0.5, 1.5))
-    return values(float(found.x))
+    best: Any = optimize.minimize_scalar(misfit, (0.5, 1.5))
+    return values(float(best.x))
 
 
 def fit_spread(
     figures: Figures, graphs: GraphsLike, profile: Profile, prompts: Mapping[str, int]
 ) -> tuple[float, float]:
-    """Fits how much runs of the CPU vary, by what prompts leave of the cells they are fitted to.
+    """Estimates the spread of CPU runs from the residuals of the fitted prompts.
 
-    Returns the standard deviation of logarithms, and the tokens that prompts are known to by it.
+    Returns the standard deviation of the logarithm, and the resulting standard deviation of the
+    prompts' lengths in tokens.
     """
     phone = ForwardTimer(graphs, profile, System(body="cpu"))
-    left, rows = [], []
+    residuals, rows = [], []
     for task, cells in figures["fig11_s"][profile.soc].items():
         for tokens, cell in cells.items():
             if "cpu" in cell:
                 workload = vanilla(prompts[task], int(tokens))
-                left.append(math.log(cell["cpu"] / phone.latency(workload)))
+                residuals.append(math.log(cell["cpu"] / phone.latency(workload)))
                 rows.append(workload.canvas)
-    spread = math.sqrt(sum(each**2 for each in left) / (len(left) - len(prompts)))
-    information = sum(1 / each**2 for each in rows) / len(prompts)
+    spread = math.sqrt(sum(r**2 for r in residuals) / (len(residuals) - len(prompts)))
+    information = sum(1 / n**2 for n in rows) / len(prompts)
     return spread, spread / math.sqrt(information)
 
 
@@ -151,7 +156,7 @@ def session_logs(
     column: Processor,
     prompts: Mapping[str, int],
 ) -> list[float]:
-    """Returns ln(published over modelled) of a processor's 128-token baselines, by task."""
+    """Returns ln(published / modelled) of a processor's 128-token baselines, by task."""
     system = System(body="cpu") if column == "cpu" else System(runtime="remap")
     phone = ForwardTimer(graphs, profile, system, TASK_TOKENS + max(prompts.values()))
     cells = figures["fig11_s"][profile.soc]
@@ -165,18 +170,18 @@ def session_logs(
 def fit_sessions(
     figures: Figures, graphs: GraphsLike, profile: Profile, prompts: Mapping[str, int]
 ) -> dict[str, float]:
-    """Fits how slow a phone's sessions are, and how they spread, to the same cells."""
-    found = {}
+    """Fits the slowdown of a phone's sessions, and its spread, to the same cells."""
+    numbers = {}
     for column in get_args(Processor):
         logs = session_logs(figures, graphs, profile, column, prompts)
-        found[f"session.{column}_slowdown"] = math.exp(np.mean(logs))
-        found[f"session.{column}_spread"] = float(np.std(logs, ddof=1))
-    return found
+        numbers[f"session.{column}_slowdown"] = math.exp(np.mean(logs))
+        numbers[f"session.{column}_spread"] = float(np.std(logs, ddof=1))
+    return numbers
 
 
 def mean_latency(
     dynamics: Dynamics, prompt: int, tokens: int, phone: ForwardTimer, runs: int
 ) -> float:
-    """Returns mean seconds of llada.cpp's decoding, over so many runs of the process."""
-    found = (decode(dynamics, Techniques(), prompt, tokens, seed) for seed in range(runs))
-    return float(np.mean([phone.latency(workload) for workload in found]))
+    """Returns the mean seconds of llada.cpp's decoding over `runs` runs of the process."""
+    workloads = (decode(dynamics, Techniques(), prompt, tokens, seed) for seed in range(runs))
+    return float(np.mean([phone.latency(workload) for workload in workloads]))

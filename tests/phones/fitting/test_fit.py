@@ -1,4 +1,4 @@
-"""Calibration knows its own figures only, and still gives the numbers that the profiles hold."""
+"""The fit uses only its own figures, and reproduces the numbers of the profiles."""
 
 import ast
 import shutil
@@ -24,7 +24,7 @@ TO_FOUR_DIGITS = 1e-3
 
 @pytest.mark.parametrize("module", [fit, fit_tasks])
 def test_the_fit_cannot_read_a_validation_figure(module):
-    """It imports no reader and opens no file: figures come as arguments, from `fit.json` alone."""
+    """The module imports no reader and opens no file: figures are arguments, from `fit.json`."""
     tree = ast.parse(Path(module.__file__).read_text())
     imported = {
         name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom | ast.Import)
@@ -36,16 +36,16 @@ def test_the_fit_cannot_read_a_validation_figure(module):
     assert not {"open", "__import__"} & called
 
 
-def numbers(node) -> int:
-    """Counts the published numbers of a file, without those that say where they were read."""
+def count_numbers(node) -> int:
+    """Returns how many published numbers a file contains, without the coordinates of points."""
     if isinstance(node, dict):
-        return sum(numbers(each) for key, each in node.items() if key not in PLACES)
+        return sum(count_numbers(value) for key, value in node.items() if key not in COORDINATES)
     if isinstance(node, list):
-        return sum(map(numbers, node))
+        return sum(map(count_numbers, node))
     return isinstance(node, int | float)
 
 
-PLACES = {
+COORDINATES = {
     *("rows", "group", "commit_threshold", "masks_left", "position", "resident_mib", "stable"),
     *("visible", "inputs", "outputs", "staging_mib", "buffers", "buffer_mib"),
 }
@@ -53,26 +53,28 @@ PLACES = {
 
 def test_less_than_a_quarter_of_the_published_figures_is_fitted():
     table7 = len(WORLD.published["table7"]["rows"])
-    rest = {key: each for key, each in WORLD.published.items() if key not in ("table7", "table6_s")}
-    predicted = numbers(rest) + table7 + len(WORLD.published["table6_s"]["rows"])
-    fitted = numbers(FIGURES)
+    rest = {
+        key: value for key, value in WORLD.published.items() if key not in ("table7", "table6_s")
+    }
+    predicted = count_numbers(rest) + table7 + len(WORLD.published["table6_s"]["rows"])
+    fitted = count_numbers(FIGURES)
     assert fitted < 0.25 * (fitted + predicted)
 
 
 def cells(soc: str) -> int:
-    return numbers(FIGURES["fig11_s"][soc])
+    return count_numbers(FIGURES["fig11_s"][soc])
 
 
 def count(*names: str) -> int:
-    return sum(numbers(FIGURES[name]) for name in names)
+    return sum(count_numbers(FIGURES[name]) for name in names)
 
 
 LINES = [FIGURES[name] for name in
          ("table2_step_ms", "fig3a_ffn_down_ms", "fig3b_ffn_down_32_rows_ms")]  # fmt: skip
 FITS = {
-    # what is fitted: how many numbers, and to how many figures
-    "kernels on the CPU": (3, sum(len(each["cpu"]) for each in LINES)),
-    "kernels on the NPU": (3, sum(len(each["npu"]) for each in LINES)),
+    # Number of fitted numbers, and number of published figures that they are fitted to.
+    "kernels on the CPU": (3, sum(len(line["cpu"]) for line in LINES)),
+    "kernels on the NPU": (3, sum(len(line["npu"]) for line in LINES)),
     "a mapping event": (1, count("fig5d_ffn_op_ms")),
     "copies": (2, count("fig13c_ends_ms")),
     "decoding": (5, count("fig5a_tail_steps_pct", "fig5b", "fig5c_skippable_decision_pct",
@@ -87,15 +89,15 @@ FITS = {
     "platform: a mapping": (1, count("platform_remap_sweep")),
 }  # fmt: skip
 BY_CONSTRUCTION = {"copies", *(name for name in FITS if name.startswith("platform"))}
-"""Fits that meet their figures with as many numbers: docs/phones.md says so."""
+"""Fits with as many numbers as figures, which therefore test nothing (docs/phones.md)."""
 
 
-def test_fewer_numbers_than_figures_are_fitted_but_for_those_that_are_named():
+def test_fits_have_fewer_numbers_than_figures_except_the_listed_ones():
     assert {name for name, (fitted, known) in FITS.items() if fitted >= known} == BY_CONSTRUCTION
-    assert sum(known for _, known in FITS.values()) == numbers(FIGURES) - 2
+    assert sum(known for _, known in FITS.values()) == count_numbers(FIGURES) - 2
 
 
-def test_calibration_works_where_there_is_no_validation_file(tmp_path, monkeypatch):
+def test_fits_work_without_the_validation_file(tmp_path, monkeypatch):
     for name in ("fit.json", "tasks.json"):
         shutil.copy(PUBLISHED / name, tmp_path)
     monkeypatch.setattr(published_tasks, "PUBLISHED", tmp_path)
@@ -107,17 +109,19 @@ def test_calibration_works_where_there_is_no_validation_file(tmp_path, monkeypat
 
 
 def keys(node, path=()) -> set:
-    """Paths of all numbers; those of a list by what they were read at, where that is known."""
+    """Returns the paths of all numbers. Numbers of a list are identified by their coordinate."""
     if isinstance(node, dict):
-        places = next((node[name] for name in PLACES if isinstance(node.get(name), list)), ())
+        coordinates = next(
+            (node[name] for name in COORDINATES if isinstance(node.get(name), list)), ()
+        )
         return {
-            found
-            for key, each in node.items()
-            if key not in PLACES
-            for found in (
-                {(*path, key, str(place)) for place in places}
-                if isinstance(each, list)
-                else keys(each, (*path, key))
+            number_path
+            for key, value in node.items()
+            if key not in COORDINATES
+            for number_path in (
+                {(*path, key, str(coordinate)) for coordinate in coordinates}
+                if isinstance(value, list)
+                else keys(value, (*path, key))
             )
         }
     return {path} if isinstance(node, int | float) else set()
@@ -132,34 +136,34 @@ def test_the_two_files_share_no_number():
         for column in ("cpu", "cpu_cache", "npu", "llada_cpp")
     }
     assert held_out <= keys(WORLD.published)
-    of_the_fit = {path[1:] for path in keys(FIGURES) if path[0] == "fig11_s"}
-    assert not of_the_fit & {path[2:] for path in keys(WORLD.published) if path[0] == "fig11_s"}
+    fitted_cells = {path[1:] for path in keys(FIGURES) if path[0] == "fig11_s"}
+    assert not fitted_cells & {path[2:] for path in keys(WORLD.published) if path[0] == "fig11_s"}
     assert not {"CPU", "+SCR"} & set(dict(WORLD.published["table6_s"]["rows"]))
 
 
 @pytest.mark.parametrize("name", ["fit_cpu", "fit_npu", "fit_mapping"])
-def test_the_profile_holds_what_the_fit_gives(name):
-    found = getattr(fit, name)(FIGURES, LLADA, PHONE)
-    held = {path: PHONE.numbers[path].value for path in found}
-    assert held == pytest.approx(found, rel=TO_FOUR_DIGITS)
-    assert {PHONE.numbers[path].tag for path in found} == {"derived"}
+def test_the_profile_contains_the_result_of_the_fit(name):
+    fitted = getattr(fit, name)(FIGURES, LLADA, PHONE)
+    stored = {path: PHONE.numbers[path].value for path in fitted}
+    assert stored == pytest.approx(fitted, rel=TO_FOUR_DIGITS)
+    assert {PHONE.numbers[path].tag for path in fitted} == {"derived"}
 
 
-def test_the_vendor_class_is_what_genies_models_give():
+def test_the_vendor_kernels_are_the_result_of_the_fit():
     profiles = [load_profile(soc) for soc in ("SM8750", "SM8850")]
-    found = fit.fit_vendor(FIGURES, lambda shape: graphs_of(shape, "int4"), profiles)
+    fitted = fit.fit_vendor(FIGURES, lambda shape: graphs_of(shape, "int4"), profiles)
     for profile in profiles:
-        held = {path: profile.numbers[path].value for path in found[profile.soc]}
-        assert held == pytest.approx(found[profile.soc], rel=TO_FOUR_DIGITS)
+        stored = {path: profile.numbers[path].value for path in fitted[profile.soc]}
+        assert stored == pytest.approx(fitted[profile.soc], rel=TO_FOUR_DIGITS)
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.floats(0.1, 10), st.floats(0.1, 10))
-def test_least_squares_finds_parameters_golden(a, b):
+def test_fit_numbers_recovers_parameters(a, b):
     x = np.array([1.0, 2.0, 5.0, 9.0])
 
     def misfit(profile):
         return (profile.power.idle_w + profile.power.npu_w * x) / (a + b * x) - 1
 
-    found = fit.fitted(PHONE, {"power.idle_w": 1.0, "power.npu_w": 1.0}, misfit)
-    assert [*found.values()] == pytest.approx([a, b], rel=1e-3)
+    fitted = fit.fit_numbers(PHONE, {"power.idle_w": 1.0, "power.npu_w": 1.0}, misfit)
+    assert [*fitted.values()] == pytest.approx([a, b], rel=1e-3)

@@ -1,4 +1,4 @@
-"""What is written down of tasks and sessions is what the fit still gives."""
+"""The stored process, tasks and sessions are the result of the fit."""
 
 from dataclasses import asdict
 
@@ -18,25 +18,25 @@ PHONE = load_profile("SM8750")
 PROMPTS = {name: WORLD.task(name).prompt for name in WORLD.fitted["tasks"]}
 
 
-def test_the_process_is_what_the_fit_gives():
-    found = asdict(fit_tasks.fit_dynamics(FIGURES))
-    assert found.pop("answer") is None
-    held = asdict(WORLD.dynamics)
-    assert found == pytest.approx({name: held[name] for name in found}, rel=1e-4)
+def test_the_process_is_the_result_of_the_fit():
+    fitted = asdict(fit_tasks.fit_dynamics(FIGURES))
+    assert fitted.pop("answer") is None
+    stored = asdict(WORLD.dynamics)
+    assert fitted == pytest.approx({name: stored[name] for name in fitted}, rel=1e-4)
 
 
-def test_prompts_and_their_doubt_are_what_the_fit_gives():
-    found = {name: fit_tasks.fit_prompt(FIGURES, name, LLADA, PHONE) for name in PROMPTS}
-    assert found == PROMPTS
+def test_prompts_and_their_spread_are_the_result_of_the_fit():
+    fitted = {name: fit_tasks.fit_prompt(FIGURES, name, LLADA, PHONE) for name in PROMPTS}
+    assert fitted == PROMPTS
     spread, tokens = fit_tasks.fit_spread(FIGURES, LLADA, PHONE, PROMPTS)
     assert PHONE.session.cpu_spread == pytest.approx(spread, rel=1e-2)
     assert WORLD.prompt_spread == pytest.approx(tokens, rel=1e-2)
 
 
-def test_sessions_and_rates_of_other_phones_are_what_the_fit_gives():
+def test_sessions_and_rates_of_other_phones_are_the_result_of_the_fit():
     slow = load_profile("SM8650")
-    found = fit_tasks.fit_sessions(FIGURES, LLADA, slow, PROMPTS)
-    assert {path: slow.numbers[path].value for path in found} == pytest.approx(found, rel=1e-3)
+    fitted = fit_tasks.fit_sessions(FIGURES, LLADA, slow, PROMPTS)
+    assert {path: slow.numbers[path].value for path in fitted} == pytest.approx(fitted, rel=1e-3)
     new = load_profile("SM8850")
     rates = fit_tasks.fit_rates(FIGURES, LLADA, new, PHONE, PROMPTS)
     assert {path: new.numbers[path].value for path in rates} == pytest.approx(rates, rel=2e-3)
@@ -45,18 +45,18 @@ def test_sessions_and_rates_of_other_phones_are_what_the_fit_gives():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*PROMPTS])
-def test_a_task_is_what_its_three_cells_give(name):
+def test_a_task_is_the_result_of_the_fit(name):
     timer = ForwardTimer(LLADA, PHONE, System(), CANVAS)
-    found, left = fit_tasks.fit_answer(
+    fitted, residuals = fit_tasks.fit_answer(
         FIGURES, name, PROMPTS[name], WORLD.dynamics, timer, WORLD.runs
     )
-    held = WORLD.task(name).dynamics
-    assert found.answer == held.answer
-    assert found.reach == pytest.approx(held.reach, abs=0.01)
-    assert max(map(abs, left)) < 0.15
+    stored = WORLD.task(name).dynamics
+    assert fitted.answer == stored.answer
+    assert fitted.reach == pytest.approx(stored.reach, abs=0.01)
+    assert max(map(abs, residuals)) < 0.15
 
 
-def test_a_mean_is_over_runs_of_the_process():
+def test_the_mean_latency_of_a_task():
     timer = ForwardTimer(LLADA, PHONE, System(), CANVAS)
     task = WORLD.task("GSM8K")
     mean = fit_tasks.mean_latency(task.dynamics, task.prompt, 32, timer, runs=2)
