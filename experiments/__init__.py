@@ -1,7 +1,8 @@
-"""The verbs, each a program: `python -m experiments.<verb>`.
+"""The command-line programs of the project, its verbs: `python -m experiments.<verb>`.
 
-What a verb needs of its surroundings is checked here, before JAX is imported: it would end the
-process in C++.
+Python imports this package before any verb, so the process's surroundings are checked here: an
+open output, enough memory, a command line in UTF-8. JAX, imported later, would abort in C++ if one
+of them were missing, without a message that helps.
 """
 
 import os
@@ -11,14 +12,14 @@ import sys
 from io import TextIOWrapper
 
 
-def end_while_importing(*_: object) -> None:
+def exit_on_interrupt(*_: object) -> None:
     os.write(2, b"error: stopped by SIGINT, before anything began\n")
     os._exit(130)
 
 
 def check_surroundings() -> None:
-    """Ends the program with one line if it cannot run here. Reads the command line as UTF-8
-    whatever the locale, and has characters that the output cannot show replaced."""
+    """Exits with one line if the program cannot run here. Decodes the command line as UTF-8 in
+    any locale, and makes the output escape characters that it cannot encode."""
     if sys.stdout is None:
         sys.exit("error: standard output is closed; allowed: an open one, such as /dev/null")
     if isinstance(sys.stdout, TextIOWrapper):
@@ -30,14 +31,14 @@ def check_surroundings() -> None:
             f"error: the limit of memory (ulimit -v) is {limit >> 10} KiB; allowed: {needed >> 10} "
             f"or more, which JAX needs on {cpus} CPUs"
         )
-    for place, argument in enumerate(sys.argv):
+    for index, argument in enumerate(sys.argv):
         try:
-            sys.argv[place] = os.fsencode(argument).decode("utf-8")
+            sys.argv[index] = os.fsencode(argument).decode("utf-8")
         except UnicodeDecodeError:
-            sys.exit(f"error: {os.fsencode(argument)} is no UTF-8; allowed: text in UTF-8")
+            sys.exit(f"error: {os.fsencode(argument)} is not UTF-8; allowed: text in UTF-8")
 
 
 if sys.argv[0] == "-m":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, end_while_importing)
+        signal.signal(signal.SIGINT, exit_on_interrupt)
     check_surroundings()

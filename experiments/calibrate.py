@@ -1,13 +1,14 @@
-"""A phone's own profile from rows that were measured on it, or a table of drawn phones.
+"""Fits a phone's profile to times measured on it, or tests the fit on synthetic phones.
 
     python -m experiments.calibrate measurements=phone.csv parent=SM8750
     python -m experiments.calibrate measurements=pulled/llada8b shape=llada_8b name=my-phone
     python -m experiments.calibrate synthetic=12
 
-The run folder gets `<name>.yaml`, which `phone=` of every verb and `lj.phone` load, and what was
-measured in one file, `measured.csv`. Rows are the numbers that were identified, correlations of
-what is left open, and the rows that were held out, each with its band of 95 %. `synthetic` draws
-phones from what the parent leaves open instead, and says how far 10 and 30 rows bring the others.
+The run folder gets `<name>.yaml`, which `phone=` of every verb and `lj.phone` load, and the
+measurements in one file, `measured.csv`. Result rows are the identified parameters, correlations
+between uncertain ones, and the held-out measurements, each with its 95 % band. `synthetic` draws
+phones from the parent's uncertainty instead, and reports how well a fit to 10 and 30 measurements
+predicts the rest.
 """
 
 import math
@@ -36,13 +37,13 @@ from llada_jax.phones.uncertainty import doubt_of
 
 SHOWN_CORRELATIONS = 5
 COUNTS = (0, 10, 30)
-"""Rows of a drawn phone that the fit sees; 0: the parent alone."""
+"""Numbers of a synthetic phone's measurements to fit; with 0 the parent's profile is used."""
 ROW = partial(ResultRow, kind="modelled")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateConfig:
-    """What was measured, and on what it builds. The comments are in conf/calibrate.yaml."""
+    """Settings of the verb; conf/calibrate.yaml explains each."""
 
     measurements: str | None = None
     parent: str = "SM8750"
@@ -71,43 +72,43 @@ class CalibrateConfig:
 
 
 def calibrate_phone(config: CalibrateConfig, run: Run) -> None:
-    """Writes a phone's profile, or the table of drawn phones."""
+    """Writes a phone's profile, or the table of synthetic phones."""
     if config.measurements is None:
         parent = load_profile(config.parent)
         run.begin()
         run.finish(list(_drawn(config, parent)))
         return
     rows = hold_out(read_measurements(config.measurements), config.hold_every)
-    found = calibrate(
+    calibration = calibrate(
         rows, load_profile(config.parent), config.shape, kernels=config.kernels, cpu=config.cpu,
         name=config.name,
     )  # fmt: skip
     run.begin()
     write_measurements(run.folder / "measured.csv", rows)
     path = run.folder / f"{config.name}.yaml"
-    found.profile.save(path)
-    run.finish(list(_rows(found)))
+    calibration.profile.save(path)
+    run.finish(list(_rows(calibration)))
     print(f"\n{path} is the phone's profile: lj.phone({str(path)!r})")
 
 
-def _rows(found: Calibration) -> Iterator[ResultRow]:
-    profile = found.profile
-    for path, (before, after) in found.counted.items():
+def _rows(calibration: Calibration) -> Iterator[ResultRow]:
+    profile = calibration.profile
+    for path, (before, after) in calibration.counted.items():
         yield ROW(f"changed/{path}", after, f"{profile.numbers[path].unit}, for {before:g}")
-    for path, parent, value, before, doubt in found.identified:
-        factor = math.exp(1.96 * doubt)
+    for path, parent, value, before, relative in calibration.identified:
+        factor = math.exp(1.96 * relative)
         yield ROW(
             f"identified/{path}", value, profile.numbers[path].unit, reference=parent,
             interval=(value / factor, value * factor), source=f"parent, known to {before:.0%}",
         )  # fmt: skip
-    for one, other, correlation in found.correlations[:SHOWN_CORRELATIONS]:
+    for one, other, correlation in calibration.correlations[:SHOWN_CORRELATIONS]:
         yield ROW(f"correlation/{one}, {other}", correlation, "-")
-    for row, ms, low, high in found.predicted:
+    for row, ms, low, high in calibration.predicted:
         yield ROW(
             f"held_out/{row.name}", ms, "ms", reference=row.median_ms, band=(low, high),
             fitted=False, source="measured, not fitted",
         )  # fmt: skip
-    yield from _in_band("held_out", [each.is_inside for each in found.predicted])
+    yield from _in_band("held_out", [row.is_inside for row in calibration.predicted])
 
 
 def _in_band(name: str, inside: Sequence[bool]) -> Iterator[ResultRow]:
@@ -116,10 +117,10 @@ def _in_band(name: str, inside: Sequence[bool]) -> Iterator[ResultRow]:
 
 
 def drawn_phone(parent: Profile, cost_model: CostModel, seed: int) -> Profile:
-    """Draws a phone from what the parent leaves open: each number by its doubt, alone."""
+    """Draws a phone: each parameter of the parent independently, by its uncertainty."""
     draw, numbers = np.random.default_rng(seed).standard_normal, cost_model.numbers(parent)
     return parent.with_values(
-        {path: each.value * math.exp(doubt_of(each) * draw()) for path, each in numbers.items()}
+        {path: n.value * math.exp(doubt_of(n) * draw()) for path, n in numbers.items()}
     )
 
 
@@ -130,32 +131,32 @@ def measured(
     seed: int,
     noise: float = 0.02,
 ) -> Iterator[Measurement]:
-    """Yields rows as a phone would give them: to `noise`, and to what the model misses. `plan` has
-    fields of `Measurement`; those that it does not know are left out."""
+    """Yields measurements of a phone as the cost model predicts them, with a relative error from
+    `noise` and the model's own error. Keys of `plan` that `Measurement` lacks are ignored."""
     draw = np.random.default_rng([seed, 1]).standard_normal
     state: dict[str, Any] = {"runs": 50, "thermal": 0, "version": "drawn"}
     for row in plan:
-        each = {name: row[name] for name in row.keys() & Measurement.__annotations__.keys()}
-        unknown = Measurement(**each, **state, median_ms=1.0, p5_ms=1.0, p95_ms=1.0)
-        off = math.hypot(noise, MODEL_DOUBT) * draw()
-        median = 1e3 * cost_model.seconds(phone, unknown) * math.exp(off)
+        fields = {name: row[name] for name in row.keys() & Measurement.__annotations__.keys()}
+        unknown = Measurement(**fields, **state, median_ms=1.0, p5_ms=1.0, p95_ms=1.0)
+        error = math.hypot(noise, MODEL_DOUBT) * draw()
+        median = 1e3 * cost_model.seconds(phone, unknown) * math.exp(error)
         yield replace(unknown, median_ms=median, p5_ms=0.98 * median, p95_ms=1.04 * median)
 
 
 def _drawn(config: CalibrateConfig, parent: Profile) -> Iterator[ResultRow]:
-    """Yields how far the rows that the fit did not see are off, and how many bands hold them."""
+    """Yields the errors of the predictions for held-out rows, and the share within their bands."""
     cost_model, plan = CostModel(config.shape, config.kernels, config.cpu), calibration_rows()
     for count in COUNTS:
         errors, inside = [], []
         for seed in range(config.synthetic):
             phone = drawn_phone(parent, cost_model, seed)
-            found = list(measured(phone, cost_model, plan, seed))
-            held = [replace(row, held_out=True) for row in found[max(COUNTS) :]]
+            rows = list(measured(phone, cost_model, plan, seed))
+            held = [replace(row, held_out=True) for row in rows[max(COUNTS) :]]
             if count:
-                fit = calibrate([*found[:count], *held], parent, config.shape,
+                fit = calibrate([*rows[:count], *held], parent, config.shape,
                                 kernels=config.kernels, cpu=config.cpu)  # fmt: skip
-                errors += [abs(each.ms / each.measurement.median_ms - 1) for each in fit.predicted]
-                inside += [each.is_inside for each in fit.predicted]
+                errors += [abs(p.ms / p.measurement.median_ms - 1) for p in fit.predicted]
+                inside += [p.is_inside for p in fit.predicted]
             else:
                 errors += [abs(1e3 * cost_model.seconds(parent, m) / m.median_ms - 1) for m in held]
         name, n = f"drawn/{count}_rows", len(errors)

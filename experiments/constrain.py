@@ -1,4 +1,4 @@
-"""Constrained answers beside free ones: whether they are valid and right, and by how many forwards.
+"""Compares constrained with free decoding: valid answers, right answers, forwards.
 
     python -m experiments.constrain
     python -m experiments.constrain items=200 tasks=[choices] sampler=staged
@@ -6,12 +6,12 @@
     python -m experiments.constrain examples=12000 seed=3 hydra.run.dir=outputs/json
 
 Word problems are answered in JSON (steps and a result), and both tasks in the form that the model
-was trained on; choices also by one of the four lines that may end an answer. Each constraint runs
-with both measures of confidence, and token by token from the left with any spelling, as programs do
-that constrain the next token. The way `unheld` has no constraint, and is judged by the same form.
+was trained on; choices also by one of their four possible last lines. Each constraint runs with
+both measures of confidence, and token by token from the left with any spelling, as in programs that
+constrain the next token. The way `unheld` decodes without the constraint and is graded by it.
 
-With `examples` nothing is decoded: `examples.jsonl` in the run folder gets so many word problems of
-the training split, answered in that JSON, for `experiments.fine_tune`.
+With `examples`, nothing is decoded: `examples.jsonl` in the run folder gets that number of word
+problems of the training split, answered in this JSON, for `experiments.fine_tune`.
 """
 
 import json
@@ -47,7 +47,7 @@ LETTER = r"[A-Z][^#]*\n[A-D]\) [^#\n]*\n#### [A-D]"
 
 @dataclass(frozen=True, kw_only=True)
 class ConstrainConfig:
-    """What is decoded, with what. The comments are in conf/constrain.yaml."""
+    """Settings of the verb; conf/constrain.yaml explains each."""
 
     model: str
     sampler: SamplerConfig
@@ -66,7 +66,7 @@ class ConstrainConfig:
 
 @lj.rule
 class Leftmost:
-    """Commits the first mask alone."""
+    """Commits the first mask of each row."""
 
     def decide(self, seen, state):
         return lj.Decision(commit=seen.masked & (jnp.cumsum(seen.masked, axis=1) == 1)), state
@@ -96,33 +96,33 @@ def _lines(item: Item) -> list[str]:
 
 
 def _read(constraint: lj.Constraint, text: str) -> str | None:
-    """Returns the target that a text gives; None for one that is none of the constraint's."""
+    """Returns the target in an answer, or None if the answer does not match the constraint."""
     if not isinstance(constraint.pattern, str):
         return text[-1] if text in constraint.pattern else None
     if not text.startswith("{"):
         return text.rpartition(" ")[2] if re.fullmatch(constraint.pattern, text) else None
     try:
-        found = json.loads(text)
+        answer = json.loads(text)
     except ValueError:
         return None
-    fits = {name: type(value) for name, value in found.items()} == {"steps": str, "result": int}
-    return str(found["result"]) if fits else None
+    fits = {name: type(value) for name, value in answer.items()} == {"steps": str, "result": int}
+    return str(answer["result"]) if fits else None
 
 
 def training_line(item: Item) -> str:
-    """Returns a chat in which a word problem is answered by a text of the schema, as a line of a
-    file."""
+    """Returns a line of a training file: a chat with a word problem and its answer as JSON."""
     steps, _, _ = item.answer.partition("\n" + ANSWER_MARK)
-    found = {"steps": steps, "result": int(item.target)}
-    answer = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-    said = {"user": item.question, "assistant": answer}
-    messages = [{"role": role, "content": content} for role, content in said.items()]
+    content = {"steps": steps, "result": int(item.target)}
+    answer = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    messages = [
+        {"role": "user", "content": item.question},
+        {"role": "assistant", "content": answer},
+    ]
     return json.dumps({"messages": messages}) + "\n"
 
 
 def constrain(config: ConstrainConfig, run: Run) -> None:
-    """Decodes every item in every way, and records validity, exact match and forwards; or writes
-    examples."""
+    """Decodes every item in every way and records the results, or writes examples."""
     if config.examples:
         run.begin()
         items = islice(load_task("word_problems").items(config.seed, "train"), config.examples)
@@ -133,19 +133,21 @@ def constrain(config: ConstrainConfig, run: Run) -> None:
     rows: list[ResultRow] = []
     for name in config.tasks:
         task = load_task(name)
-        asked = TaskItems(task=task, count=config.items, seed=config.seed)
-        items = [asked.item(index) for index in range(config.items)]
-        own = config.sampler.replace(gen_length=task.gen_length)
-        by_token = own.replace(rule=Leftmost())
+        source = TaskItems(task=task, count=config.items, seed=config.seed)
+        items = [source.item(index) for index in range(config.items)]
+        free = config.sampler.replace(gen_length=task.gen_length)
+        by_token = free.replace(rule=Leftmost())
         if "free" in config.forms:
-            rows += run.recorded(_measured(f"{name}/free", task, model, items, own, config))
-        for kind in (each for each in config.forms if each in FORMS[name]):
+            rows += run.recorded(_measured(f"{name}/free", task, model, items, free, config))
+        for kind in (form for form in config.forms if form in FORMS[name]):
             for way in config.ways:
-                sampler = by_token if way == "by_token" else own
-                given = [FORMS[name][kind](item, **WAYS[way]) for item in items]
-                case, held = f"{name}/{kind}/{way}", way != "unheld"
-                found = _measured(case, task, model, items, sampler, config, given, held=held)
-                rows += run.recorded(found)
+                sampler = by_token if way == "by_token" else free
+                constraints = [FORMS[name][kind](item, **WAYS[way]) for item in items]
+                case, is_held = f"{name}/{kind}/{way}", way != "unheld"
+                measured = _measured(
+                    case, task, model, items, sampler, config, constraints, held=is_held
+                )
+                rows += run.recorded(measured)
     run.finish(rows)
 
 
@@ -156,29 +158,29 @@ def _measured(
     items: Sequence[Item],
     sampler: SamplerConfig,
     config: ConstrainConfig,
-    given: Sequence[lj.Constraint] = (),
+    constraints: Sequence[lj.Constraint] = (),
     *,
     held: bool = True,
 ) -> list[ResultRow]:
     valid, right, forwards, count = 0, 0, [], len(items)
     decode = partial(lj.generate_stream, model, config=sampler, places=config.batch_size)
-    # An automaton joins all patterns of a stream, so of many it gets as many as there are places.
-    size = config.batch_size if len({each.pattern for each in given}) > 1 else count
+    # A stream compiles the patterns of all its items into one automaton: decode a batch at a time.
+    size = config.batch_size if len({c.pattern for c in constraints}) > 1 else count
     for first in range(0, count, size):
-        part, constraints = items[first : first + size], given[first : first + size]
+        part, of_part = items[first : first + size], constraints[first : first + size]
         prompts = prompts_of(model, (item.question for item in part))
-        results = decode(prompts, constraint=(constraints if held else ()) or None)
-        for place, result in enumerate(tqdm(results, f"{name} {first}", len(part))):
+        results = decode(prompts, constraint=(of_part if held else ()) or None)
+        for index, result in enumerate(tqdm(results, f"{name} {first}", len(part))):
             (text,) = result.text
-            read = _read(constraints[place], text) if given else None
+            read = _read(of_part[index], text) if constraints else None
             valid += read is not None
-            right += read == part[place].target if given else task.verify(part[place], text)
+            right += read == part[index].target if constraints else task.verify(part[index], text)
             forwards.extend(result.nfe)
     rows = [
         share_row(f"{name}/exact_match", right, count, "share"),
         ResultRow(f"{name}/forwards", float(np.mean(forwards)), "forwards", n=count),
     ]
-    if given:
+    if constraints:
         rows.append(ResultRow(f"{name}/valid", valid / count, "share", n=count))
     return rows
 

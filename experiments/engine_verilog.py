@@ -1,11 +1,11 @@
-"""Writes the sampling engine as Verilog, with a bench that checks a program of random logits.
+"""Writes the sampling engine as Verilog, with a testbench that checks it on random logits.
 
     python -m experiments.engine_verilog
     python -m experiments.engine_verilog vlen=32 mode=edge
     python -m experiments.engine_verilog rows=8 vocab=500
 
-In the run folder: `iverilog -g2005 -o bench engine.v bench.v && ./bench` says PASS or FAIL. It is
-run, where Icarus Verilog is at hand.
+In the run folder, `iverilog -g2005 -o bench engine.v bench.v && ./bench` prints PASS or FAIL. If
+Icarus Verilog is installed, this verb runs the testbench itself.
 """
 
 import shutil
@@ -25,7 +25,7 @@ from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class EngineVerilogConfig:
-    """What the engine is to sample. The comments are in conf/engine_verilog.yaml."""
+    """Settings of the verb; conf/engine_verilog.yaml explains each."""
 
     vlen: int = 8
     batch: int = 2
@@ -37,7 +37,7 @@ class EngineVerilogConfig:
 
     def __post_init__(self) -> None:
         require(0 <= self.k <= self.rows, f"k is {self.k}; allowed: 0 to rows ({self.rows})")
-        _ = time_program(self.program(), column="pipelined")  # which refuses what is no hardware
+        _ = time_program(self.program(), column="pipelined")  # refuses impossible hardware
 
     def program(self) -> SamplerProgram:
         sampling = Sampling(batch=self.batch, rows=self.rows, vocab=self.vocab, mode=self.mode)
@@ -45,7 +45,7 @@ class EngineVerilogConfig:
 
 
 def engine_verilog(config: EngineVerilogConfig, run: Run) -> None:
-    """Writes the files, and runs the bench where it can."""
+    """Writes the files, and runs the testbench if Icarus Verilog is installed."""
     run.begin()
     program = config.program()
     inputs = random_inputs(config.seed, config.batch, config.rows, config.vocab, config.k)
@@ -58,11 +58,11 @@ def engine_verilog(config: EngineVerilogConfig, run: Run) -> None:
     if shutil.which("iverilog") is not None:
         build = ["iverilog", "-g2005", "-o", "bench", "engine.v", "bench.v"]
         subprocess.run(build, cwd=run.folder, check=True)
-        done = subprocess.run(
+        result = subprocess.run(
             ["./bench"], cwd=run.folder, check=True, capture_output=True, text=True
         )
-        print(done.stdout, end="")
-        rows.append(ResultRow("verilog/bench_passes", done.stdout.startswith("PASS"), "of 1"))
+        print(result.stdout, end="")
+        rows.append(ResultRow("verilog/bench_passes", result.stdout.startswith("PASS"), "of 1"))
     run.finish(rows)
 
 

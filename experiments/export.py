@@ -1,10 +1,10 @@
-"""Exports a model to a folder that LiteRT and phones run; every file is run before it has its name.
+"""Exports a model for LiteRT and phones. Every file is run and compared with JAX before it is kept.
 
     python -m experiments.export
     python -m experiments.export model=path/to/LLaDA-8B-Instruct out=llada8b quant=int4_block128
     python -m experiments.export out=tiny-phone phones.socs=[SM8650,SM8750] phones.precision=a8w8
 
-An export that was interrupted goes on with the same command.
+The same command continues an interrupted export.
 """
 
 from dataclasses import dataclass, fields
@@ -29,7 +29,7 @@ from llada_jax.sampler.prompts import with_ids
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingConfig:
-    """What static quantization of activations is made from."""
+    """The forwards that static quantization of activations is calibrated on."""
 
     prompts: str | None = None
     forwards: int = 64
@@ -41,7 +41,7 @@ class RecordingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRunConfig(ExportConfig):
-    """What to export, and how. The comments are in conf/export.yaml."""
+    """Settings of the verb; conf/export.yaml explains each."""
 
     model: str
     out: str
@@ -50,11 +50,11 @@ class ExportRunConfig(ExportConfig):
 
 
 def export(config: ExportRunConfig, run: Run) -> None:
-    """Writes the folder, and says what is in it."""
+    """Writes the folder, and reports its files and their errors."""
     run.begin()
     samples = _samples(config) if config.phones.socs else []
     settings = ExportConfig(
-        **{each.name: getattr(config, each.name) for each in fields(ExportConfig)}
+        **{field.name: getattr(config, field.name) for field in fields(ExportConfig)}
     )
     manifest = lj.export(config.model, config.out, settings, verify=config.verify, samples=samples)
     run.fingerprint = manifest.fingerprint
@@ -70,12 +70,12 @@ def export(config: ExportRunConfig, run: Run) -> None:
             unit = "relative RMS against JAX, emulated"
             rows.append(ResultRow(f"error/{context['file']}", error, unit))
     run.finish(rows)
-    print(f"\n{Path(config.out).absolute()} is complete; PUSH.md there says how to use it.")
+    print(f"\n{Path(config.out).absolute()} is complete; PUSH.md there explains its use.")
 
 
 def _samples(config: ExportRunConfig) -> list[Inputs]:
-    """Records the first float32 forwards of one prompt a line of the file, or of word problems to
-    train on, in one shape that holds them all."""
+    """Records the inputs of the first float32 forwards, all of one shape. Prompts are the lines of
+    the file, or word problems of the training split."""
     if config.phones.precision not in STATIC_PRECISIONS:
         return []
     recording = config.recording

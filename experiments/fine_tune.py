@@ -1,16 +1,16 @@
-"""Fine-tunes a model on a file of one's own, and exports it in the Hugging Face layout.
+"""Fine-tunes a model on a file of examples, and exports it in the Hugging Face layout.
 
     python -m experiments.fine_tune model=small file=chats.jsonl hydra.run.dir=outputs/mine
     python -m experiments.fine_tune model=path/to/LLaDA-8B-Instruct dtype=int8 file=chats.jsonl
     python -m experiments.fine_tune file=chats.jsonl test_file=others.jsonl train.lora=null
 
 Each line is `{"messages": [...]}` or `{"prompt": ..., "completion": ...}` (docs/scale.md). By
-default adapters are trained (LoRA), beside matrices that may be int8 or int4, and merged into them
-at the end. The same command resumes a run that was stopped, from its last checkpoint.
+default, adapters (LoRA) are trained; the matrices may be int8 or int4, and the adapters are merged
+into them at the end. The same command resumes an interrupted run from its last checkpoint.
 
-The run folder gets, besides what every run writes, `training.json`, `checkpoints/` and the model,
-`model/`; where there is a `test_file`, `results.json` says how many of its answers are given word
-for word.
+In addition to the files of every run, the run folder gets `training.json`, `checkpoints/` and the
+model, `model/`. With a `test_file`, `results.json` has the share of its answers that the model
+repeats exactly.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from pathlib import Path
 import llada_jax as lj
 from experiments.harness.model_source import ModelSource
 from experiments.harness.results import ResultRow, share_row
-from experiments.harness.run import Run, command_that_goes_on, entry_point
+from experiments.harness.run import Run, entry_point, resume_command
 from experiments.train.resume import TRAINING, Training
 from llada_jax.checkpoint import fingerprint, load_params, read_tokenizer
 from llada_jax.config import ONE_DEVICE, MeshConfig, TrainConfig, require, require_counts
@@ -36,7 +36,7 @@ from llada_jax.training.state import trained_params
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuneConfig(ModelSource):
-    """What is tuned on what. The comments are in conf/fine_tune.yaml."""
+    """Settings of the verb; conf/fine_tune.yaml explains each."""
 
     file: str
     test_file: str | None = None
@@ -55,7 +55,7 @@ class FineTuneConfig(ModelSource):
 
 
 def fine_tune(config: FineTuneConfig, run: Run) -> None:
-    """Checks all that is given, trains from the last checkpoint of the folder, and exports."""
+    """Checks all input, trains from the last checkpoint of the folder, and exports the model."""
     mesh = mesh_for(config.mesh)
     model, parent, folder = load_params(
         config.model,
@@ -69,7 +69,7 @@ def fine_tune(config: FineTuneConfig, run: Run) -> None:
     if tokenizer is None:
         raise ValueError(f"model {config.model!r} has no tokenizer; allowed: one that has")
     examples = read_examples(config.file, tokenizer, model, longest)
-    asked = config.test_file and read_examples(config.test_file, tokenizer, model, longest)
+    tests = config.test_file and read_examples(config.test_file, tokenizer, model, longest)
     training = _training(config).resumed(run.folder)
     require_steps(run.folder, config.train)
     run.begin()
@@ -81,36 +81,36 @@ def fine_tune(config: FineTuneConfig, run: Run) -> None:
     metrics = read_metrics(run.folder)
     export_model(run.folder / "model", model, params, tokenizer, card, metrics)
     tuned = run.of(lj.load(run.folder / "model"))
-    run.finish([_exact_match(tuned, asked, config)] if asked else [])
+    run.finish([_exact_match(tuned, tests, config)] if tests else [])
 
 
 def _training(config: FineTuneConfig) -> Training:
-    """Returns what decides the run: settings, the model and the file by their content."""
+    """Returns the identity of the run: settings, and hashes of the model and the file."""
     content = {
         "model": fingerprint(config.model, config.adapter),
         "dtype": config.dtype,
         "file": sha256(Path(config.file).read_bytes()).hexdigest(),
         "train": asdict(config.train),
     }
-    return Training.of(content, command_that_goes_on("fine_tune"))
+    return Training.of(content, resume_command("fine_tune"))
 
 
-def _exact_match(model: lj.Model, asked: Sequence[Example], config: FineTuneConfig) -> ResultRow:
-    """Counts the answers that the model gives word for word."""
+def _exact_match(model: lj.Model, tests: Sequence[Example], config: FineTuneConfig) -> ResultRow:
+    """Returns the share of tests whose answer the model gives exactly."""
     right = 0
-    for start in range(0, len(asked), config.batch_size):
-        part = asked[start : start + config.batch_size]
-        found = lj.generate(model, [list(each.prompt) for each in part], config.sampler)
-        pairs = zip(part, found.answers, strict=True)
-        right += sum(list(each.answer[:-1]) == list(map(int, ids)) for each, ids in pairs)
-    return share_row("test_file/exact_match", right, len(asked), "of answers")
+    for start in range(0, len(tests), config.batch_size):
+        part = tests[start : start + config.batch_size]
+        result = lj.generate(model, [list(example.prompt) for example in part], config.sampler)
+        pairs = zip(part, result.answers, strict=True)
+        right += sum(list(test.answer[:-1]) == list(map(int, ids)) for test, ids in pairs)
+    return share_row("test_file/exact_match", right, len(tests), "of answers")
 
 
 def _card(config: FineTuneConfig, examples: int, commands: Sequence[str]) -> str:
     lora, lines = config.train.lora, "".join(f"    {command}\n" for command in commands)
     how = f"adapters of rank {lora.rank} (LoRA), merged" if lora else "all of its parameters"
-    told = f"{Path(config.model).name}, fine-tuned on {examples:,} examples of"
-    return f"# A model\n\n{told} `{Path(config.file).name}`: {how}.\n\n{lines}"
+    origin = f"{Path(config.model).name}, fine-tuned on {examples:,} examples of"
+    return f"# A model\n\n{origin} `{Path(config.file).name}`: {how}.\n\n{lines}"
 
 
 main = entry_point("fine_tune", fine_tune, FineTuneConfig)

@@ -1,10 +1,11 @@
-"""What a checkpoint is: family, shape, bytes, ids, block, decoders, and what is missing.
+"""Describes a checkpoint: family, shape, bytes, token ids, block, decoders, missing files.
 
     python -m experiments.inspect
     python -m experiments.inspect model=path/to/folder
     python -m experiments.inspect model=path/to/folder family=llada ignore_keys=[new_key]
 
-No weight is read, and `config.json` is enough. What does not load is refused in one sentence.
+No weights are read, and `config.json` is enough. A checkpoint that cannot be loaded is refused with
+one sentence.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from experiments.harness.run import Run, entry_point
 
 @dataclass(frozen=True, kw_only=True)
 class InspectConfig:
-    """What is looked at. The comments are in conf/inspect.yaml."""
+    """Settings of the verb; conf/inspect.yaml explains each."""
 
     model: str = "tiny"
     family: str | None = None
@@ -25,16 +26,16 @@ class InspectConfig:
 
 def inspect(config: InspectConfig, run: Run) -> None:
     """Describes a checkpoint, on the screen and in the run's folder."""
-    found = lj.describe(config.model, family=config.family, ignore_keys=config.ignore_keys)
+    description = lj.describe(config.model, family=config.family, ignore_keys=config.ignore_keys)
     run.begin()
-    run.write("description.txt", f"{found}\n")
-    sizes = {"parameters": found.parameters, "bytes": found.bytes}
+    run.write("description.txt", f"{description}\n")
+    sizes = {"parameters": description.parameters, "bytes": description.bytes}
     rows = [
         ResultRow(name=k, value=v, unit=k, kind="measured")
         for k, v in sizes.items()
         if v is not None
     ]
-    run.finish(rows, shown=str(found))
+    run.finish(rows, shown=str(description))
 
 
 main = entry_point("inspect", inspect, InspectConfig)

@@ -1,4 +1,4 @@
-"""Plans a step that is larger than the NPU's address space, with several planners.
+"""Plans a step whose weights exceed the NPU's address space, with several planners.
 
     python -m experiments.plan
     python -m experiments.plan path=immediate tokens=640
@@ -6,10 +6,11 @@
     python -m experiments.plan gap_sessions_mib=[800,1600,2400,3200]
     python -m experiments.plan architecture=llada2_flash step_ms=1000
 
-All times are modelled: from the step's compute time, which is spread over the operators by their
-weights, and from the cost of a way to stage, which the profile of a phone has. A planner that finds
-no plan says why. With `gap_sessions_mib` rows `gap/*` have each planner's step over the lower bound
-of any plan, by session and by how fast the step's compute is.
+A plan keeps some weights mapped and maps the others just before their operators run. All times are
+modelled: the step's compute time is divided among the operators by their weights, and the cost of
+mapping comes from the phone's profile. A planner without a plan reports the reason. With
+`gap_sessions_mib`, rows `gap/*` have the excess of each planner's step over a lower bound for any
+plan, by size of the session and speed of the compute.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,14 +36,14 @@ from llada_jax.swap.planners import Planner, planner
 from llada_jax.swap.stall_times import least_step_ns, stall_of, unfold
 
 WARM_UP = 8
-"""Steps before the one that is drawn, which then repeats."""
+"""Steps before the drawn one; later steps repeat."""
 LANES = {"computes": "C0", "stalls": "C3", "stages": "C1"}
 PARTS = {"keys, values, temporaries": "C4", "always mapped": "C0", "shared": "C6", "slots": "C1"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-    """What to plan, and within what. The comments are in conf/plan.yaml."""
+    """Settings of the verb; conf/plan.yaml explains each."""
 
     architecture: ModelConfig
     rows: int = 32
@@ -88,23 +89,23 @@ class PlanConfig:
         )
 
     def graph(self) -> Graph:
-        """Returns the step, with the transfer times of the path."""
+        """Returns the operators of a step, with the transfer times of the path."""
         step_ns = round(self.step_ms * 1e6)
         graph = model_graph(self.architecture, weight_bits=self.weight_bits, step_ns=step_ns)
         return self.way.price(graph)
 
 
 class CheckedPlan(NamedTuple):
-    """A plan and what it took to make it."""
+    """A valid plan, and the time that it took to find."""
 
     name: str
     plan: Plan
     graph: Graph
-    """The step with all that the plan's transfers cost."""
+    """The step, with the cost of the plan's transfers."""
     seconds: float
 
     def rows(self, config: PlanConfig) -> Iterator[ResultRow]:
-        """Yields its numbers."""
+        """Yields the result rows of the plan."""
         graph, row = self.graph, partial(_row, config)
         stall = float(stall_of(graph, self.plan))
         yield row(f"{self.name}/step", (graph.compute_ns + stall) / 1e6, "ms")
@@ -115,7 +116,7 @@ class CheckedPlan(NamedTuple):
 
 
 def plan(config: PlanConfig, run: Run) -> None:
-    """Prints, records and draws every planner's plan, once it is checked."""
+    """Prints, records and draws the plan of every planner."""
     graph = config.graph()
     bound_ns = least_step_ns(graph, config.budget)
     plans, failed = plans_of(config, graph)
@@ -123,7 +124,7 @@ def plan(config: PlanConfig, run: Run) -> None:
     run.begin()
     rows = [_row(config, "compute", graph.compute_ns / 1e6, "ms")]
     rows.append(_row(config, "bound/step", bound_ns / 1e6, "ms"))
-    rows += [row for each in plans for row in each.rows(config)]
+    rows += [row for checked in plans for row in checked.rows(config)]
     rows += gaps_of(config)
     print(f"path {config.path!r} on {config.phone} ({config.way.tag}): {config.way.source}")
     for name, reason in failed.items():
@@ -134,33 +135,32 @@ def plan(config: PlanConfig, run: Run) -> None:
 
 
 def plans_of(config: PlanConfig, graph: Graph) -> tuple[list[CheckedPlan], dict[str, str]]:
-    """Returns the plans, and why the other planners have none."""
+    """Returns the checked plans, and the reasons of planners that have none."""
     plans, failed = [], {}
     for name, plan_with in config.planners_by_name.items():
         try:
-            made, seconds = best_of(partial(plan_with, graph, config.budget))
+            result, seconds = best_of(partial(plan_with, graph, config.budget))
         except PlanError as error:
             failed[name] = str(error)
             continue
-        found = problems(graph, config.budget, made)
-        if found:
-            raise RuntimeError(f"the plan of {name} is invalid: {found[0]}")
-        priced = config.way.price(graph, len(made.transfers))
-        plans.append(CheckedPlan(name, made, priced, seconds))
+        if errors := problems(graph, config.budget, result):
+            raise RuntimeError(f"the plan of {name} is invalid: {errors[0]}")
+        priced = config.way.price(graph, len(result.transfers))
+        plans.append(CheckedPlan(name, result, priced, seconds))
     return plans, failed
 
 
 def gaps_of(config: PlanConfig) -> Iterator[ResultRow]:
-    """Yields by how much planners' steps are over the bound, for each session and share of the
-    step's compute. What a path costs once in a step is in no gap: a planner does not know of it."""
+    """Yields the excess of each planner's step over the bound, by session and share of the step's
+    compute. Costs that a path has once per step are left out, since planners do not know them."""
     for session_mib, share in product(config.gap_sessions_mib, config.gap_step_shares):
-        each = replace(config, session_mib=session_mib, step_ms=config.step_ms * share)
-        graph = each.graph()
-        bound_ns = least_step_ns(graph, each.budget)
-        for made in plans_of(each, graph)[0]:
-            over = float(graph.compute_ns + stall_of(graph, made.plan)) / bound_ns - 1
-            name = f"gap/{session_mib}MiB/compute{share:g}/{made.name}"
-            yield _row(each, name, 100 * over, "%")
+        case = replace(config, session_mib=session_mib, step_ms=config.step_ms * share)
+        graph = case.graph()
+        bound_ns = least_step_ns(graph, case.budget)
+        for checked in plans_of(case, graph)[0]:
+            over = float(graph.compute_ns + stall_of(graph, checked.plan)) / bound_ns - 1
+            name = f"gap/{session_mib}MiB/compute{share:g}/{checked.name}"
+            yield _row(case, name, 100 * over, "%")
 
 
 def _row(config: PlanConfig, name: str, value: float, unit: str) -> ResultRow:
@@ -168,18 +168,18 @@ def _row(config: PlanConfig, name: str, value: float, unit: str) -> ResultRow:
 
 
 def draw_plans(plans: Sequence[CheckedPlan], path: Path) -> None:
-    """Draws a line for each plan as a PNG: its steady step over time, and its addresses."""
-    drawn = new_figure(11, 1.4 + 1.5 * len(plans))
-    axes: Any = drawn.subplots(len(plans), 2, squeeze=False, width_ratios=(2, 1))
-    for (lanes, addresses), each in zip(axes, plans, strict=True):
-        _draw_step(lanes, each.graph, each.plan)
-        _draw_addresses(addresses, each.plan)
-        lanes.set_title(each.name, loc="left")
+    """Draws a row of axes for each plan: its steady step over time, and its addresses."""
+    figure = new_figure(11, 1.4 + 1.5 * len(plans))
+    axes: Any = figure.subplots(len(plans), 2, squeeze=False, width_ratios=(2, 1))
+    for (lanes, addresses), checked in zip(axes, plans, strict=True):
+        _draw_step(lanes, checked.graph, checked.plan)
+        _draw_addresses(addresses, checked.plan)
+        lanes.set_title(checked.name, loc="left")
     axes[-1][0].set_xlabel("ms of a steady step (modelled)")
     axes[-1][1].set_xlabel("address, MiB")
-    for each in axes[0]:
-        each.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize="small")
-    save(drawn, path)
+    for axis in axes[0]:
+        axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize="small")
+    save(figure, path)
 
 
 def _draw_step(axes: Any, graph: Graph, plan: Plan) -> None:
@@ -190,9 +190,11 @@ def _draw_step(axes: Any, graph: Graph, plan: Plan) -> None:
     stalls = list(zip(ends, (start for start, _ in computes), strict=False))
     stages = [(span.start, span.end) for span in steps.transfers]
     for lane, name, spans in zip((1, 1, 0), LANES, (computes, stalls, stages), strict=True):
-        seen = [(max(a, begin), min(b, ends[-1])) for a, b in spans if b > begin and a < ends[-1]]
+        visible = [
+            (max(a, begin), min(b, ends[-1])) for a, b in spans if b > begin and a < ends[-1]
+        ]
         axes.broken_barh(
-            [((a - begin) / 1e6, (b - a) / 1e6) for a, b in seen], (lane, 0.8),
+            [((a - begin) / 1e6, (b - a) / 1e6) for a, b in visible], (lane, 0.8),
             facecolors=LANES[name], edgecolor="white", linewidth=0.2 * lane, label=name,
         )  # fmt: skip
     axes.set_yticks([0.4, 1.4], ["staging", "NPU"])

@@ -1,14 +1,14 @@
-"""Measures how far a model's confidence can be trusted, on answers whose tokens are masked.
+"""Measures the calibration of a model's confidence, on test answers with masked tokens.
 
     python -m experiments.reliability
     python -m experiments.reliability model=small items=200
     python -m experiments.reliability model=path/to/folder tasks=[word_problems] items=1000
 
-Test items stand on canvases as in training, whole ones and ones cut at the block that is decoded,
-and are masked as LLaDA's loss masks them. A prediction counts where an answer's own token was
-masked, its end among them; the padding after it is too easy to count. Where the number of bins is a
-multiple of 10, bands of confidence are told, too. The run folder gets `reliability.png` beside what
-every run writes.
+Canvases are made and masked as in training by LLaDA's loss, whole or cut at the current block.
+Predictions of an answer's tokens count, including its end token, but not the padding after it,
+which is too easy. If `bins` is a multiple of 10, accuracy is also reported by band of confidence.
+The run folder gets `reliability.png` in addition
+to the files of every run.
 """
 
 from collections.abc import Iterable, Iterator
@@ -40,12 +40,12 @@ from llada_jax.training.loss import corrupt
 CANVASES = {"whole": 0.0, "block": 1.0}  # share of canvases that are cut at a block
 
 BANDS = (0.5, 0.7), (0.7, 0.9), (0.9, 1.0)
-"""Of confidence: revision can only mend what was committed in the lower ones."""
+"""Bands of confidence. Revision can only repair tokens that were committed in the lower ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReliabilityConfig:
-    """What to measure. The comments are in conf/reliability.yaml."""
+    """Settings of the verb; conf/reliability.yaml explains each."""
 
     model: str
     tasks: tuple[str, ...]
@@ -58,45 +58,45 @@ class ReliabilityConfig:
     def __post_init__(self) -> None:
         require(len(self.tasks) > 0, "tasks is empty; allowed: one or more")
         for name in self.tasks:
-            _ = load_task(name)  # which checks the name
+            _ = load_task(name)  # checks the name
         require_counts(self, "items", "batch_size", "block_length", "bins")
         require_multiple(self, "items", of="batch_size")
 
 
 class Predictions(NamedTuple):
-    """Of masked tokens: the probability of the most likely one, and whether it is right."""
+    """For each masked token, the probability of the most likely token, and whether it is right."""
 
     confidence: np.ndarray
     right: np.ndarray
 
 
 def measure(config: ReliabilityConfig, run: Run) -> None:
-    """Measures every task on both kinds of canvases, and all of them together."""
+    """Measures each task and all tasks together, on both kinds of canvases."""
     model = run.of(lj.load(config.model))
-    _ = tokenizer_of(model)  # which checks that there is one
+    _ = tokenizer_of(model)  # checks that there is one
     run.begin()
     diagrams = reliability_by_task(model, config)
-    for name, found in diagrams.items():
-        bins = zip(("counts", "confidence", "accuracy"), found[1:], strict=True)
-        # JSON does not know NaN
-        plain = {key: np.where(np.isnan(each), None, each).tolist() for key, each in bins}
+    for name, diagram in diagrams.items():
+        bins = zip(("counts", "confidence", "accuracy"), diagram[1:], strict=True)
+        # JSON has no NaN
+        plain = {key: np.where(np.isnan(values), None, values).tolist() for key, values in bins}
         run.record({"name": name, **plain})
-    drawn = reliability_diagrams({key: diagrams[f"all/{key}"] for key in CANVASES})
-    save(drawn, run.folder / "reliability.png")
+    figure = reliability_diagrams({key: diagrams[f"all/{key}"] for key in CANVASES})
+    save(figure, run.folder / "reliability.png")
     rows = []
-    for name, found in diagrams.items():
-        error, n = 100 * found.expected_calibration_error, int(found.counts.sum())
+    for name, diagram in diagrams.items():
+        error, n = 100 * diagram.expected_calibration_error, int(diagram.counts.sum())
         rows.append(ResultRow(f"{name}/expected_calibration_error", error, "points", n=n))
-        rows += _band_rows(name, found)
+        rows += _band_rows(name, diagram)
     run.finish(rows)
 
 
-def _band_rows(name: str, found: Reliability) -> Iterator[ResultRow]:
-    """Yields mean confidence and share right by band, where the bins have its bounds."""
-    if len(found.counts) % 10:
+def _band_rows(name: str, diagram: Reliability) -> Iterator[ResultRow]:
+    """Yields mean confidence and accuracy by band, if bins end at the bounds of bands."""
+    if len(diagram.counts) % 10:
         return
     for low, high in BANDS:
-        count, confidence, right = found.between(low, high)
+        count, confidence, right = diagram.between(low, high)
         if count:
             band = f"{name}/{low}_to_{high}"
             yield ResultRow(f"{band}/confidence", confidence, "mean", n=count)
@@ -105,14 +105,16 @@ def _band_rows(name: str, found: Reliability) -> Iterator[ResultRow]:
 
 def reliability_by_task(model: lj.Model, config: ReliabilityConfig) -> dict[str, Reliability]:
     """Returns diagrams by `<task>/<canvas>`, and `all/<canvas>` for all tasks together."""
-    found = {
+    predictions = {
         f"{name}/{canvas}": _predictions(model, load_task(name), share, config)
         for name in tqdm(config.tasks, unit="task")
         for canvas, share in CANVASES.items()
     }
     for canvas in CANVASES:
-        found[f"all/{canvas}"] = _joined(found[f"{name}/{canvas}"] for name in config.tasks)
-    return {name: reliability(*each, config.bins) for name, each in found.items()}
+        predictions[f"all/{canvas}"] = _joined(
+            predictions[f"{name}/{canvas}"] for name in config.tasks
+        )
+    return {name: reliability(*parts, config.bins) for name, parts in predictions.items()}
 
 
 def _joined(parts: Iterable[Predictions]) -> Predictions:

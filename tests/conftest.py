@@ -29,11 +29,11 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", "-1")
 
 import jax  # noqa: E402
 
-from experiments.harness.compiled_programs import LIMIT, keep_compiled_programs  # noqa: E402
+from experiments.harness.compiled_programs import MAX_BYTES, enable_compilation_cache  # noqa: E402
 from llada_jax import programs  # noqa: E402
 
 PROGRAMS = ROOT / ".jax_cache"
-keep_compiled_programs(PROGRAMS)
+enable_compilation_cache(PROGRAMS)
 programs.MAX_MAPPINGS = 40_000  # since files share programs, which are compiled again once dropped
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
@@ -58,7 +58,7 @@ jax.monitoring.register_event_duration_secs_listener(note_compilation)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Begins anew where the programs of many runs have come together, before workers start."""
     if not hasattr(session.config, "workerinput"):
-        if sum(path.stat().st_size for path in PROGRAMS.rglob("*")) > LIMIT:
+        if sum(path.stat().st_size for path in PROGRAMS.rglob("*")) > MAX_BYTES:
             shutil.rmtree(PROGRAMS)
 
 

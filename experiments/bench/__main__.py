@@ -33,7 +33,7 @@ _USUAL_SHAPES = {"hot_paths": "medium", "loading": "medium", "experts_budget": "
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """What to time. The comments are in conf/bench.yaml."""
+    """Settings of the verb; conf/bench.yaml explains each."""
 
     suite: Literal[
         "continuous", "hot_paths", "rivals", "packed", "experts_budget", "start", "constraint",

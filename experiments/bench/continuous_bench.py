@@ -15,7 +15,7 @@ from typing import NamedTuple
 import llada_jax as lj
 from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
-from experiments.harness.timers import Took, in_turns, spread
+from experiments.harness.timers import Timing, in_turns, spread
 from llada_jax.config import require, require_counts
 from llada_jax.evaluation.evaluate import PLACES, with_answer_length
 from llada_jax.evaluation.task import TaskItems
@@ -25,7 +25,7 @@ from llada_jax.sampler.config import SamplerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ContinuousBenchConfig:
-    """What the suite decodes. The comments are in conf/bench.yaml."""
+    """Settings of the verb; conf/bench.yaml explains each."""
 
     task: str = "word_problems"
     items: int = 200
@@ -90,7 +90,7 @@ def _decoded(
 
 
 def _rows(
-    name: str, way: str, found: dict[str, Decoded], times: dict[str, list[Took]]
+    name: str, way: str, found: dict[str, Decoded], times: dict[str, list[Timing]]
 ) -> Iterator[ResultRow]:
     """Yields what one way came to, against the batches of the same turn."""
     answers, useful = found[way]
@@ -101,7 +101,7 @@ def _rows(
         return
     same = statistics.fmean(map(eq, answers, found["batches"].answers))
     yield ResultRow(f"{name}/same_answers", same, "of items")
-    for what in Took._fields:
+    for what in Timing._fields:
         pairs = zip(times["batches"], times[way], strict=True)
         ratios = [getattr(a, what) / getattr(b, what) for a, b in pairs]
         yield from spread(f"{name}/{what}", ratios, "x faster")

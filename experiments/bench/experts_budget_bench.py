@@ -16,7 +16,7 @@ import numpy as np
 import llada_jax as lj
 from experiments.bench.random_weights import RandomWeights, random_params
 from experiments.harness.results import ResultRow
-from experiments.harness.timers import in_own_process
+from experiments.harness.timers import in_new_process
 from llada_jax.backend.resources import peak_memory
 from llada_jax.config import ModelConfig, Quant, require
 from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts
@@ -32,7 +32,7 @@ _QUANT: dict[str, Quant] = {"int8": "int8", "int4": "int4_block32"}
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsBudgetConfig:
-    """What the suite decodes. The comments are in conf/bench.yaml."""
+    """Settings of the verb; conf/bench.yaml explains each."""
 
     dtypes: tuple[str, ...] = ("int8", "int4")
     shares: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
@@ -141,7 +141,7 @@ def time_experts_budget(
 
 def _rows(case: _Case) -> Iterator[ResultRow]:
     case.file.parent.mkdir(parents=True, exist_ok=True)
-    in_own_process(case.write)
+    in_new_process(case.write)
     try:
         yield from _rows_of(case)
     finally:
@@ -151,19 +151,19 @@ def _rows(case: _Case) -> Iterator[ResultRow]:
 def _rows_of(case: _Case) -> Iterator[ResultRow]:
     name, config, moe = f"experts_budget/{case.dtype}", case.config, case.shape.moe
     assert moe is not None
-    measured = in_own_process(case.measured)
+    measured = in_new_process(case.measured)
     yield ResultRow(f"{name}/file", case.file.stat().st_size / 1e9, "GB")
     yield ResultRow(f"{name}/read_expert", measured.read * 1e3, "ms")
     for rows, seconds in measured.run.items():
         yield ResultRow(f"{name}/run_expert/{rows}_rows", seconds * 1e3, "ms")
     costs = measured.costs(moe.experts_per_token)
-    plain = in_own_process(case.decoded_in_memory) if config.in_memory else None
+    plain = in_new_process(case.decoded_in_memory) if config.in_memory else None
     if plain is not None:
         yield from plain.rows(f"{name}/memory")
     for share in config.shares:
         slots = max(1, math.floor(share * moe.n_experts))
         for policy in config.policies if share < 1 else config.policies[-1:]:
-            found = in_own_process(case.decoded_within, costs, policy, slots)
+            found = in_new_process(case.decoded_within, costs, policy, slots)
             each = f"{name}/{share * 100:g}/{policy}"
             yield from found.rows(each)
             yield ResultRow(f"{each}/hit_rate", found.hit_rate, "of activated experts")

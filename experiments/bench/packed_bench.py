@@ -17,7 +17,7 @@ import llada_jax as lj
 from experiments.bench.peak import instruction_sets
 from experiments.bench.random_weights import export_random, random_params
 from experiments.harness.results import ResultRow
-from experiments.harness.timers import Took, in_turns, spread
+from experiments.harness.timers import Timing, in_turns, spread
 from llada_jax.backend.resources import available_cores
 from llada_jax.config import ExportConfig, ModelConfig, ascending_counts, require, require_counts
 from llada_jax.sampler.config import SamplerConfig
@@ -27,7 +27,7 @@ PROMPT_LENGTH, TOKENS_PER_STEP, ROWS = 16, 2, (4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBenchConfig:
-    """What the suite times. The comments are in conf/bench.yaml."""
+    """Settings of the verb; conf/bench.yaml explains each."""
 
     canvases: int = 4
     layers: int = 3
@@ -89,7 +89,7 @@ def _compared(
     yield ResultRow(f"{name}/same_tokens", same, "of all tokens")
     for way, took in times.items():
         yield from spread(f"{name}/{way}", [tokens.size / t.seconds for t in took], "tokens/s")
-    for clock, ratio in zip(Took._fields, ("ratio", "processor_ratio"), strict=True):
+    for clock, ratio in zip(Timing._fields, ("ratio", "processor_ratio"), strict=True):
         ratios = [
             getattr(a, clock) / getattr(b, clock) for a, b in zip(*times.values(), strict=True)
         ]

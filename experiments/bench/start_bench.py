@@ -21,7 +21,7 @@ import jax
 import llada_jax as lj
 from experiments.bench.random_weights import export_random
 from experiments.harness.results import ResultRow
-from experiments.harness.timers import best_of, in_own_process, spread, times_in_turns
+from experiments.harness.timers import best_of, in_new_process, spread, times_in_turns
 from llada_jax.api.denoisers import denoiser_for, score_rules
 from llada_jax.backend.exported.opened import ExportedProgram
 from llada_jax.checkpoint import save_huggingface, sources
@@ -43,7 +43,7 @@ OPENED = ExportConfig(quant="int8", rows=(32,), caches=(256,))
 
 @dataclass(frozen=True, kw_only=True)
 class StartBenchConfig:
-    """What the loop is compiled for. The comments are in conf/bench.yaml."""
+    """Settings of the verb; conf/bench.yaml explains each."""
 
     prompt_length: int = 64
     gen_length: int = 128
@@ -53,7 +53,7 @@ class StartBenchConfig:
 
     def __post_init__(self) -> None:
         require_counts(self, "prompt_length", "opening_layers")
-        _ = lj.SamplerConfig.from_flat(**self.lengths)  # which checks them
+        _ = lj.SamplerConfig.from_flat(**self.lengths)  # checks them
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -68,7 +68,7 @@ def time_start(
     for name, window in WINDOWS.items():
         sampler = with_ids(lj.SamplerConfig.from_flat(**config.lengths, **window), shape)
         told = name, shape, sampler, prompt
-        yield from in_own_process(_compiled_loop, *told, environment=NOTHING_KEPT)
+        yield from in_new_process(_compiled_loop, *told, environment=NOTHING_KEPT)
     opened = shape.replace(n_layers=config.opening_layers)
     yield from _time_opening(opened, Path(config.scratch), repeats)
     yield from _time_generate(model, repeats)
@@ -84,7 +84,7 @@ def _time_opening(shape: ModelConfig, scratch: Path, repeats: int) -> Iterator[R
         gigabytes = sum(file.bytes for file in written.files) / 1e9
         yield ResultRow("start/opening/files", gigabytes, "GB")
         environment = {"XDG_CACHE_HOME": f"{name}/cache"}
-        opening = partial(in_own_process, _opening_seconds, folder, environment=environment)
+        opening = partial(in_new_process, _opening_seconds, folder, environment=environment)
         first = opening()
         yield ResultRow("start/opening/first", first, "s, weights packed for this CPU")
         for file in folder.iterdir():

@@ -1,4 +1,4 @@
-"""What a run of `experiments.evaluate` decodes, as its settings say it."""
+"""Settings of `experiments.evaluate`: the task and its items, the sampler, the suite."""
 
 from dataclasses import dataclass
 
@@ -17,9 +17,9 @@ from llada_jax.revision.tiles import Kind
 from llada_jax.sampler.config import SamplerConfig
 
 CELLS = "cells"
-"""The folder, in that of a suite or a sweep, with a run for each decoder and task."""
+"""Name of the folder in a suite's run that has a run for each decoder and task."""
 
-# `task=<name>` for every task that there is.
+# Hydra's choices `task=<name>`.
 for _task in map(load_task, task_names()):
     _items = {"seed": 0, "items": 500, "difficulty": _task.default_difficulty}
     _settings = {"name": _task.name, **_items, "gen_length": _task.gen_length}
@@ -28,7 +28,7 @@ for _task in map(load_task, task_names()):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """The first items of a seed's test split. `gen_length` is for the sampler to refer to."""
+    """The first `items` of a seed's test split. Sampler settings refer to `gen_length`."""
 
     name: str
     seed: int
@@ -37,11 +37,10 @@ class TaskConfig:
     gen_length: int
 
     def __post_init__(self) -> None:
-        _ = self.asked  # which checks all of it
+        _ = self.task_items  # checks all fields
 
     @property
-    def asked(self) -> TaskItems:
-        """Returns the items."""
+    def task_items(self) -> TaskItems:
         return TaskItems(
             task=load_task(self.name), count=self.items, seed=self.seed, difficulty=self.difficulty
         )
@@ -49,7 +48,7 @@ class TaskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """A decoder by name. Its lengths are those of each task."""
+    """A named decoder of a suite; each task sets its answer length."""
 
     name: str
     sampler: SamplerConfig
@@ -57,14 +56,14 @@ class DecoderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteConfig:
-    """What a suite compares, on the first items of each task. The first decoder is the baseline."""
+    """Decoders and tasks to compare, on the first items of each task; decoder 0 is the baseline."""
 
     name: str
     tasks: tuple[str, ...]
     decoders: tuple[DecoderConfig, ...]
     thresholds: tuple[str, ...] = ()
-    """Decoders that commit for good, from the cheapest on, the baseline among them: all others are
-    told in times what a threshold of equal quality costs."""
+    """Names of the decoders with plain thresholds, the cheapest first, the baseline among them. The
+    cost of every other decoder is reported relative to a threshold of equal quality."""
 
     def __post_init__(self) -> None:
         decoders = [decoder.name for decoder in self.decoders]
@@ -79,12 +78,12 @@ class SuiteConfig:
         )
         for task in self.tasks:
             for decoder in self.decoders:
-                _ = with_answer_length(decoder.sampler, load_task(task))  # which checks both
+                _ = with_answer_length(decoder.sampler, load_task(task))  # checks the two together
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(ModelSource):
-    """What to decode, with what. The comments are in conf/evaluate.yaml."""
+    """Settings of the verb; conf/evaluate.yaml explains each."""
 
     task: TaskConfig
     sampler: SamplerConfig
@@ -108,7 +107,7 @@ class EvaluateConfig(ModelSource):
     def trial(
         self, model: lj.Model, items: TaskItems, sampler: SamplerConfig, sampler_name: str
     ) -> Trial:
-        """Returns what is decoded, and refreshed from tiles where they are asked for."""
+        """Returns the trial of a sampler on items, with the settings of this run."""
         return Trial(
             model=model,
             dtype=self.dtype,

@@ -1,4 +1,8 @@
-"""Result rows of graded answers: quality, speed, time on phones, and what differs from others."""
+"""Result rows of graded answers: quality, speed, time on phones, differences between decoders.
+
+Scores and latencies count each different question once; speed counts every item. Times on phones
+are modelled from the stored traces, for a model of the shape `SHAPE`.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,10 +22,10 @@ from llada_jax.phones.profile import Profile
 from llada_jax.phones.uncertainty import with_uncertainty
 from llada_jax.phones.workload import Workload, from_trace
 
-SHAPE, DOUBTED = "llada_8b", 8
-"""Of modelled latencies: the model's shape, and how many questions tell their doubt."""
+SHAPE = "llada_8b"
+UNCERTAINTY_QUESTIONS = 8  # each parameter of the device model costs a timing of all of them
 REGIME = "regime"
-"""In the names of the rows that say how a model decodes."""
+"""Part of the names of rows that describe how a model decodes."""
 EQUAL_ROWS, EQUAL_FORWARDS = "at_equal_quality/row_forwards", "at_equal_quality/nfe"
 _COSTS: Mapping[str, Cost] = {EQUAL_ROWS: "rows", EQUAL_FORWARDS: "forwards"}
 BROUGHT_BACK = "brought_back"
@@ -30,7 +34,7 @@ BROUGHT_BACK = "brought_back"
 def decoder_rows(
     name: str, parts: Sequence[Evaluation], socs: Sequence[str] = ()
 ) -> list[ResultRow]:
-    """Gives quality and latency on phones over all questions of all parts; speed over all items."""
+    """Returns the rows of a decoder over all tasks in `parts`."""
     return [
         *tally_rows(name, joined([part.tally for part in parts])),
         *_regime_rows(f"{name}/{REGIME}", parts),
@@ -39,18 +43,18 @@ def decoder_rows(
     ]
 
 
-def tally_rows(name: str, found: Tally) -> list[ResultRow]:
-    """Gives exact match, tokens a forward, and of forwards, blocks and rows what is known."""
-    counts: dict[str, Any] = {"n": len(found.right), "items": found.items}
-    exact: Any = {"interval": found.interval, **counts}
+def tally_rows(name: str, tally: Tally) -> list[ResultRow]:
+    """Returns exact match and the mean costs of a question, without those that are unknown."""
+    counts: dict[str, Any] = {"n": len(tally.right), "items": tally.items}
+    exact: Any = {"interval": tally.interval, **counts}
     values = {
-        "nfe": (found.nfe, "forwards"),
-        "nfe_per_block": (found.forwards_per_block, "forwards/block"),
-        "row_forwards": (found.row_forwards, "rows"),
-        "tpf": (found.tpf, "tokens/forward"),
+        "nfe": (tally.nfe, "forwards"),
+        "nfe_per_block": (tally.forwards_per_block, "forwards/block"),
+        "row_forwards": (tally.row_forwards, "rows"),
+        "tpf": (tally.tpf, "tokens/forward"),
     }
     return [
-        ResultRow(f"{name}/exact_match", found.exact_match, "of questions", **exact),
+        ResultRow(f"{name}/exact_match", tally.exact_match, "of questions", **exact),
         *(
             ResultRow(f"{name}/{what}", value, unit, **counts)
             for what, (value, unit) in values.items()
@@ -60,8 +64,8 @@ def tally_rows(name: str, found: Tally) -> list[ResultRow]:
 
 
 def _regime_rows(name: str, parts: Sequence[Evaluation]) -> Iterator[ResultRow]:
-    """Yields the regime card, beside what LLaDA-8B has; nothing where a model's blocks do not begin
-    at the prompt, or a trace was not kept."""
+    """Yields statistics of the decoding regime, with LLaDA-8B's published values as references.
+    Yields nothing if blocks do not begin at the prompt's end, or if traces are missing."""
     block_causal = any(
         trace.settings["model"]["block_length"]
         for part in parts
@@ -69,8 +73,8 @@ def _regime_rows(name: str, parts: Sequence[Evaluation]) -> Iterator[ResultRow]:
     )
     if block_causal or not all(part.rows for part in parts):
         return
-    found = regime(each for part in parts for each in part.trajectories())
-    for what, value in found._asdict().items():
+    card = regime(trajectory for part in parts for trajectory in part.trajectories())
+    for what, value in card._asdict().items():
         reference, source = PUBLISHED.get(what, (None, None))
         if np.isfinite(value):
             yield ResultRow(
@@ -79,7 +83,7 @@ def _regime_rows(name: str, parts: Sequence[Evaluation]) -> Iterator[ResultRow]:
 
 
 def _speed_rows(name: str, parts: Sequence[Evaluation]) -> Iterator[ResultRow]:
-    """Yields answer tokens a second of whole batches, without compilation where there are such."""
+    """Yields answer tokens per second, of batches without compilation if there are any."""
     whole = [batch for part in parts for batch in part.timed]
     if not whole:
         return
@@ -92,52 +96,54 @@ def _speed_rows(name: str, parts: Sequence[Evaluation]) -> Iterator[ResultRow]:
 
 
 def _phone_rows(name: str, parts: Sequence[Evaluation], socs: Sequence[str]) -> Iterator[ResultRow]:
-    """Yields the mean latency of a question on each phone, by forwards of LLaDA-8B's shape."""
+    """Yields the modelled mean latency of a question on each phone."""
     runs = [run for part in parts for run in workloads(part)] if socs else []
     for soc in socs:
         seconds, interval = mean_latency(runs, soc)
         counts: Any = {"n": len(runs), "items": sum(len(part.right) for part in parts)}
-        told: Any = {"interval": interval, "trace_source": runs[0].source, **counts}
-        yield ResultRow(f"{name}/phone/{soc}", seconds, "s", kind="modelled", **told)
+        fields: Any = {"interval": interval, "trace_source": runs[0].source, **counts}
+        yield ResultRow(f"{name}/phone/{soc}", seconds, "s", kind="modelled", **fields)
 
 
 def mean_latency(workloads: Sequence[Workload], soc: str) -> tuple[float, tuple[float, float]]:
-    """Returns seconds of a workload on a phone, on average, and their 95 % interval, which is the
-    device model's own doubt, measured on the first ones."""
+    """Returns the mean seconds of workloads on a phone, and a 95 % interval by the uncertainty of
+    the device model, which is computed from the first few workloads."""
     phone, canvas = lj.phone(soc), max(workload.canvas for workload in workloads)
 
-    def mean(profile: Profile, some: Sequence[Workload]) -> float:
+    def mean(profile: Profile, chosen: Sequence[Workload]) -> float:
         timer = replace(phone, profile=profile).timer(SHAPE, canvas)
-        return sum(map(timer.latency, some)) / len(some)
+        return sum(map(timer.latency, chosen)) / len(chosen)
 
     seconds = mean(phone.profile, workloads)
-    doubt = with_uncertainty(phone.profile, lambda moved: mean(moved, workloads[:DOUBTED])).relative
-    return seconds, (seconds * max(0.0, 1 - 1.96 * doubt), seconds * (1 + 1.96 * doubt))
+    relative = with_uncertainty(
+        phone.profile, lambda moved: mean(moved, workloads[:UNCERTAINTY_QUESTIONS])
+    ).relative
+    return seconds, (seconds * max(0.0, 1 - 1.96 * relative), seconds * (1 + 1.96 * relative))
 
 
-def workloads(found: Evaluation, shape: str = SHAPE) -> list[Workload]:
-    """Returns the forwards of each question, for a model of a shape. Raises ValueError where a
-    batch has no trace."""
-    counted, model = found.counted, architecture(shape)
+def workloads(evaluation: Evaluation, shape: str = SHAPE) -> list[Workload]:
+    """Returns the forwards of each question, for a model of a shape. Raises ValueError if a batch
+    has no trace."""
+    counted, model = evaluation.counted, architecture(shape)
     runs = [
         from_trace(trace, model, row)
-        for batch, trace in found.store.traces()
+        for batch, trace in evaluation.store.traces()
         for row, generation in enumerate(batch.generations)
         if generation.index in counted
     ]
     require(
         len(runs) == len(counted),
-        f"{found.store} has traces of {len(runs)} questions; allowed: of all {len(counted)}",
+        f"{evaluation.store} has traces of {len(runs)} questions; allowed: of all {len(counted)}",
     )
     return runs
 
 
-def comparison_rows(baseline: Evaluation, found: Evaluation) -> list[ResultRow]:
-    """Gives the difference to a baseline on the same questions, and whether it could be chance."""
-    result = found.compared_with(baseline).against
+def comparison_rows(baseline: Evaluation, evaluation: Evaluation) -> list[ResultRow]:
+    """Returns the difference to a baseline on the same questions, and its p-value."""
+    result = evaluation.compared_with(baseline).against
     assert result is not None
-    name = f"{found.name}/against/{baseline.settings['sampler_name']}"
-    difference, p_value = difference_rows(name, result, len(found.right))
+    name = f"{evaluation.name}/against/{baseline.settings['sampler_name']}"
+    difference, p_value = difference_rows(name, result, len(evaluation.right))
     return [
         difference,
         ResultRow(f"{name}/gained", result.gained, "questions"),
@@ -147,25 +153,26 @@ def comparison_rows(baseline: Evaluation, found: Evaluation) -> list[ResultRow]:
 
 
 def difference_rows(name: str, result: PairedComparison, items: int) -> tuple[ResultRow, ResultRow]:
-    """Gives a difference of exact match, found on so many items, and its p-value."""
-    known: Any = {"n": result.n, "items": items, "interval": result.interval}
-    difference = ResultRow(f"{name}/difference", result.difference, "of questions", **known)
+    """Returns a difference of exact match on a number of items, and its p-value."""
+    fields: Any = {"n": result.n, "items": items, "interval": result.interval}
+    difference = ResultRow(f"{name}/difference", result.difference, "of questions", **fields)
     return difference, ResultRow(f"{name}/p_value", result.p_value, "McNemar, exact, two-sided")
 
 
 def equal_quality_rows(
-    name: str, found: Tally, curve: Sequence[Tally], baseline: Tally
+    name: str, tally: Tally, curve: Sequence[Tally], baseline: Tally
 ) -> Iterator[ResultRow]:
-    """Yields what a decoder costs in times a threshold of equal quality, and which share it brings
-    back of what the curve's first threshold loses against the baseline, if that loses any."""
-    told: Any = {"n": len(found.right), "items": found.items}
+    """Yields a decoder's cost as a multiple of the cost of a threshold of equal quality, and the
+    share that it recovers of the questions that the cheapest threshold loses to the baseline.
+    `curve` is the thresholds, the cheapest first."""
+    fields: Any = {"n": len(tally.right), "items": tally.items}
     for what, cost in _COSTS.items():
-        if not all(getattr(each, cost) for each in (found, *curve)):
+        if not all(getattr(other, cost) for other in (tally, *curve)):
             continue  # no trace was kept
-        value, interval = cost_at_equal_quality(found, curve, cost)
-        yield ResultRow(f"{name}/{what}", value, "times", interval=interval, **told)
+        value, interval = cost_at_equal_quality(tally, curve, cost)
+        yield ResultRow(f"{name}/{what}", value, "times", interval=interval, **fields)
     if sum(baseline.right) > sum(curve[0].right):
-        value, interval = recovered_share(found, curve[0], baseline)
+        value, interval = recovered_share(tally, curve[0], baseline)
         if np.isfinite(interval).all():
             unit = "of answers lost"
-            yield ResultRow(f"{name}/{BROUGHT_BACK}", value, unit, interval=interval, **told)
+            yield ResultRow(f"{name}/{BROUGHT_BACK}", value, unit, interval=interval, **fields)

@@ -1,4 +1,4 @@
-"""Scores as text, from result rows alone: a line for each way of decoding."""
+"""Text tables of scores, one line for each decoder, made from result rows alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -24,13 +24,13 @@ SPEED = {
     "row-forwards": ("row_forwards", ".0f"),
     "tokens/forward": ("tpf", ".2f"),
 }
-"""Columns, and what they show of which result rows."""
+"""Columns by name: the result row and its number format."""
 DIFFERENCE, P_VALUE = "points of difference (95 %)", "McNemar p"
 
 
 def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
-    """Gives the cells of one way of decoding, from rows by name, among them `<name>/exact_match`
-    and those of `SPEED`; a cell is empty without."""
+    """Returns the cells of one decoder from its rows: `<name>/exact_match`, and those of `SPEED`
+    if present."""
     return {
         MATCH: _points(rows[f"{name}/exact_match"], ".1f", " %"),
         **{
@@ -41,31 +41,31 @@ def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
 
 
 def difference_cells(rows: Sequence[ResultRow]) -> dict[str, str]:
-    """Gives the cells of a difference to a baseline; none without rows."""
-    found = {row.name.rpartition("/")[2]: row for row in rows}
-    if not found:
+    """Returns the cells of a difference to a baseline; no cells if there are no rows."""
+    by_name = {row.name.rpartition("/")[2]: row for row in rows}
+    if not by_name:
         return {}
     return {
-        DIFFERENCE: _points(found["difference"], "+.1f"),
-        P_VALUE: f"{found['p_value'].value:.2g}",
+        DIFFERENCE: _points(by_name["difference"], "+.1f"),
+        P_VALUE: f"{by_name['p_value'].value:.2g}",
     }
 
 
-def side_by_side(found: Mapping[str, Evaluation]) -> list[dict[str, str]]:
-    """Gives a line for each way of decoding, with its difference to the first on the same items."""
-    first = next(iter(found.values()))
+def side_by_side(evaluations: Mapping[str, Evaluation]) -> list[dict[str, str]]:
+    """Returns a line for each decoder, with its difference to the first on the same items."""
+    first = next(iter(evaluations.values()))
     return [
         {
             "": name,
-            **score_cells({row.name: row for row in tally_rows(name, each.tally)}, name),
-            **difference_cells(comparison_rows(first, each)),
+            **score_cells({row.name: row for row in tally_rows(name, evaluation.tally)}, name),
+            **difference_cells(comparison_rows(first, evaluation)),
         }
-        for name, each in found.items()
+        for name, evaluation in evaluations.items()
     ]
 
 
 def thresholds_of(sampler: SamplerConfig) -> str:
-    """Returns what it compares confidence with: `0.7, 0.9`; nothing where it commits by number."""
+    """Returns the numbers of the rule, `0.7, 0.9`; empty if it commits a fixed number of tokens."""
     return ", ".join(f"{number:.4g}" for number in jax.tree.leaves(sampler.rule))
 
 
@@ -75,13 +75,13 @@ def suite_tables(
     tasks: Sequence[str],
     results: Sequence[ResultRow],
 ) -> str:
-    """Writes a line for each decoder over all tasks; then its exact match on each task. The first
-    decoder is what the others are compared with; names of rows begin with the suite's."""
+    """Returns the tables of a suite: each decoder over all tasks, compared with the first one; its
+    exact match on each task; costs at equal quality and decoding regimes if known."""
     rows = {row.name.removeprefix(f"{suite}/"): row for row in results}
     baseline = next(iter(decoders))
     against = f"points against {baseline} (95 %)"
-    here = f"{baseline}/phone/"
-    phones = [name.removeprefix(here) for name in rows if name.startswith(here)]
+    prefix = f"{baseline}/phone/"
+    phones = [name.removeprefix(prefix) for name in rows if name.startswith(prefix)]
     over_all = [
         {
             "decoder": name,
@@ -103,8 +103,8 @@ def suite_tables(
         aligned(over_all, (MATCH, *SPEED, against, *phones)),
     ]
     if len(tasks) > 1:
-        found = {task: rows[f"{baseline}/{task}/exact_match"].n for task in tasks}
-        questions = ", ".join(f"{task} {n}" for task, n in found.items())
+        counts = {task: rows[f"{baseline}/{task}/exact_match"].n for task in tasks}
+        questions = ", ".join(f"{task} {n}" for task, n in counts.items())
         parts += ["", f"exact match by task (questions: {questions})", aligned(by_task, tasks)]
     parts += _equal_quality_table(list(decoders), rows)
     parts += _regime_table(list(decoders), rows)
@@ -112,7 +112,7 @@ def suite_tables(
 
 
 def _equal_quality_table(decoders: Sequence[str], rows: Mapping[str, ResultRow]) -> Iterator[str]:
-    """Yields a line for each decoder that is beside thresholds; nothing without."""
+    """Yields a table of the decoders that have costs at equal quality, if any."""
     columns = {
         "row-forwards (95 %)": EQUAL_ROWS,
         "forwards (95 %)": EQUAL_FORWARDS,
@@ -128,12 +128,14 @@ def _equal_quality_table(decoders: Sequence[str], rows: Mapping[str, ResultRow])
         if f"{name}/{EQUAL_ROWS}" in rows
     ]
     if lines:
-        told = "of what a threshold of equal quality costs, and of what the first one loses"
-        yield from ("", told, aligned(lines, tuple(columns)))
+        title = (
+            "of a threshold's cost at equal quality, and of the answers that the first one loses"
+        )
+        yield from ("", title, aligned(lines, tuple(columns)))
 
 
 def _regime_table(decoders: Sequence[str], rows: Mapping[str, ResultRow]) -> Iterator[str]:
-    """Yields the regime card: a line for each decoder, and one for LLaDA-8B; nothing without."""
+    """Yields a table of decoding regimes, with a line for LLaDA-8B, if any decoder has one."""
     known = {
         (name, what): rows[row].value
         for name in decoders
@@ -148,12 +150,12 @@ def _regime_table(decoders: Sequence[str], rows: Mapping[str, ResultRow]) -> Ite
         | {w: f"{known[name, w]:.2f}" if (name, w) in known else "" for w in UNITS}
         for name in (*decoders, "LLaDA-8B")
     ]
-    told = "regime (docs/quality.md says what each column is)"
-    yield from ("", told, aligned(table, tuple(UNITS)))
+    title = "regime (docs/quality.md explains each column)"
+    yield from ("", title, aligned(table, tuple(UNITS)))
 
 
 def _points(row: ResultRow | None, form: str, unit: str = "") -> str:
-    """Writes a share with its interval, in points; nothing without one."""
+    """Formats a share with its interval in points; empty for None."""
     if row is None:
         return ""
     interval = " to ".join(f"{100 * bound:{form}}" for bound in row.interval or ())

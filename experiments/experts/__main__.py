@@ -31,7 +31,7 @@ Part = Literal["paper", "phones", "routing"]
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
-    """Says what is run. The comments are in conf/experts.yaml."""
+    """Settings of the verb; conf/experts.yaml explains each."""
 
     seed: int = 0
     parts: tuple[str, ...] = get_args(Part)
@@ -54,7 +54,7 @@ def experts(config: ExpertsConfig, run: Run) -> None:
         "routing": partial(judge_routing, config.routing, config.seed, run),
     }
     if "routing" in config.parts and config.routing.model is not None:
-        _ = lj.load(config.routing.model)  # which checks the model
+        _ = lj.load(config.routing.model)  # checks the model
     run.begin()
     run.finish(run.recorded(chain.from_iterable(parts[part]() for part in config.parts)))
 

@@ -70,7 +70,7 @@ def _beside(published: float | None, where: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperConfig:
-    """Says how much is simulated. The comments are in conf/experts.yaml."""
+    """Settings of the verb; conf/experts.yaml explains each."""
 
     profile_tokens: int = 60
     tokens: int = 100

@@ -67,7 +67,7 @@ _modelled = partial(ResultRow, kind="modelled")
 
 @dataclass(frozen=True, kw_only=True)
 class PhonesConfig:
-    """Says what is simulated. The comments are in conf/experts.yaml."""
+    """Settings of the verb; conf/experts.yaml explains each."""
 
     socs: tuple[str, ...] = ("SM8750", "SM8850")
     npu: str = "llada_cpp"
@@ -79,9 +79,9 @@ class PhonesConfig:
     def __post_init__(self) -> None:
         for soc in self.socs:
             phone = load_profile(soc)
-            _ = phone.kernels(self.npu), phone.cpu_kernels(self.cpu)  # which checks the names
+            _ = phone.kernels(self.npu), phone.cpu_kernels(self.cpu)  # checks the names
         for shape, ratio in product(MODELS, self.ratios):
-            _ = shape.slots_at(ratio)  # which checks the ratio
+            _ = shape.slots_at(ratio)  # checks the ratio
         require_counts(self, "profile_blocks", "blocks")
 
 
@@ -185,7 +185,7 @@ def statistics_of(trace: RoutingTrace, name: str) -> Iterator[ResultRow]:
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingConfig:
-    """Says whose routing is judged. The comments are in conf/experts.yaml."""
+    """Settings of the verb; conf/experts.yaml explains each."""
 
     model: str | None = None
     tasks: tuple[str, ...] = ("word_problems", "yes_no", "choices", "sudoku")
@@ -194,7 +194,7 @@ class RoutingConfig:
     def __post_init__(self) -> None:
         require_counts(self, "answers", least=2)
         for task in self.tasks:
-            _ = load_task(task)  # which checks the name
+            _ = load_task(task)  # checks the name
 
 
 def judge_routing(config: RoutingConfig, seed: int, run: Run) -> Iterator[ResultRow]:

@@ -1,4 +1,4 @@
-"""Decodes one prompt, step by step on the screen, and says how fast that was.
+"""Decodes one prompt, shows each step on the screen, and reports the speed.
 
     python -m experiments.generate
     python -m experiments.generate prompt="Anna has 3 apples. ..." sampler=llada
@@ -9,11 +9,11 @@
     python -m experiments.generate 'sampler.constraint.regex="[A-Z][^#]*#### [0-9]+"'
     python -m experiments.generate -m sampler=llada,fast_dllm seed=0,1
 
-The run folder gets, besides what every run writes, `trace.npz` (`lj.Trace.load` reads it) and
-`answer.txt`. With `loop=both` a prompt is decoded three times: watched in the host loop, and, where
-the backend and the sampler allow it, twice in the compiled loop, of which the second run needs no
-compilation. At the end stands, beside the run's time here and on phones (modelled, for LLaDA-8B),
-what LLaDA's plain sampler would have taken.
+In addition to the files of every run, the run folder gets `trace.npz` (`lj.Trace.load` reads it)
+and `answer.txt`. With `loop=both` the prompt is decoded three times: in the host loop, which shows
+the steps, and, if the backend and the sampler allow it, twice in the compiled loop, because the
+first time includes compilation. A table at the end compares the run with LLaDA's plain sampler, on
+this machine and on phones (modelled, for LLaDA-8B).
 """
 
 import re
@@ -28,7 +28,7 @@ import numpy as np
 from hydra.core.override_parser.types import Quote, QuotedString
 
 import llada_jax as lj
-from experiments.generate.elsewhere import on_phones, plain_sampler_here, side_by_side
+from experiments.generate.elsewhere import phone_times, plain_sampler_time, side_by_side
 from experiments.generate.live_canvas import CanvasPage, printable, watching
 from experiments.harness.model_source import ModelSource
 from experiments.harness.questions import tokenizer_of
@@ -46,32 +46,33 @@ from llada_jax.text import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class ConstraintSettings:
-    """At most one of a regular expression, a JSON schema (a file, or itself) and a list of texts;
-    and what confidence is measured in."""
+    """At most one of a regular expression, a JSON schema (its text or a file) and a list of texts;
+    and the distribution that confidence is measured in."""
 
     regex: str | None = None
     json_schema: str | None = None
     choice: tuple[str, ...] | None = None
     confidence: Measure = "allowed"
 
-    def made(self) -> lj.Constraint | None:
-        """Returns the constraint that is asked for."""
+    def build(self) -> lj.Constraint | None:
+        """Returns the constraint, or None if none is set."""
         makers = {"regex": lj.regex, "json_schema": _json_schema, "choice": lj.choice}
-        given = {name: getattr(self, name) for name in makers if getattr(self, name) is not None}
-        require(len(given) <= 1, f"{', '.join(given)} are set; allowed: one of them")
-        made = [makers[name](value, confidence=self.confidence) for name, value in given.items()]
-        return made[0] if made else None
+        values = {name: getattr(self, name) for name in makers if getattr(self, name) is not None}
+        require(len(values) <= 1, f"{', '.join(values)} are set; allowed: one of them")
+        for name, value in values.items():
+            return makers[name](value, confidence=self.confidence)
+        return None
 
 
-def _json_schema(given: str, **options: Any) -> lj.Constraint:
-    is_file = not given.lstrip().startswith("{")
-    require(not is_file or Path(given).is_file(), f"json_schema is {given!r}; allowed: a file")
-    return lj.json_schema(Path(given).read_text() if is_file else given, **options)
+def _json_schema(schema: str, **options: Any) -> lj.Constraint:
+    is_file = not schema.lstrip().startswith("{")
+    require(not is_file or Path(schema).is_file(), f"json_schema is {schema!r}; allowed: a file")
+    return lj.json_schema(Path(schema).read_text() if is_file else schema, **options)
 
 
 @dataclass(frozen=True)
 class ConstrainedSampler:
-    """All settings of a sampler, and `constraint`."""
+    """A sampler and a constraint, whose settings are one flat mapping."""
 
     config: SamplerConfig
     constraint: lj.Constraint | None
@@ -80,7 +81,7 @@ class ConstrainedSampler:
     def from_flat(cls, settings: dict[str, Any]) -> "ConstrainedSampler":
         """Returns the sampler and the constraint of flat settings."""
         constraint = settings.pop("constraint", None)
-        return cls(SamplerConfig.from_flat(settings), constraint and constraint.made())
+        return cls(SamplerConfig.from_flat(settings), constraint and constraint.build())
 
     @classmethod
     def setting_types(cls, accept: object = None, window: object = None) -> dict[str, Any]:
@@ -90,7 +91,7 @@ class ConstrainedSampler:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(ModelSource):
-    """What to decode, with what, and how to show it. The comments are in conf/generate.yaml."""
+    """Settings of the verb; conf/generate.yaml explains each."""
 
     prompt: str
     chat: bool = True
@@ -113,17 +114,17 @@ class GenerateConfig(ModelSource):
             load_profile(soc)
 
     @property
-    def host_loop_alone(self) -> str | None:
-        """Says why the compiled loop cannot run this, if it cannot."""
+    def reason_for_host_loop(self) -> str | None:
+        """Why the compiled loop cannot run this, or None if it can."""
         if self.backend != "xla":
             return f"backend={self.backend} runs outside XLA"
         if self.sampler.config.has_worker:
-            return "sampler.refresh=worker works beside the steps of the host loop"
+            return "sampler.refresh=worker runs alongside the steps of the host loop"
         return None
 
 
 def generate(config: GenerateConfig, run: Run) -> None:
-    """Decodes, prints the answer and the results, and fills the run folder."""
+    """Decodes the prompt, prints the answer and the results, and writes the run folder."""
     model = run.of(config.load(config.mesh))
     tokenizer = tokenizer_of(model)
     sampler = config.sampler.config
@@ -148,8 +149,8 @@ def generate(config: GenerateConfig, run: Run) -> None:
         with watching(page, sys.stdout, config.pause) as show:
             result = decode(loop="host", on_step=show, trace="scores")
         speed += host_speed(result)
-    if config.loop == "both" and config.host_loop_alone:
-        print(f"the compiled loop is skipped: {config.host_loop_alone}", flush=True)
+    if config.loop == "both" and config.reason_for_host_loop:
+        print(f"the compiled loop is skipped: {config.reason_for_host_loop}", flush=True)
     elif config.loop != "host":
         print("compiling the loop and timing it", flush=True)
         first, second = (decode(loop="compiled", trace=True) for _ in range(2))
@@ -159,13 +160,13 @@ def generate(config: GenerateConfig, run: Run) -> None:
     rows = [*_counts(result), *speed]
     if not config.infill:
         if config.plain_sampler and config.backend == "xla":
-            rows += plain_sampler_here(model, int(result.trace.prompt_lengths[0]), sampler)
-        rows += on_phones(result.trace, config.phones)
+            rows += plain_sampler_time(model, int(result.trace.prompt_lengths[0]), sampler)
+        rows += phone_times(result.trace, config.phones)
     _write(run, result, rows)
 
 
 def encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
-    """Encodes the prompt as a chat where there is a template, else as text; a canvas as it is."""
+    """Encodes the prompt as a chat if there is a template, else as text; a canvas unchanged."""
     if config.infill:
         mask = tokenizer.special_tokens.get("mask_token")
         require(
@@ -179,7 +180,7 @@ def encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
 
 
 def host_speed(result: lj.Result) -> list[ResultRow]:
-    """Returns wall time of a watched run, and the speed of its steps that compiled nothing."""
+    """Returns the wall time of the host loop, and the speed of the steps without compilation."""
     trace = result.trace
     rows = [ResultRow("host_loop_with_compilation", trace.seconds.sum(), "s")]
     first_of_bucket = np.unique(trace.rows, return_index=True)[1]
@@ -192,7 +193,7 @@ def host_speed(result: lj.Result) -> list[ResultRow]:
 
 
 def compiled_speed(first: lj.Result, second: lj.Result) -> list[ResultRow]:
-    """Returns wall time of two equal runs, of which the first had to compile."""
+    """Returns the wall times of two equal runs, the first of which compiles."""
     return [
         ResultRow("compiled_loop_with_compilation", first.seconds, "s"),
         ResultRow("compiled_loop", second.seconds, "s"),
@@ -211,7 +212,7 @@ def _counts(result: lj.Result) -> list[ResultRow]:
 
 
 def _tokens(result: lj.Result) -> int:
-    """Returns tokens that forwards committed; those after the answer's end are among them."""
+    """Returns the number of committed tokens, including those after the answer's end."""
     return int((result.trace.event_kind == Event.COMMIT).sum())
 
 
@@ -226,8 +227,8 @@ def _write(run: Run, result: lj.Result, rows: list[ResultRow]) -> None:
 
 
 def verbatim_prompt(arguments: Sequence[str]) -> list[str]:
-    """Returns the command line with its prompt quoted for Hydra, which reads commas and `=` as
-    syntax. Sweeps are left alone: there the prompt's commas separate its values."""
+    """Returns the command line with its prompt quoted, because Hydra parses commas and `=`. Sweeps
+    are unchanged: their commas separate prompts."""
     if {"-m", "--multirun"} & set(arguments):
         return list(arguments)
     return [_quoted(argument) for argument in arguments]

@@ -1,4 +1,4 @@
-"""Watching a canvas fill: drawn in place on a terminal, as plain lines anywhere else."""
+"""Shows a canvas while it fills: in place on a terminal, as plain lines in a file or a pipe."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,24 +18,24 @@ MASK_GLYPH = "░"
 SPECIAL_GLYPH = "∎"
 FRESH = "black on green"
 PLAIN_EVERY = 16
-"""Steps from one plain line to the next."""
+"""Steps between two plain lines."""
 
 
 @dataclass(frozen=True)
 class CanvasPage:
-    """What is the same in every frame."""
+    """The part of the display that all frames share."""
 
     decode: Callable[[Sequence[int]], str]
     special_ids: frozenset[int] = frozenset()
     """Tokens that are drawn as one glyph, such as the end of the text."""
     prompt: str | None = None
-    """Drawn before the canvas instead of the prompt's tokens; None draws those, where they are."""
+    """Text shown instead of the prompt's tokens, or None to show the tokens."""
 
 
 @contextmanager
 def watching(page: CanvasPage, stream: TextIO, pause: float = 0.0) -> Iterator[OnStep]:
-    """Yields what shows a step: in a live canvas on a terminal that may be painted on; else, or
-    with NO_COLOR, as a plain line every few steps."""
+    """Yields a callback that shows a step: a live canvas on a terminal, or a plain line every few
+    steps if there is no terminal or NO_COLOR is set."""
     console = Console(file=stream)
     if not console.is_terminal or console.is_dumb_terminal or console.no_color:
 
@@ -55,7 +55,7 @@ def watching(page: CanvasPage, stream: TextIO, pause: float = 0.0) -> Iterator[O
 
 
 def status(view: StepView) -> str:
-    """Says what the batch's first row has done; steps count from 1."""
+    """Returns the progress of the batch's first row as one line; steps count from 1."""
     state, forwards = view.state[0], int(view.nfe[0])
     return (
         f"step {view.step + 1}, {(state == MASKED).sum()} masks left, {forwards} forwards, "
@@ -64,7 +64,8 @@ def status(view: StepView) -> str:
 
 
 def frame(view: StepView, page: CanvasPage, console: Console) -> Text:
-    """Draws a status line and the first row, as much of it as fits around the first mask."""
+    """Draws the part of the first row around its first mask that fits the screen, and the
+    status."""
     text = Text.assemble((printable(f"{page.prompt}\n\n") if page.prompt else "", "dim"))
     for part, style in _canvas(view, page):
         text.append(part, style)

@@ -1,7 +1,7 @@
-"""Compiled programs outlive a run, so that the next one starts in seconds.
+"""JAX's persistent compilation cache, so that the second run of a command starts in seconds.
 
-They lie in `programs/<CPU>` of `cache_folder()`, at most 1 GiB. `JAX_COMPILATION_CACHE_DIR` names
-another folder, or with an empty value none.
+Programs are stored in `programs/<CPU>` of `cache_folder()`, at most 1 GiB. The environment variable
+`JAX_COMPILATION_CACHE_DIR` chooses another folder; an empty value turns the cache off.
 """
 
 import os
@@ -12,20 +12,18 @@ import jax
 from llada_jax.backend.resources import this_cpu
 from llada_jax.io.cache_folder import cache_folder
 
-LIMIT = 1 << 30
-SHORTEST = 0.02
-"""Seconds that a compilation takes at least, for its program to be kept."""
+MAX_BYTES = 1 << 30
+MIN_SECONDS = 0.02  # programs that compile faster are not stored
 
 
-def keep_compiled_programs(folder: Path | None = None) -> None:
-    """Has JAX keep what it compiles in `folder`, by default the user's, and the processes that this
-    one starts, too. Settings that are in the environment hold. To be called before anything is
-    compiled."""
+def enable_compilation_cache(folder: Path | None = None) -> None:
+    """Turns the cache on in this process and its children, in `folder` or the user's cache folder.
+    Environment variables that are set already win. Call it before anything is compiled."""
     folder = (folder or cache_folder() / "programs") / this_cpu()
     settings = {
         "compilation_cache_dir": str(folder),
-        "compilation_cache_max_size": LIMIT,  # with a limit, processes that share it lock it
-        "persistent_cache_min_compile_time_secs": SHORTEST,
+        "compilation_cache_max_size": MAX_BYTES,  # a limit also makes JAX lock the folder
+        "persistent_cache_min_compile_time_secs": MIN_SECONDS,
     }
     for name, value in settings.items():
         variable = f"jax_{name}".upper()

@@ -1,11 +1,11 @@
-"""Settings files are data: of Hydra's own settings, a file may set what is listed here.
+"""Keeps settings files from running code: a file may set only a short list of Hydra's own settings.
 
-Hydra acts on the node `hydra` before a verb sees its settings: it calls what callbacks, loggers and
-each `_target_` name, imports the packages of `hydra.searchpath`, sets environment variables, and
-writes to `hydra.run.dir` and `hydra.output_subdir`. So every file of `conf/`, `--config-path` and
-`--config-dir` is read by `SettingsFiles`, in each process and for each job of a sweep, and a file
-that sets anything else of this node, by whatever route, is refused. What is typed on the command
-line is the user's own act.
+Hydra acts on the node `hydra` before a verb reads its settings: it calls the classes named by
+callbacks, loggers and every `_target_`, imports packages of `hydra.searchpath`, sets environment
+variables, and writes to `hydra.run.dir` and `hydra.output_subdir`. A settings file from somebody
+else could therefore run code. `SettingsFiles` reads every file of `conf/`, `--config-path` and
+`--config-dir`, in each process and for each job of a sweep, and refuses a file that sets anything
+of this node that is not listed here. The command line may set everything: the user typed it.
 """
 
 import os
@@ -60,8 +60,8 @@ _is = partial(re.fullmatch, flags=re.DOTALL)
 
 
 class SettingsFiles(_Files):
-    """Hydra's source for configuration files, with the check. Raises ValueError if a file sets
-    something that it may not."""
+    """Hydra's reader of configuration files, with the check. Raises ValueError if a file sets
+    a key or a value that is not allowed."""
 
     @staticmethod
     def scheme() -> str:
@@ -90,7 +90,7 @@ class SettingsFiles(_Files):
 
 
 class SettingsPath(SearchPathPlugin):
-    """Makes `SettingsFiles` the source of every folder of settings on Hydra's search path."""
+    """Makes `SettingsFiles` the reader of every settings folder on Hydra's search path."""
 
     config_dir: str | None = None
     """The folder of `--config-dir`. Hydra appends it later, so this entry is found first."""
@@ -104,7 +104,7 @@ class SettingsPath(SearchPathPlugin):
 
 
 def read_settings_as_data(config_dir: str | None) -> None:
-    """Registers the source and the search path with Hydra."""
+    """Registers the reader with Hydra; `config_dir` is the value of `--config-dir`."""
     for plugin in (SettingsFiles, SettingsPath):
         Plugins.instance().register(plugin)
     SettingsPath.config_dir = config_dir

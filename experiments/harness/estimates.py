@@ -1,4 +1,4 @@
-"""Means over runs that differ by chance, differences and ratios of paired runs, their errors."""
+"""Means over repeated runs with standard errors, and differences and ratios of paired runs."""
 
 import math
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ class Estimate(NamedTuple):
         return self.value - half, self.value + half
 
     def __str__(self) -> str:
-        """Writes it with half of the interval."""
+        """Returns the mean and half the width of its interval."""
         if self.interval is None:
             return f"{self.value:.2f} (one run)"
         return f"{self.value:.2f} ± {self.interval[1] - self.value:.2f}"
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """Returns the mean of runs. Raises ValueError where there are none."""
+    """Returns the mean of runs. Raises ValueError if there are none."""
     n = len(values)
     require(n > 0, "there are no runs; allowed: 1 or more")
     return Estimate(fmean(values), stdev(values) / math.sqrt(n) if n > 1 else math.inf, n)
@@ -46,8 +46,8 @@ def difference(values: Sequence[float], others: Sequence[float]) -> Estimate:
 
 
 def ratio(values: Sequence[float], others: Sequence[float]) -> Estimate:
-    """Returns the ratio of two means over runs of the same seeds (its error to first order)."""
+    """Returns the ratio of two means over runs of the same seeds (the error is to first order)."""
     below = mean_of(others).value
     value = mean_of(values).value / below
-    left = [(a - value * b) / below for a, b in zip(values, others, strict=True)]
-    return mean_of(left)._replace(value=value)
+    residuals = [(a - value * b) / below for a, b in zip(values, others, strict=True)]
+    return mean_of(residuals)._replace(value=value)

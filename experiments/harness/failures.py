@@ -1,12 +1,12 @@
-"""What ends a run before its end, as one line, an exit code and the command that goes on.
+"""Turns the expected failures of a run into one line, an exit code and the command that resumes it.
 
-    1    bad input or surroundings, as the line says, or a model that gives no numbers
-    74   the disk or the folder takes no more: full, broken, read-only (EX_IOERR of sysexits.h)
-    130  SIGINT, as Ctrl-C gives it
-    141  whoever read the output has enough of it (`| head`), without a line
+    1    bad input or surroundings, or a model with scores that are not finite
+    74   the disk is full, broken or read-only (EX_IOERR of sysexits.h)
+    130  SIGINT, from Ctrl-C
+    141  the reader of the output closed it (`| head`); no line is printed
     143  SIGTERM, as a batch system sends it
 
-With LLADA_JAX_FULL_ERROR=1 there is a traceback besides. What is none of these is a bug, whose
+With LLADA_JAX_FULL_ERROR=1 the traceback is printed as well. Any other exception is a bug, and its
 traceback is always shown.
 """
 
@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments import end_while_importing
+from experiments import exit_on_interrupt
 from llada_jax.model.mesh import require_device
 
 BAD_INPUT = (ValueError, FloatingPointError, FileNotFoundError, FileExistsError, ImportError,
@@ -34,22 +34,22 @@ _DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EIO), os.strerror(errno.ER
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends what runs as Ctrl-C does: files are tidied up on the way out."""
+    """SIGTERM as an exception, so that cleanup runs as it does for Ctrl-C."""
 
 
 @contextmanager
-def told_in_a_line(resume: Callable[[], str]) -> Iterator[None]:
-    """Ends the program with SystemExit where the body ends for one of these reasons; `resume` gives
-    the command that goes on."""
+def one_line_errors(resume: Callable[[], str]) -> Iterator[None]:
+    """Raises SystemExit if the body fails for one of these reasons; `resume` returns the command to
+    print."""
     try:
         try:
             yield
         except (AssertionError, RuntimeError):
-            require_device()  # whose absence JAX tells in these
+            require_device()  # JAX reports a missing device by these exceptions
             raise
-        sys.stdout.flush()  # while somebody is here who can tell why it fails
+        sys.stdout.flush()  # a failure here can still be reported; at exit it could not
     except (*BAD_INPUT, OSError, KeyboardInterrupt) as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
+        if isinstance(error, BrokenPipeError) and _is_output_closed():
             raise SystemExit(128 + signal.SIGPIPE) from error
         code, shows_all = _code(error), os.environ.get("LLADA_JAX_FULL_ERROR") == "1"
         if code == 1:
@@ -64,7 +64,7 @@ def told_in_a_line(resume: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raises Terminated in the body on SIGTERM, where the body runs in the main thread."""
+    """Raises Terminated in the body on SIGTERM, if the body runs in the main thread."""
 
     def terminate(number: int, frame: object) -> None:
         raise Terminated
@@ -72,7 +72,7 @@ def terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    if signal.getsignal(signal.SIGINT) is end_while_importing:
+    if signal.getsignal(signal.SIGINT) is exit_on_interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     before = signal.signal(signal.SIGTERM, terminate)
     try:
@@ -81,8 +81,8 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _nobody_reads() -> bool:
-    """Tells whether the output is a closed pipe, and if so, drops what is still to come."""
+def _is_output_closed() -> bool:
+    """Returns whether the output is a closed pipe; if so, later output is discarded."""
     try:
         print(flush=True)
         return False
@@ -94,8 +94,10 @@ def _nobody_reads() -> bool:
 def _code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
-    of_the_disk = any(reason in str(error) for reason in _DISK)  # libraries wrap the system's error
-    return 1 if isinstance(error, BAD_INPUT) and not of_the_disk else 74
+    is_disk_error = any(
+        reason in str(error) for reason in _DISK
+    )  # libraries wrap the system's error
+    return 1 if isinstance(error, BAD_INPUT) and not is_disk_error else 74
 
 
 def _line(error: BaseException) -> str:

@@ -1,4 +1,8 @@
-"""The results of an experiment: rows of numbers that say what they are and where they come from."""
+"""Result rows: the numbers of an experiment, each with its unit, kind, interval and source.
+
+Every verb returns a list of `ResultRow`, which the harness writes to `results.json` and prints as a
+table. A row that reproduces a published number carries the number as `reference` and its `source`.
+"""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -10,8 +14,9 @@ from llada_jax.config import require, require_choice
 from llada_jax.evaluation.metrics import wilson_interval
 
 Kind = Literal["measured", "modelled", "fitted", "informed", "repeated", "published"]
-"""Modelled rows are `fitted` where the reference went into a fit, `informed` where the model was
-chosen with it in view, `repeated` where another row says the same; the rest are predictions."""
+"""How a number was found. A modelled number with a reference is a prediction unless the reference
+went into a fit (`fitted`), was known when the model was chosen (`informed`), or repeats another row
+(`repeated`)."""
 
 
 @dataclass(frozen=True)
@@ -24,22 +29,22 @@ class ResultRow:
     _: KW_ONLY
     kind: Kind = "measured"
     reference: float | None = None
-    """What somebody else reports for the same thing; `source` says who."""
+    """A published number for the same quantity; `source` names the publication."""
     source: str | None = None
     n: int | None = None
-    """How many samples the value is a mean of."""
+    """The number of samples behind the value."""
     items: int | None = None
-    """Of a score: how many items it was found on. They ask `n` questions; each counts once."""
+    """For a score, the number of items. They have `n` different questions; each counts once."""
     interval: tuple[float, float] | None = None
     """Its 95 % confidence interval."""
     fitted: bool | None = None
-    """Of a modelled value: whether the reference, or a figure that shares it, went into the fit."""
+    """For a modelled value: whether its reference went into the fit."""
     band: tuple[float, float] | None = None
-    """Of a modelled value: what it should lie within at 95 %, by the doubts of the model."""
+    """For a modelled value, its 95 % interval by the uncertainty of the model."""
     trace_source: str | None = None
-    """Of a modelled run: where its decoding dynamics come from."""
+    """For a modelled run, the source of its decoding trace."""
     fingerprint: str | None = None
-    """Of the model that it was found with, where the other rows are not (else `Run.of`)."""
+    """Hash of the model, if it differs from the run's model (`Run.of`)."""
 
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, Kind)
@@ -57,22 +62,22 @@ class ResultRow:
         needs_source = self.reference is not None or self.kind == "published"
         require(
             bool(self.source) or not needs_source,
-            f"source of {self.name} is {self.source!r}; allowed: where the number was published",
+            f"source of {self.name} is {self.source!r}; allowed: the publication of the number",
         )
 
     @property
     def error(self) -> float | None:
-        """Returns the error relative to the reference; None where there is none, or it is 0."""
+        """Returns the error relative to the reference; None without a reference or if it is 0."""
         return (self.value - self.reference) / abs(self.reference) if self.reference else None
 
     @property
     def is_predicted(self) -> bool:
-        """Tells whether a modelled value has a reference that tests the model."""
+        """Returns whether a modelled value has a reference that tests the model."""
         return self.error is not None and self.fitted is False
 
     @property
     def is_in_band(self) -> bool:
-        """Tells whether the reference lies within the band."""
+        """Returns whether the reference lies within the band."""
         if self.band is None or self.reference is None:
             return False
         return self.band[0] <= self.reference <= self.band[1]
@@ -83,9 +88,9 @@ class ResultRow:
         return {name: value for name, value in entries.items() if value is not None}
 
 
-def share_row(name: str, right: int, n: int, unit: str, **told: Any) -> ResultRow:
-    """Returns the share of `n` that is right, with Wilson's interval."""
-    return ResultRow(name, right / n, unit, n=n, interval=wilson_interval(right, n), **told)
+def share_row(name: str, right: int, n: int, unit: str, **fields: Any) -> ResultRow:
+    """Returns the row of a share, `right` of `n`, with Wilson's interval."""
+    return ResultRow(name, right / n, unit, n=n, interval=wilson_interval(right, n), **fields)
 
 
 def _number(name: str, value: Any) -> float:
@@ -98,30 +103,30 @@ def _number(name: str, value: Any) -> float:
 
 
 def table(rows: Sequence[ResultRow]) -> str:
-    """Writes aligned text, of columns that at least one row fills, and where traces are from."""
-    to_the_right = ("value", "reference", "error", "n", "items", "interval")
-    return "\n".join([aligned([cells(row) for row in rows], to_the_right), *traces(rows)])
+    """Returns a text table of the columns that any row has, and the sources of traces."""
+    right_aligned = ("value", "reference", "error", "n", "items", "interval")
+    return "\n".join([aligned([cells(row) for row in rows], right_aligned), *traces(rows)])
 
 
-def aligned(rows: Sequence[Mapping[str, str]], to_the_right: Collection[str] = ()) -> str:
-    """Writes a table as text: under its name each column of the first row that at least one row
-    fills. Columns `to_the_right` end, and do not begin, at one place."""
+def aligned(rows: Sequence[Mapping[str, str]], right_aligned: Collection[str] = ()) -> str:
+    """Returns a text table with the columns of the first row, without those that are empty in all
+    rows. Columns are aligned left, except `right_aligned`."""
     columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
     lines = [dict(zip(columns, columns, strict=True)), *rows]
     widths = {name: max(len(line[name]) for line in lines) for name in columns}
-    padded = {name: str.rjust if name in to_the_right else str.ljust for name in columns}
+    padded = {name: str.rjust if name in right_aligned else str.ljust for name in columns}
     shown = ([padded[name](line[name], widths[name]) for name in columns] for line in lines)
     return "\n".join("  ".join(line).rstrip() for line in shown)
 
 
 def traces(rows: Sequence[ResultRow]) -> list[str]:
-    """Returns a line that names the sources of all traces; none where no row has one."""
+    """Returns one line with the sources of all traces, or nothing if no row has one."""
     sources = dict.fromkeys(row.trace_source for row in rows if row.trace_source)
     return [f"traces: {'; '.join(sources)}"] if sources else []
 
 
 def cells(row: ResultRow) -> dict[str, str]:
-    """Returns what tables show of a row, as text."""
+    """Returns the cells of a row in a table, as text."""
     return {
         "name": row.name,
         "value": number(row.value),
@@ -139,7 +144,7 @@ def cells(row: ResultRow) -> dict[str, str]:
 
 
 def number(value: float | None) -> str:
-    """Writes four significant digits; whole numbers in full, and nothing for None."""
+    """Formats with four significant digits; integers in full, None as empty text."""
     if value is None:
         return ""
     if isinstance(value, int):

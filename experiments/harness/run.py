@@ -1,9 +1,10 @@
-"""A run of an experiment: from Hydra's configuration to a folder that says what happened.
+"""The frame of every verb: a command with Hydra's settings, and a folder for its results.
 
     main = entry_point("generate", generate, GenerateConfig)
 
-The folder gets `config.yaml` (resolved), `env.json`, `metrics.jsonl` and `results.json`. The last
-one is there exactly when the run finished.
+`entry_point` turns a function of checked settings and a `Run` into a command. The run's folder gets
+`config.yaml` (resolved settings), `env.json` (commit, versions, machine), `metrics.jsonl` (a line
+for each step or item) and `results.json`, which exists exactly if the run finished.
 """
 
 import argparse
@@ -30,11 +31,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import llada_jax as lj
-from experiments.harness.compiled_programs import keep_compiled_programs
+from experiments.harness.compiled_programs import enable_compilation_cache
 from experiments.harness.data_only import read_settings_as_data
-from experiments.harness.failures import terminable, told_in_a_line
+from experiments.harness.failures import one_line_errors, terminable
 from experiments.harness.results import ResultRow, table
-from experiments.harness.workers import writing
+from experiments.harness.workers import lock_run_folder
 from llada_jax.config import require
 from llada_jax.config_files import checked_dataclass, parse_yaml
 from llada_jax.evaluation.environment import environment
@@ -46,14 +47,14 @@ from llada_jax.sampler.config import PRESETS, SamplerConfig
 
 CONFIG, RESULTS = "config.yaml", "results.json"
 NO_RESULTS = ("report", "view")
-"""Verbs that show what others found."""
+"""Verbs that show the results of other runs."""
 SWEEP_PAGE = "experiments.report.sweep.SweepPage"
-"""Class of the callback that Hydra calls at the end of a sweep. Named here, imported by Hydra."""
+"""The callback at the end of a sweep, as text: the harness imports no verb, Hydra does."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
 
-# `sampler=default`, and one for each preset: every setting, so that each can be overridden.
-_SAMPLER = {**SamplerConfig().as_dict(), "steps": None}  # which follow gen_length
+# `sampler=default` and each preset list every setting, because Hydra overrides only existing keys.
+_SAMPLER = {**SamplerConfig().as_dict(), "steps": None}  # steps follow gen_length
 for _name, _changes in {"default": {}, **PRESETS}.items():
     ConfigStore.instance().store(_name, {**_SAMPLER, **_changes}, group="sampler")
 
@@ -67,43 +68,48 @@ T = TypeVar("T")
 def entry_point(
     verb: str, experiment: Callable[[T, "Run"], None], schema: type[T]
 ) -> Callable[[], None]:
-    """Makes the command of a verb, and runs it where the experiment's module is the program.
+    """Returns the command of a verb, and calls it if the experiment's module is the program.
 
-    Its settings are `conf/<verb>.yaml`, and its runs go to `outputs/<verb>/<date>/<time>`. Files of
-    settings are data (`data_only`). What ends a run before its end is one line and an exit code
-    (`failures`). A folder that another run writes to is refused. A sweep (`-m`) ends with a page of
-    all its jobs.
+    Settings come from `conf/<verb>.yaml` and the command line, runs go to
+    `outputs/<verb>/<date>/<time>`. Settings files cannot run code (`data_only`). Expected failures
+    are one line and an exit code (`failures`). A folder that another run writes to is refused. A
+    sweep (`-m`) ends with a report of its jobs.
+
+    Args:
+      verb: name of the command and of its settings file.
+      experiment: checks its input, calls `Run.begin`, works, and calls `Run.finish`.
+      schema: dataclass of the settings, whose `__post_init__` checks them.
     """
-    resume = partial(command_that_goes_on, verb)
-    began: list[str] = []  # not empty once a job has started
+    resume = partial(resume_command, verb)
+    began: list[str] = []  # not empty as soon as a job has started
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=verb)
     def command(config: DictConfig) -> None:
         began.append(verb)
-        for name in ("jax", "absl"):  # they report absent devices, and each file of a checkpoint
+        for name in ("jax", "absl"):  # they log absent devices and each checkpoint file
             logging.getLogger(name).setLevel(logging.WARNING)
-        with told_in_a_line(resume):
+        with one_line_errors(resume):
             settings = read_config(schema, config)
             worker: Worker = getattr(settings, "worker", ALONE)
             run = Run(Path(HydraConfig.get().runtime.output_dir), config, worker)
-            with writing(run.folder, worker, HydraConfig.get().overrides.hydra):
-                run.require_own_folder()
+            with lock_run_folder(run.folder, worker, HydraConfig.get().overrides.hydra):
+                run.require_same_experiment()
                 experiment(settings, run)
             if verb not in NO_RESULTS and (run.folder / RESULTS).exists():
-                print(f"\nlook at it: {_command_that_shows(run.folder)}")
+                print(f"\nlook at it: {_show_command(run.folder)}")
 
     def main() -> None:
         about = str(sys.modules[experiment.__module__].__doc__).replace("$", "$$")
         ConfigStore.instance().store("config", _hydra_settings(verb, about), group="hydra")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
-        with told_in_a_line(resume), terminable():
+        with one_line_errors(resume), terminable():
             began.clear()
-            keep_compiled_programs()
+            enable_compilation_cache()
             read_settings_as_data(_config_dir(sys.argv[1:]))
             try:
                 command()
             except (RecursionError, TypeError) as error:
-                if began:  # the experiment's own
+                if began:  # an error of the experiment, not of its settings
                     raise
                 raise ValueError(
                     f"the settings cannot be composed: {error}; allowed: groups by their names, "
@@ -116,12 +122,11 @@ def entry_point(
 
 
 def _config_dir(arguments: Sequence[str]) -> str | None:
-    """Returns the folder of `--config-dir`, and offers the sampler files that the command line
-    names as choices. Raises ValueError for arguments that would bypass the check of settings files.
-    """
+    """Returns the folder of `--config-dir`, and registers the sampler files of the command line.
+    Raises ValueError for arguments that would bypass the check of settings files."""
     parser = argparse.ArgumentParser(add_help=False)
     for names in ("-c --cfg", "-cn --config-name", "-cp --config-path", "-cd --config-dir"):
-        parser.add_argument(*names.split())  # those that Hydra knows, for the same abbreviations
+        parser.add_argument(*names.split())  # all of Hydra's, so that abbreviations mean the same
     parser.add_argument("--experimental-rerun")
     options, others = parser.parse_known_args(arguments)
     pickled, name = options.experimental_rerun, options.config_name or ""
@@ -139,7 +144,7 @@ def _config_dir(arguments: Sequence[str]) -> str | None:
 
 
 def offer_preset_file(override: str) -> None:
-    """Makes each file of `sampler=best.json`, or of a sweep over such, a choice of Hydra's group.
+    """Registers the files of `sampler=best.json`, or of a sweep over files, as Hydra choices.
     Raises ValueError for a file that is missing or damaged."""
     group, _, chosen = override.partition("=")
     if group.partition("@")[0] != "sampler":
@@ -151,22 +156,22 @@ def offer_preset_file(override: str) -> None:
         ConfigStore.instance().store(name, {**settings, "steps": None}, group=where)
 
 
-def command_that_goes_on(verb: str) -> str:
-    """Returns the command line, with the folder of the run or the sweep that is under way."""
+def resume_command(verb: str) -> str:
+    """Returns the command line with the folder of the current run or sweep, to resume it."""
     arguments = sys.argv[1:]
     if HydraConfig.initialized():
         hydra = HydraConfig.get()
         is_sweep = hydra.mode == RunMode.MULTIRUN
         key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
         folder = os.path.relpath(hydra.sweep.dir if is_sweep else hydra.runtime.output_dir)
-        if not any(each.startswith(f"{key}=") for each in arguments):
-            settings = [i for i, each in enumerate(arguments) if re.match(r"[^-]\S*=", each)]
+        if not any(argument.startswith(f"{key}=") for argument in arguments):
+            settings = [i for i, text in enumerate(arguments) if re.match(r"[^-]\S*=", text)]
             arguments.insert(min(settings, default=len(arguments)), f"{key}={_quoted(folder)}")
     return shlex.join(["python", "-m", f"experiments.{verb}", *arguments])
 
 
-def _command_that_shows(folder: Path) -> str:
-    """Returns the command that opens what a run found: its canvas where it kept its trace."""
+def _show_command(folder: Path) -> str:
+    """Returns the command that shows a run: `view` if it kept a trace, else `report`."""
     path = _quoted(os.path.relpath(folder))
     has_trace = (folder / "trace.npz").exists()
     verb, shown = ("view", f"run={path}") if has_trace else ("report", f"runs=[{path}]")
@@ -174,15 +179,15 @@ def _command_that_shows(folder: Path) -> str:
 
 
 def _quoted(folder: str) -> str:
-    """Returns the folder as a value of a setting, which a space or a comma would end."""
+    """Returns a folder as a Hydra value, in quotes if a space or a comma would end it."""
     plain = not re.search(r"[^\w./-]", folder)
     return folder if plain else QuotedString(folder, Quote.single).with_quotes()
 
 
 def _hydra_settings(verb: str, about: str) -> HydraConf:
-    """Returns Hydra's own settings, with the folders of a verb. Into these Hydra writes nothing: a
-    copy of the settings and a log would be there, or be overwritten, before input is checked. Its
-    sweeper writes `multirun.yaml` whatever is set, into the folder above (`hydra.sweep.dir`)."""
+    """Returns Hydra's own settings for a verb. Hydra must not write a copy of the settings or a log
+    into a run's folder, because it would do so before the input is checked. Its sweeper always
+    writes `multirun.yaml`, into `hydra.sweep.dir`."""
     folder = f"outputs/{verb}/${{now:%Y-%m-%d}}/${{now:%H-%M-%S}}"
     hydra = HydraConf()
     pages = {} if verb in NO_RESULTS else {"sweep_page": {"_target_": SWEEP_PAGE}}
@@ -190,8 +195,8 @@ def _hydra_settings(verb: str, about: str) -> HydraConf:
         hydra,
         callbacks=pages,
         defaults=[
-            {"job_logging": "stdout"} if isinstance(each, dict) and "job_logging" in each else each
-            for each in hydra.defaults
+            {"job_logging": "stdout"} if isinstance(item, dict) and "job_logging" in item else item
+            for item in hydra.defaults
         ],
         output_subdir=None,
         run=RunDir(folder),
@@ -201,8 +206,8 @@ def _hydra_settings(verb: str, about: str) -> HydraConf:
 
 
 def read_config(schema: type[T], config: DictConfig) -> T:
-    """Returns `config`, its interpolations resolved, as frozen dataclasses. OmegaConf's own know no
-    `Literal`, which is how a choice is spelled here."""
+    """Returns `config` with interpolations resolved, as frozen dataclasses. OmegaConf's structured
+    configs cannot be used, since they do not support `Literal`."""
     return checked_dataclass(schema, OmegaConf.to_container(config, resolve=True))
 
 
@@ -214,31 +219,31 @@ class Run:
         self._config = config
         self._recorded = 0
         self.fingerprint: str | None = None
-        """Of the model, whose content `results.json` then names in each row."""
+        """Hash of the model, which `results.json` then has in each row."""
 
     def of(self, model: lj.Model) -> lj.Model:
-        """Returns the model that the results are of."""
+        """Records that the results are about `model`, and returns it."""
         self.fingerprint = model.fingerprint
         return model
 
-    def require_own_folder(self) -> None:
-        """Raises ValueError where the folder holds a run of another experiment, which shows in
-        its settings: `begin` and `record` would take away what that run found."""
+    def require_same_experiment(self) -> None:
+        """Raises ValueError if the folder has a run of another verb, recognised by its settings:
+        `begin` and `record` would delete the results of that run."""
         path = self.folder / CONFIG
         if not path.exists():
             return
         stored = stored_settings(path)
-        foreign = sorted(map(str, stored.keys() - self._config.keys()))
+        unknown = sorted(map(str, stored.keys() - self._config.keys()))
         require(
-            not foreign,
+            not unknown,
             f"{self.folder} holds a run of another experiment, or of another version of this one: "
-            f"its settings {', '.join(foreign)} are none of {', '.join(map(str, self._config))}; "
+            f"its settings {', '.join(unknown)} are none of {', '.join(map(str, self._config))}; "
             "allowed: another folder (hydra.run.dir)",
         )
 
     def begin(self) -> None:
-        """Writes `config.yaml` and `env.json`; takes away the results of an earlier run, and what
-        it left half-written. One of several workers touches no file that another may write."""
+        """Writes `config.yaml` and `env.json`, and deletes results and temporary files of an
+        earlier run. A worker only deletes results, because others write into the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / RESULTS).unlink(missing_ok=True)
         if not self.worker.is_alone:
@@ -248,33 +253,33 @@ class Run:
         self.write("env.json", _json(environment(), indent=2))
 
     def record(self, row: Mapping[str, Any]) -> None:
-        """Adds a line to `metrics.jsonl`; the first one replaces those of an earlier run."""
+        """Appends a line to `metrics.jsonl`; the first call replaces an earlier run's file."""
         add = atomic.append_text if self._recorded else atomic.write_text
         add(self.folder / "metrics.jsonl", _json(row))
         self._recorded += 1
 
     def recorded(self, rows: Iterable[ResultRow]) -> list[ResultRow]:
-        """Returns the rows, each of which is recorded as soon as it is there."""
-        found = []
+        """Returns the rows as a list, and records each as soon as it is computed."""
+        results = []
         for row in rows:
             self.record(row.as_dict())
-            found.append(row)
-        return found
+            results.append(row)
+        return results
 
     def finish(self, results: Sequence[ResultRow], shown: str | None = None) -> None:
         """Writes `results.json`, whole or not at all, and prints it as a table, or as `shown`."""
-        named = {} if self.fingerprint is None else {"fingerprint": self.fingerprint}
-        self.write(RESULTS, _json([row.as_dict() | named for row in results], indent=2))
+        model = {} if self.fingerprint is None else {"fingerprint": self.fingerprint}
+        self.write(RESULTS, _json([row.as_dict() | model for row in results], indent=2))
         print(table(results) if shown is None else shown)
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file of the folder, which never holds half a text."""
+        """Writes a file of the folder, whole or not at all."""
         atomic.write_text(self.folder / name, text)
 
 
 def stored_settings(path: Path) -> DictConfig:
-    """Returns the settings that a run stored. Raises ValueError where the file is damaged."""
-    parse_yaml(path)  # which bounds aliases and refuses tags, as OmegaConf does not
+    """Returns the settings that a run stored. Raises ValueError if the file is damaged."""
+    parse_yaml(path)  # limits aliases and refuses tags, which OmegaConf does not
     try:
         stored = OmegaConf.create(stored_text(path))
     except (YAMLError, OmegaConfBaseException) as error:

@@ -1,4 +1,4 @@
-"""Weights in the NPU's tiles, which a worker refreshes from where a run's setting asks for it."""
+"""Check of the setting `tiles`: weights in the NPU's layout, for the refresh worker."""
 
 from llada_jax.config import require
 from llada_jax.revision.tiles import Kind
@@ -6,7 +6,7 @@ from llada_jax.sampler.config import SamplerConfig
 
 
 def check_tiles(tiles: Kind | None, backend: str, sampler: SamplerConfig) -> None:
-    """Raises ValueError where nothing would read the tiles."""
+    """Raises ValueError if no part of the run would use the tiles."""
     require(
         tiles is None or (sampler.has_worker and backend == "xla"),
         f"tiles is {tiles!r}, backend is {backend!r} and the sampler has "

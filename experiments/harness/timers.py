@@ -1,4 +1,8 @@
-"""Times of work: in turns on a machine, in a process of its own, and the quartiles of several."""
+"""Timing of candidates that are to be compared.
+
+Candidates run in alternation, so that a machine that slows down meanwhile slows all of them alike.
+`in_new_process` isolates work that leaves threads or caches behind; `spread` makes result rows.
+"""
 
 import os
 import statistics
@@ -16,29 +20,29 @@ from llada_jax.model.finite import require_finite_results
 T = TypeVar("T")
 
 
-class Took(NamedTuple):
-    """Seconds by the clock, and those of the processor, which other processes disturb less."""
+class Timing(NamedTuple):
+    """Wall time and processor time in seconds; other processes disturb the latter less."""
 
     seconds: float
     processor: float
 
 
 def best_of(work: Callable[[], T], repeats: int = 1) -> tuple[T, float]:
-    """Returns what work on the host returns, and its best time in seconds."""
+    """Returns the result of `work` and its shortest time in seconds."""
     timed = [_timed(work) for _ in range(repeats)]
     return timed[-1][0], min(took.seconds for _, took in timed)
 
 
 def in_turns(
     candidates: Mapping[str, Callable[[], Any]], repeats: int
-) -> tuple[dict[str, Any], dict[str, list[Took]]]:
-    """Returns what each candidate gives in a first call, which compiles, and how long it takes in
-    each of `repeats` rounds, in which all take turns, every second time from the last one on.
-    Raises FloatingPointError where a candidate gives NaN or infinity."""
+) -> tuple[dict[str, Any], dict[str, list[Timing]]]:
+    """Returns the result of each candidate's first call, which compiles, and its times in `repeats`
+    rounds. Every second round runs the candidates in reverse order. Raises FloatingPointError if a
+    candidate returns NaN or infinity."""
     first = {name: jax.block_until_ready(call()) for name, call in candidates.items()}
     for name, result in first.items():
         require_finite_results(name, result)
-    times: dict[str, list[Took]] = {name: [] for name in candidates}
+    times: dict[str, list[Timing]] = {name: [] for name in candidates}
     for turn in range(repeats):
         for name in reversed(times) if turn % 2 else times:
             times[name].append(_timed(candidates[name])[1])
@@ -48,16 +52,16 @@ def in_turns(
 def times_in_turns(
     candidates: Mapping[str, Callable[[], Any]], repeats: int
 ) -> dict[str, list[float]]:
-    """Returns the seconds of each candidate, as `in_turns` takes them."""
+    """Returns the wall times of each candidate in seconds, measured by `in_turns`."""
     _, times = in_turns(candidates, repeats)
-    return {name: [took.seconds for took in each] for name, each in times.items()}
+    return {name: [took.seconds for took in rounds] for name, rounds in times.items()}
 
 
-def in_own_process(
+def in_new_process(
     function: Callable[..., T], *arguments: object, environment: Mapping[str, str] | None = None
 ) -> T:
-    """Returns what a function of some module gives in a new process, so that what one piece of work
-    leaves behind is not in the next; raises what it raises."""
+    """Calls a module's function in a new process, which inherits no threads, caches or compiled
+    programs. Returns its result, or raises its exception."""
     before = dict(os.environ)
     os.environ |= environment or {}
     try:
@@ -71,14 +75,14 @@ def in_own_process(
 def spread(
     name: str, values: Sequence[float], unit: str, source: str | None = None
 ) -> Iterator[ResultRow]:
-    """Yields the median and the quartiles of two values or more."""
+    """Yields rows of the median and the quartiles of two or more values."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     yield ResultRow(name, median, unit, n=len(values), source=source)
     yield ResultRow(f"{name}/lower_quartile", low, unit)
     yield ResultRow(f"{name}/upper_quartile", high, unit)
 
 
-def _timed(work: Callable[[], T]) -> tuple[T, Took]:
+def _timed(work: Callable[[], T]) -> tuple[T, Timing]:
     began, processor = time.perf_counter(), time.process_time()
     result = jax.block_until_ready(work())
-    return result, Took(time.perf_counter() - began, time.process_time() - processor)
+    return result, Timing(time.perf_counter() - began, time.process_time() - processor)

@@ -9,15 +9,15 @@ On a machine with LLaDA-8B's weights and the data, the rows of Table 5 of llada.
     python -m experiments.lm_eval model=path/to/LLaDA-8B-Instruct dtype=bfloat16 \\
         data=path/to/data limit=200 sampler=llada sampler.gen_length=128 sampler.steps=128
 
-The tasks are the files of conf/lm_eval, each of which says what its data holds. `task_folder` names
-another folder of such files, one's own, or with `harness` the tasks and the groups of tasks that
-come with the harness (docs/quality.md says where their data lie). `+protocol=...` are settings that
-were published, with their scores (conf/protocol).
+Tasks are the files of conf/lm_eval, which document their data's format. `task_folder` chooses
+another folder of such files, or `harness` for the tasks and groups that the harness includes
+(docs/quality.md has the paths of their data). `+protocol=...` chooses published settings, with
+their scores (conf/protocol).
 
-The run folder gets, besides what every run writes, `samples_<task>.jsonl` (every item, request,
-response and score) and `lm_eval.json` (the harness's version, its results, and the tasks'
-settings). Answers are kept in `answers/`, from which an interrupted run goes on; workers fill it
-together, and the same command without `worker` scores (docs/scale.md).
+In addition to the files of every run, the run folder gets `samples_<task>.jsonl` (items, requests,
+responses and scores) and `lm_eval.json` (the harness's version, results, and task settings).
+Answers are stored in `answers/`, so that an interrupted run continues. Workers fill that folder
+together; the same command without `worker` then computes the scores (docs/scale.md).
 """
 
 import json
@@ -34,8 +34,8 @@ import numpy as np
 from experiments.harness.model_source import ModelSource
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import REPOSITORY, Run, entry_point
-from experiments.harness.workers import told
-from experiments.lm_eval.tasks import RequestedTasks, harness_tasks, own_task, task_manager
+from experiments.harness.workers import worker_summary
+from experiments.lm_eval.tasks import RequestedTasks, file_task, harness_tasks, task_manager
 from llada_jax.config import require, require_counts
 from llada_jax.evaluation.generations import ALONE, Worker
 from llada_jax.sampler.config import SamplerConfig
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 
 TASKS = REPOSITORY / "conf" / "lm_eval"
 HARNESS = "harness"
-"""The `task_folder` of tasks that come with the harness, as they are."""
+"""The value of `task_folder` that chooses the harness's tasks."""
 ANSWERS = "answers"
-"""The folder, in that of a run, where answers are stored."""
-_DECIDING = ("limit", "chat", "fewshot", "fewshot_as_multiturn", "seed", "backend", "mc_num")
-"""Settings that answers depend on, beside the tasks, the sampler and the model."""
+"""Name of the folder in a run's folder that has the answers."""
+_ANSWER_SETTINGS = ("limit", "chat", "fewshot", "fewshot_as_multiturn", "seed", "backend", "mc_num")
+"""Settings that answers depend on, in addition to the tasks, the sampler and the model."""
 _SUMMARY = ("lm_eval_version", "results", "n-samples", "configs", "config")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A score that others report of a task's metric, whatever the filter, and where they do."""
+    """A published score of a task's metric; it applies to every filter of the responses."""
 
     row: str
     score: float
@@ -64,7 +64,7 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class LmEvalConfig(ModelSource):
-    """What to score, on what. The comments are in conf/lm_eval.yaml."""
+    """Settings of the verb; conf/lm_eval.yaml explains each."""
 
     tasks: tuple[str, ...]
     data: str
@@ -83,10 +83,11 @@ class LmEvalConfig(ModelSource):
     worker: Worker = ALONE
 
     def __post_init__(self) -> None:
-        own = self.task_folder != HARNESS
-        known = sorted(each.stem for each in self.folder.glob("*.yaml")) if own else self.tasks
+        has_files = self.task_folder != HARNESS
+        files = sorted(file.stem for file in self.folder.glob("*.yaml"))
+        known = files if has_files else self.tasks
         require(
-            bool(known) or not own,
+            bool(known) or not has_files,
             f"task_folder is {self.task_folder}; allowed: one with *.yaml files, or {HARNESS}",
         )
         require(bool(self.tasks), f"tasks is empty; allowed: {', '.join(known)}")
@@ -98,26 +99,27 @@ class LmEvalConfig(ModelSource):
 
     @property
     def folder(self) -> Path:
-        """Where the tasks' files are; `HARNESS` for those that come with the harness."""
+        """The folder of the task files."""
         return TASKS if self.task_folder is None else Path(self.task_folder)
 
-    def asked(self) -> list[RequestedTasks]:
-        """Returns the tasks with their data, which are checked as far as their format is known."""
+    def requested_tasks(self) -> list[RequestedTasks]:
+        """Returns the tasks with their data files, after a check of the files if the format is
+        known."""
         if self.task_folder == HARNESS:
             return harness_tasks(self.tasks, Path(self.data), self.run_code)
-        return [own_task(task, Path(self.data), self.folder) for task in self.tasks]
+        return [file_task(task, Path(self.data), self.folder) for task in self.tasks]
 
 
 def score(config: LmEvalConfig, run: Run) -> None:
-    """Checks the data, loads the model, and lets the harness score it."""
+    """Checks the data, loads the model, and has the harness score it."""
     from llada_jax.evaluation.lm_eval_model import LmEvalModel, StoredAnswers  # need the extra
 
-    asked = config.asked()
+    requests = config.requested_tasks()
     model = run.of(config.load())
     settings = {"fingerprint": run.fingerprint, "dtype": model.stored_as}
-    settings |= {key: value for key, value in asdict(config).items() if key in _DECIDING}
+    settings |= {key: value for key, value in asdict(config).items() if key in _ANSWER_SETTINGS}
     settings |= {"sampler": config.sampler.as_dict(), "tasks": list(config.tasks)}
-    kept = StoredAnswers(run.folder / ANSWERS, settings, config.batch_size, config.worker)
+    answers = StoredAnswers(run.folder / ANSWERS, settings, config.batch_size, config.worker)
     harness_model = LmEvalModel(
         model,
         config.sampler,
@@ -125,48 +127,48 @@ def score(config: LmEvalConfig, run: Run) -> None:
         mc_num=config.mc_num,
         batch_size=config.batch_size,
         seed=config.seed,
-        kept=kept,
+        kept=answers,
     )
     run.begin()
-    found = evaluate(harness_model, asked, config)
+    results = evaluate(harness_model, requests, config)
     if not config.worker.is_alone:
-        print(told(config.worker, kept.answered, "requests"))
+        print(worker_summary(config.worker, answers.answered, "requests"))
         return
     rows: list[ResultRow] = []
-    for name, files in asked:
+    for name, files in requests:
         for task in files:
-            samples = found["samples"][task]
+            samples = results["samples"][task]
             run.write(f"samples_{task}.jsonl", "".join(map(_json_line, samples)))
-            rows += rows_of(task, samples, config.published)
+            rows += metric_rows(task, samples, config.published)
         if name not in files:
-            whole = [sample for task in files for sample in found["samples"][task]]
-            rows += rows_of(name, whole, config.published)
-    run.write("lm_eval.json", _json_line({name: found[name] for name in _SUMMARY}))
+            whole = [sample for task in files for sample in results["samples"][task]]
+            rows += metric_rows(name, whole, config.published)
+    run.write("lm_eval.json", _json_line({name: results[name] for name in _SUMMARY}))
     run.finish(rows)
 
 
 def evaluate(
-    harness_model: "LM", asked: Sequence[RequestedTasks], config: LmEvalConfig
+    harness_model: "LM", requests: Sequence[RequestedTasks], config: LmEvalConfig
 ) -> dict[str, Any]:
-    """Returns the harness's results on tasks, by the files of their data; it keeps no cache."""
+    """Returns the results of the harness on tasks with given data files. Its cache is temporary."""
     from lm_eval.evaluator import simple_evaluate
 
-    own = config.task_folder != HARNESS
+    has_files = config.task_folder != HARNESS
     if config.run_code:
-        os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # which the harness's metric wants, too
+        os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # the code_eval metric requires it as well
     with TemporaryDirectory() as cache:
-        found = simple_evaluate(
+        results = simple_evaluate(
             harness_model,
             tasks=[
                 {
                     "task": task,
-                    **({} if own else {"dataset_path": "json", "dataset_name": None}),
+                    **({} if has_files else {"dataset_path": "json", "dataset_name": None}),
                     "dataset_kwargs": {"data_files": dict(paths), "cache_dir": cache},
                 }
-                for each in asked
-                for task, paths in each.files.items()
+                for request in requests
+                for task, paths in request.files.items()
             ],
-            task_manager=task_manager(config.folder if own else None),
+            task_manager=task_manager(config.folder if has_files else None),
             num_fewshot=config.fewshot,
             fewshot_as_multiturn=config.fewshot_as_multiturn,
             limit=config.limit,
@@ -174,15 +176,15 @@ def evaluate(
             bootstrap_iters=0,
             confirm_run_unsafe_code=config.run_code,
         )
-    assert found is not None
-    return found
+    assert results is not None
+    return results
 
 
-def rows_of(
+def metric_rows(
     task: str, samples: Sequence[Mapping[str, Any]], published: Sequence[Published] = ()
 ) -> list[ResultRow]:
-    """Returns a row for each metric, and filter of the responses where there are several, beside
-    what others report."""
+    """Returns a row for each metric and filter of the responses, with the published score if there
+    is one."""
     values: dict[str, list[float]] = defaultdict(list)
     for sample in samples:
         chosen = [] if sample["filter"] == "none" else [sample["filter"]]
@@ -191,14 +193,14 @@ def rows_of(
     rows = []
     for name, scores in values.items():
         require(set(scores) <= {0.0, 1.0}, f"{name} has scores {scores}; allowed: 0 and 1")
-        found = next((each for each in published if name.startswith(each.row)), None)
-        beside: Any = {"reference": found.score, "source": found.source} if found else {}
-        rows.append(share_row(name, int(sum(scores)), len(scores), "of items", **beside))
+        known = next((score for score in published if name.startswith(score.row)), None)
+        fields: Any = {"reference": known.score, "source": known.source} if known else {}
+        rows.append(share_row(name, int(sum(scores)), len(scores), "of items", **fields))
     return rows
 
 
 def _json_line(content: Any) -> str:
-    """Writes also NumPy's numbers, and what else the harness puts into its results."""
+    """Returns a line of JSON; NumPy scalars become numbers, other objects text."""
 
     def plain(value: Any) -> Any:
         return value.item() if isinstance(value, np.generic) else str(value)

@@ -1,4 +1,4 @@
-"""The tasks that a run scores, one by one, and the files that hold their data."""
+"""Finds the tasks of a run and their data files, and checks the data before a model is loaded."""
 
 import json
 import logging
@@ -16,35 +16,35 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 Files = Mapping[str, str]
-"""Where the data of a task is, by split."""
+"""Paths of a task's data, by split."""
 
 
 class RequestedTasks(NamedTuple):
-    """What a user asked for by one name: one task, or all of a group."""
+    """The tasks behind one name of the setting `tasks`: one task, or all of a group."""
 
     name: str
     files: Mapping[str, Files]
-    """Of each task."""
+    """Data files by task."""
 
 
-def own_task(name: str, data: Path, folder: Path) -> RequestedTasks:
-    """Returns a task of a folder of task files, with its data. Raises FileNotFoundError, or
-    ValueError for a file that does not hold what the task reads."""
-    parse_yaml(folder / f"{name}.yaml")  # which refuses what OmegaConf does not
+def file_task(name: str, data: Path, folder: Path) -> RequestedTasks:
+    """Returns a task of a folder of task files, with its data. Raises
+    FileNotFoundError for missing data, and ValueError for lines without the task's fields."""
+    parse_yaml(folder / f"{name}.yaml")  # has limits that OmegaConf lacks
     task = OmegaConf.load(folder / f"{name}.yaml")
-    wanted = task.metadata.format
+    line_format = task.metadata.format
     paths = {split: data / file for split, file in task.dataset_kwargs.data_files.items()}
     for path in paths.values():
         if not path.is_file():
-            raise FileNotFoundError(f"no {path}, which task {name} reads: lines of {wanted}")
-        check_lines(path, wanted)
+            raise FileNotFoundError(f"no {path}, which task {name} reads: lines of {line_format}")
+        check_lines(path, line_format)
     return RequestedTasks(name, {name: {str(split): str(path) for split, path in paths.items()}})
 
 
 def harness_tasks(names: Sequence[str], data: Path, runs_code: bool) -> list[RequestedTasks]:
-    """Returns tasks and groups that come with the harness, with their data. Raises ValueError for a
-    name that the harness lacks, and for tasks that run what a model writes unless `runs_code`;
-    FileNotFoundError for data that are missing."""
+    """Returns tasks and groups that the harness includes, with their data. Raises ValueError for an
+    unknown name, and for a task that executes answers as code unless `runs_code`;
+    FileNotFoundError for missing data."""
     manager = task_manager(None)
     unknown = sorted(set(names) - set(manager.all_tasks))
     require(not unknown, f"the harness has no task {unknown}; allowed: `lm-eval ls tasks`")
@@ -56,9 +56,9 @@ def harness_tasks(names: Sequence[str], data: Path, runs_code: bool) -> list[Req
     ]
 
 
-@cache  # it reads thousands of files
+@cache  # reads thousands of files
 def task_manager(folder: Path | None) -> "TaskManager":
-    """Returns what knows the tasks of a folder; of the harness for None."""
+    """Returns the task index of a folder, or the harness's own for None."""
     from lm_eval.tasks import TaskManager
 
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
@@ -66,18 +66,18 @@ def task_manager(folder: Path | None) -> "TaskManager":
 
 
 def tasks_of(name: str) -> list[str]:
-    """Returns the harness's tasks of a group or a tag, groups within it included; else itself."""
+    """Returns the tasks of a group or a tag, also of nested groups; a task's name alone."""
     manager = task_manager(None)
     if name in manager.all_subtasks:
         return [name]
     inner = manager.task_index[name]["task"]
-    if inner == -1:  # a group's tasks stand in its file
+    if inner == -1:  # the tasks are listed in the group's file
         inner = _settings(name)["task"]
-    return [task for each in inner for task in tasks_of(each)]
+    return [task for member in inner for task in tasks_of(member)]
 
 
 def _settings(name: str) -> dict[str, Any]:
-    """Returns the settings of a task's file, its functions left out."""
+    """Returns the settings of a task's file without its functions."""
     from lm_eval.utils import load_yaml_config
 
     path = task_manager(None).task_index[name]["yaml_path"]
@@ -85,12 +85,12 @@ def _settings(name: str) -> dict[str, Any]:
 
 
 def _data_of(task: str, data: Path, group: str, runs_code: bool) -> dict[str, str]:
-    """Returns `<data>/<task>/<split>.jsonl`; the group's folder serves tasks that pick their items
-    from one data set themselves, as those of mmlu_pro do."""
+    """Returns the paths `<data>/<task>/<split>.jsonl`. Tasks that filter their items from a common
+    data set, as those of mmlu_pro do, may use the group's folder."""
     settings = _settings(task)
     require(
         not task.startswith("minerva_math"),
-        f"task {task} needs antlr4 4.11, and Hydra 4.9; allowed: math tasks by files of one's own",
+        f"task {task} needs antlr4 4.11, and Hydra 4.9; allowed: custom task files (task_folder)",
     )
     require(
         runs_code or not settings.get("unsafe_code"),
@@ -99,28 +99,28 @@ def _data_of(task: str, data: Path, group: str, runs_code: bool) -> dict[str, st
     picks = settings.get("dataset_name") is None and "process_docs" in settings
     folders = [data / task, *([data / group] if picks and group != task else [])]
     for folder in folders:
-        if found := {path.stem: str(path) for path in sorted(folder.glob("*.jsonl"))}:
-            return found
-    looked = " or ".join(f"{folder}/<split>.jsonl" for folder in folders)
-    raise FileNotFoundError(f"no {looked}, which task {task} reads")
+        if paths := {path.stem: str(path) for path in sorted(folder.glob("*.jsonl"))}:
+            return paths
+    searched = " or ".join(f"{folder}/<split>.jsonl" for folder in folders)
+    raise FileNotFoundError(f"no {searched}, which task {task} reads")
 
 
-def check_lines(path: Path, wanted: str) -> None:
-    """Raises ValueError unless each line is an object with the fields of `wanted`, an example."""
-    example, _ = json.JSONDecoder().raw_decode(wanted)
+def check_lines(path: Path, line_format: str) -> None:
+    """Raises ValueError unless each line has the fields of the example `line_format`."""
+    example, _ = json.JSONDecoder().raw_decode(line_format)
     with path.open(encoding="utf-8") as file:
         lines = list(file)
-    require(len(lines) > 0, f"{path} is empty; allowed: lines of {wanted}")
+    require(len(lines) > 0, f"{path} is empty; allowed: lines of {line_format}")
     for number, line in enumerate(lines, 1):
         try:
-            is_like = _has_fields(json.loads(line), example)
+            has_fields = _has_fields(json.loads(line), example)
         except ValueError:
-            is_like = False
-        require(is_like, f"{path}, line {number}, is not like {wanted}")
+            has_fields = False
+        require(has_fields, f"{path}, line {number}, is not like {line_format}")
 
 
 def _has_fields(item: Any, example: Any) -> bool:
-    """Tells whether an object has an example's fields, at any depth."""
+    """Returns whether an object has an example's fields, at any depth."""
     if not isinstance(example, Mapping):
         return True
     return isinstance(item, Mapping) and all(

@@ -1,5 +1,9 @@
-"""Runs that a report shows: where they are, what they hold, what they are compared with, and with
-which commit, JAX and machine they were made, also where they went on under others."""
+"""Reads the runs of a report: their folders, results, training metrics, baselines and environments.
+
+A run that was interrupted and resumed may have answers from several commits or machines, so the
+environment is read from the answers; a run without them has one in `env.json`. Every file is
+checked before the report writes anything.
+"""
 
 import re
 import sys
@@ -22,9 +26,9 @@ _RESULT = {
     **{"reference": (*_NUMBER, type(None)), "source": (str, type(None)), "interval": list},
 }
 _UNSET = {"reference": None, "source": None, "interval": []}
-_DRAWN = {"step", "loss", "accuracy"}
-_WEIGHTS = ("model", "fingerprint", "dtype")  # a baseline's are those of what it is compared with
-_SURROUNDINGS = ("backend", "tiles", "seed")  # those too, where the baseline was run with several
+_CURVES = {"step", "loss", "accuracy"}
+_WEIGHTS = ("model", "fingerprint", "dtype")  # a baseline must agree in these
+_SURROUNDINGS = ("backend", "tiles", "seed")  # and in these, if one of several does
 _ENVIRONMENT = {
     "git_dirty": (bool, type(None)),
     "git_sha": (str, type(None)),
@@ -34,7 +38,7 @@ _ENVIRONMENT = {
 
 
 class DecoderRun:
-    """One run of `experiments.evaluate`, with the numbers that the tables show."""
+    """One run of `experiments.evaluate`, with the cells of its line in the table."""
 
     def __init__(self, folder: Path, phones: Sequence[str] = ()) -> None:
         self.folder, self.phones = folder, phones
@@ -46,14 +50,14 @@ class DecoderRun:
 
     @property
     def task(self) -> str:
-        """Returns its name with what else decides its items."""
+        """The task's name with the settings that choose its items."""
         task = self.settings["task"]
         parts = [f"{key} {task[key]}" for key in ("version", "difficulty", "seed")]
         return ", ".join([task["name"], *parts])
 
     @property
     def cells(self) -> dict[str, str]:
-        """Returns its line of a table."""
+        """The cells of the table, by column."""
         name, rows = self.found.name, self.rows
         match = rows[f"{name}/exact_match"]
         speed = next(row for row in rows.values() if "/tokens_per_second" in row.name)
@@ -68,7 +72,7 @@ class DecoderRun:
 
     @property
     def share(self) -> ScorePoint:
-        """Returns its exact match at its tokens per forward."""
+        """The exact match with its interval, at the tokens per forward."""
         return ScorePoint(self.found.tpf, self.found.score, *self.found.interval)
 
 
@@ -91,10 +95,10 @@ def baseline_of(decoder: DecoderRun, baselines: Sequence[DecoderRun]) -> Decoder
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Returns the folder where it is a run; else those in it, in the order of their names."""
+    """Returns the folder itself if it is a run, else the runs in it, ordered by name."""
     if environment_file(folder).is_file():
         return [folder]
-    jobs = (each for each in folder.glob("*") if environment_file(each).is_file())
+    jobs = (job for job in folder.glob("*") if environment_file(job).is_file())
     return sorted(jobs, key=lambda job: (len(job.name), job.name))
 
 
@@ -106,9 +110,9 @@ def training_metrics(folder: Path) -> list[dict[str, float]]:
     path = folder / "metrics.jsonl"
     lines = stored_text(path).splitlines() if path.is_file() else []
     rows = [require_object(parsed(line, path), path, {}) for line in lines]
-    rows = [row for row in rows if _DRAWN <= row.keys()]
+    rows = [row for row in rows if _CURVES <= row.keys()]
     for row in rows:
-        drawn = [row[key] for key in row if key in _DRAWN or key.endswith(PROBE_SUFFIX)]
+        drawn = [row[key] for key in row if key in _CURVES or key.endswith(PROBE_SUFFIX)]
         _require_finite(path, drawn)
     return rows
 
@@ -119,52 +123,51 @@ def stored_results(folder: Path) -> list[dict[str, Any]]:
     rows = parsed(stored_text(path), path)
     require(isinstance(rows, list), f"{path} is damaged: it has {str(rows)[:60]}; allowed: a list")
     for row in rows:
-        found = _UNSET | require_object(row, path, {})
-        require_object(found, path, _RESULT)
-        _require_finite(path, [found["value"], found["reference"] or 0, *found["interval"]])
-        texts = "".join(found[key] or "" for key in ("name", "unit", "kind", "source"))
-        lone = re.search("[\ud800-\udfff]", texts)
-        require(lone is None, f"{path} is damaged: {texts!r:.60} is no text; allowed: Unicode")
+        result = _UNSET | require_object(row, path, {})
+        require_object(result, path, _RESULT)
+        _require_finite(path, [result["value"], result["reference"] or 0, *result["interval"]])
+        texts = "".join(result[key] or "" for key in ("name", "unit", "kind", "source"))
+        surrogate = re.search("[\ud800-\udfff]", texts)
+        require(surrogate is None, f"{path} is damaged: {texts!r:.60} is no text; allowed: Unicode")
     return rows
 
 
 def _require_finite(path: Path, numbers: Sequence[Any]) -> None:
-    for each in numbers:
-        finite = type(each) in _NUMBER and abs(each) <= sys.float_info.max
-        require(finite, f"{path} is damaged: it has {each!r:.60}; allowed: finite numbers")
+    for value in numbers:
+        finite = type(value) in _NUMBER and abs(value) <= sys.float_info.max
+        require(finite, f"{path} is damaged: it has {value!r:.60}; allowed: finite numbers")
 
 
 def environment_lines(folder: Path) -> list[dict[str, str]]:
-    """Returns a line for each environment that decoded answers of a run, in the order of its
-    answers; of a run whose answers say nothing, or that has none, the line of `env.json`. Raises
-    ValueError for a damaged file."""
-    decoded = list(_of_answers(folder))
-    if not any(decoded):
-        decoded = [stored_object(environment_file(folder), _ENVIRONMENT)]
-    lines = [_line(folder, each) for each in decoded]
-    return [each for place, each in enumerate(lines) if each not in lines[:place]]
+    """Returns a table line for each environment that a run's answers come from, in their order, or
+    the environment of `env.json` if the answers have none. Raises ValueError for a damaged file."""
+    environments = list(_environments_of_answers(folder))
+    if not any(environments):
+        environments = [stored_object(environment_file(folder), _ENVIRONMENT)]
+    lines = [_line(folder, environment) for environment in environments]
+    return [line for index, line in enumerate(lines) if line not in lines[:index]]
 
 
 def environment_file(folder: Path) -> Path:
-    """Returns where a run wrote how it was last begun; for a suite's cell the suite did."""
-    of_cell = (folder / GENERATIONS).is_dir() and folder.absolute().parent.name == CELLS
-    return (folder.absolute().parent.parent if of_cell else folder) / "env.json"
+    """Returns the path of a run's `env.json`; cells of a suite share the suite's file."""
+    is_cell = (folder / GENERATIONS).is_dir() and folder.absolute().parent.name == CELLS
+    return (folder.absolute().parent.parent if is_cell else folder) / "env.json"
 
 
 def _line(folder: Path, environment: Mapping[str, Any] | None) -> dict[str, str]:
-    told = environment or {"packages": {}}
-    changed = ", changed" if told.get("git_dirty") else ""
+    known = environment or {"packages": {}}
+    changed = ", changed" if known.get("git_dirty") else ""
     return {
         "run": str(folder),
-        "commit": (told.get("git_sha") or "unknown")[:10] + changed,
-        "jax": told["packages"].get("jax", "unknown"),
-        "machine": told.get("processor", "unknown"),
+        "commit": (known.get("git_sha") or "unknown")[:10] + changed,
+        "jax": known["packages"].get("jax", "unknown"),
+        "machine": known.get("processor", "unknown"),
     }
 
 
-def _of_answers(folder: Path) -> Iterator[Mapping[str, Any] | None]:
-    """Yields that of each batch, also of the cells of a suite."""
+def _environments_of_answers(folder: Path) -> Iterator[Mapping[str, Any] | None]:
+    """Yields the environment of each stored batch, also of a suite's cells; None if unknown."""
     for path in (folder / GENERATIONS, *sorted(folder.glob(f"{CELLS}/*/{GENERATIONS}"))):
         for batch in GenerationStore.load(path).batches() if path.is_dir() else ():
-            told = batch.environment
-            yield None if told is None else require_object(told, path, _ENVIRONMENT)
+            known = batch.environment
+            yield None if known is None else require_object(known, path, _ENVIRONMENT)

@@ -44,7 +44,7 @@ COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceConfig:
-    """What to reproduce. The comments are in conf/reproduce.yaml."""
+    """Settings of the verb; conf/reproduce.yaml explains each."""
 
     chapters: tuple[str, ...] = tuple(CHAPTERS)
     runs: int = 24

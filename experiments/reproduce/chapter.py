@@ -48,7 +48,7 @@ def chapter(
 
 
 def is_close(row: ResultRow) -> bool:
-    """Tells whether a row is within 15 % of its reference."""
+    """Returns whether a row is within 15 % of its reference."""
     return abs(row.error or 0.0) <= 0.15
 
 

@@ -49,7 +49,7 @@ PEAK_SHARE, MOE_VOCAB = 0.7, 157_184
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingEngineConfig:
-    """What to model and measure. The comments are in conf/sampling_engine.yaml."""
+    """Settings of the verb; conf/sampling_engine.yaml explains each."""
 
     batch: int = paper.BATCH
     rows: int = paper.ROWS
@@ -95,7 +95,7 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
         (mode, vlen): compile_sampler(config.sampling(mode), EngineConfig(vlen=vlen))
         for mode, vlen in product(MODES, config.vlens)
     }
-    _ = tokenizer_of(lj.load(config.flips.model))  # which checks it
+    _ = tokenizer_of(lj.load(config.flips.model))  # checks it
     run.begin()
     longest = config.vlens[-1]
     for mode in MODES:

@@ -32,7 +32,7 @@ VLEN, BATCH, TOKENS_PER_STEP = 1024, 16, 4
 
 @dataclass(frozen=True, kw_only=True)
 class FlipsConfig:
-    """What to count flips on. The comments are in conf/sampling_engine.yaml."""
+    """Settings of the verb; conf/sampling_engine.yaml explains each."""
 
     batch: int = 8
     k: int = 8
@@ -46,7 +46,7 @@ class FlipsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswersConfig:
-    """What is answered. The comments are in conf/sampling_engine.yaml."""
+    """Settings of the verb; conf/sampling_engine.yaml explains each."""
 
     items: int = 0
     model: str = "small"
@@ -55,7 +55,7 @@ class AnswersConfig:
     def __post_init__(self) -> None:
         require_counts(self, "items", least=0)
         for task in self.tasks:
-            _ = load_task(task)  # which checks the name
+            _ = load_task(task)  # checks the name
 
 
 def answer_rows(

@@ -1,4 +1,4 @@
-"""What a decoding run would take on a phone: latency, why, energy, memory, and a timeline.
+"""Models a decoding run on a phone: latency and its parts, energy, memory, and a timeline.
 
     python -m experiments.simulate trace=outputs/.../trace.npz phones=[SM8750,SM8850]
     python -m experiments.simulate system.kernels=vendor system.runtime=delayed
@@ -6,11 +6,11 @@
     python -m experiments.simulate system.scores_on=npu
     python -m experiments.simulate shape=llada2_flash
 
-Without a trace, the paper's published statistics stand for one (GSM8K, 128 tokens): `latency` is
-the mean over 24 runs that are drawn from them, the other rows are of the run that has a usual
-number of forwards. All is modelled, but for the processor's seconds that timing took here. The run
-folder gets a picture of each timeline, and `timeline_<SoC>.perfetto-trace`, which ui.perfetto.dev
-opens: with counters, and below it what the forwards took where the trace was recorded.
+Without a trace, runs are drawn from the paper's published statistics (GSM8K, 128 tokens): `latency`
+is the mean over 24 runs, and the other rows describe the run with the most typical number of
+forwards. Everything is modelled except the processor time that the simulation took here. The run
+folder gets a figure of each timeline, and `timeline_<SoC>.perfetto-trace` for ui.perfetto.dev, with
+counters and the times that the forwards took when the trace was recorded.
 """
 
 import time
@@ -45,7 +45,7 @@ from llada_jax.swap.planners import planner
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateConfig:
-    """What ran, and on which phone it should run. The comments are in conf/simulate.yaml."""
+    """Settings of the verb; conf/simulate.yaml explains each."""
 
     trace: str | None = None
     row: int = 0
@@ -91,30 +91,30 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
 
 
 def picture(phone: lj.Phone, found: ModelledRun, config: SimulateConfig, path: Path) -> None:
-    """Draws a timeline, and writes it for Perfetto beside what was measured."""
+    """Draws a timeline, and writes it for Perfetto together with measured times."""
     title = f"{config.shape} on {found.soc}, modelled ({found.source})"
     shown = slice(config.drawn_from, config.drawn_from + config.drawn_forwards)
     timeline = found.timeline(shown.start, shown.stop)
     draw_timeline(timeline, title, path)
     seconds = [] if config.trace is None else lj.Trace.load(config.trace).seconds[shown].tolist()
-    measured = seconds if all(each > 0 for each in seconds) else []  # where the trace says
+    measured = seconds if all(time > 0 for time in seconds) else []  # NaN if not recorded
     trace = perfetto_trace(timeline, title, counters_of(phone, found, config), measured)
     atomic.write_bytes(path.with_suffix(".perfetto-trace"), trace)
 
 
 def workloads_of(config: SimulateConfig, model: ModelConfig) -> tuple[Workload, ...]:
-    """Returns forwards of the trace, or of runs by the paper's statistics, a usual one first."""
+    """Returns the trace's forwards, or drawn runs, the most typical one first."""
     if config.trace is not None:
         trace = lj.Trace.load(config.trace)
         return (from_trace(trace, model, config.row),)
     world = PublishedTasks(graphs_of("llada_8b"))
     runs = world.workloads(config.task, config.tokens, Techniques())
-    usual = fmean(len(run.forwards) for run in runs)
-    return tuple(sorted(runs, key=lambda run: abs(len(run.forwards) - usual)))
+    typical = fmean(len(run.forwards) for run in runs)
+    return tuple(sorted(runs, key=lambda run: abs(len(run.forwards) - typical)))
 
 
 def counters_of(phone: lj.Phone, found: ModelledRun, config: SimulateConfig) -> Counters:
-    """Returns what a trace counts. A buffer that is mapped again takes the place of another."""
+    """Returns the counters of a trace. A buffer that is mapped again replaces another one."""
     power, memory = phone.profile.power, found.footprint
     if found.plan is not None:
         return Counters(power, memory.total, found.plan.mapped_over(config.drawn_forwards))
@@ -125,7 +125,7 @@ def counters_of(phone: lj.Phone, found: ModelledRun, config: SimulateConfig) -> 
 
 
 def timed(phone: lj.Phone, workload: Workload, config: SimulateConfig) -> ModelledRun:
-    """Times a run on one phone. Raises ValueError that names the phone where nothing could run."""
+    """Times a run on one phone. Raises ValueError, with the phone's name, if it cannot run."""
     try:
         return phone.time(workload, config.shape, planner=config.planner)
     except ValueError as error:
@@ -135,16 +135,16 @@ def timed(phone: lj.Phone, workload: Workload, config: SimulateConfig) -> Modell
 def on_phone(
     phone: lj.Phone, workloads: Sequence[Workload], found: ModelledRun, shape: Shape
 ) -> Iterator[ResultRow]:
-    """Yields the mean latency of all runs with its band; of the first run, which was `found`, its
-    breakdown, energy and memory, and its own latency where there are several."""
+    """Yields the mean latency of all runs, and the breakdown, energy and memory of the first run,
+    `found`. If there are several runs, the first one's latency has its own row."""
     workload, system, memory = workloads[0], phone.system, found.footprint
 
-    def row(name: str, value: float, unit: str, **more) -> ResultRow:
-        more |= {"kind": "modelled", "trace_source": found.source}
-        return ResultRow(f"{found.soc}/{name}", value, unit, **more)
+    def row(name: str, value: float, unit: str, **fields) -> ResultRow:
+        fields |= {"kind": "modelled", "trace_source": found.source}
+        return ResultRow(f"{found.soc}/{name}", value, unit, **fields)
 
     timer = phone.timer(shape, workload.canvas, found.plan)
-    headline = mean_of([phone.simulated(each, timer).seconds for each in workloads])
+    headline = mean_of([phone.simulated(run, timer).seconds for run in workloads])
     band = [bound * headline.value / found.seconds for bound in found.interval]
     yield row("latency", headline.value, "s", interval=tuple(band), n=headline.n)
     if headline.interval is not None:
@@ -172,7 +172,7 @@ def on_phone(
 
 
 def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
-    """Yields what a reader of the numbers must know."""
+    """Yields warnings about assumptions behind the numbers."""
     if not found.footprint.fits:
         yield f"{found.soc} cannot run this: {found.footprint.reason}"
     experts, moe = found.experts_per_layer, model.moe
@@ -180,34 +180,34 @@ def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
         yield f"{experts:.0f} of {moe.n_experts} experts a layer and forward: {EXPERTS_ASSUMPTION}"
         gib = weights_mib(model, head=False) / 1024
         yield (
-            f"{gib:,.1f} GiB of weights are taken to lie in the phone's memory, whose size no "
-            "profile has; what a forward stages is of all experts, as none is known in time"
+            f"{gib:,.1f} GiB of weights are assumed to fit the phone's memory, whose size no "
+            "profile has; a forward stages all experts, since none is known in time"
         )
     yield from unknown_so_far()
 
 
 def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
-    """Draws lanes over time, as Perfetto would show them, as a PNG."""
+    """Draws the lanes over time, as Perfetto shows them."""
     from matplotlib.colors import to_rgba
     from matplotlib.patches import Patch
 
-    drawn = new_figure(10, 2.4)
-    axes: Any = drawn.subplots()
+    figure = new_figure(10, 2.4)
+    axes: Any = figure.subplots()
     handles = []
-    for place, lane in enumerate(LANES):
-        mine = [event for event in timeline.events if event.task.lane == lane]
-        spans = [(event.start, event.end - event.start) for event in mine]
-        shades = [to_rgba(f"C{place}", 0.5 + 0.4 * (i % 2)) for i in range(len(mine))]
-        axes.broken_barh(spans, (place - 0.35, 0.7), facecolors=shades)
-        handles += [Patch(color=f"C{place}", alpha=alpha) for alpha in (0.5, 0.9)]
+    for index, lane in enumerate(LANES):
+        events = [event for event in timeline.events if event.task.lane == lane]
+        spans = [(event.start, event.end - event.start) for event in events]
+        shades = [to_rgba(f"C{index}", 0.5 + 0.4 * (i % 2)) for i in range(len(events))]
+        axes.broken_barh(spans, (index - 0.35, 0.7), facecolors=shades)
+        handles += [Patch(color=f"C{index}", alpha=alpha) for alpha in (0.5, 0.9)]
     axes.set_yticks(range(len(LANES)), ["NPU", "staging", "CPU"])
     note = [*[""] * 5, "shades: one task, the next"]
-    drawn.legend(handles, note, ncols=6, columnspacing=-0.5, loc="outside lower right", fontsize=7,
+    figure.legend(handles, note, ncols=6, columnspacing=-0.5, loc="outside lower right", fontsize=7,
                  frameon=False)  # fmt: skip
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
     axes.set_title(title, fontsize=9)
-    save(drawn, path)
+    save(figure, path)
 
 
 main = entry_point("simulate", simulate_run, SimulateConfig)

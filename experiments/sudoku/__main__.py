@@ -56,7 +56,7 @@ class HeadConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SudokuConfig:
-    """What is trained and decoded. The comments are in conf/sudoku.yaml."""
+    """Settings of the verb; conf/sudoku.yaml explains each."""
 
     model: ModelConfig
     train: TrainConfig

@@ -20,7 +20,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
-from experiments.harness.run import Run, command_that_goes_on, entry_point
+from experiments.harness.run import Run, entry_point, resume_command
 from experiments.reliability import ReliabilityConfig, reliability_by_task
 from experiments.train.curriculum import MixtureConfig, example_source, mixture_texts
 from experiments.train.model_card import Parent, model_card
@@ -70,7 +70,7 @@ class RunConfig:
     """By its name: masked or self_fill (`llada_jax.training.objectives`)."""
 
     def __post_init__(self) -> None:
-        _ = config_to_hf(self.model)  # which checks that the model can be exported
+        _ = config_to_hf(self.model)  # checks that the model can be exported
         if self.parent is not None:
             require(
                 self.tokenizer.source is None,
@@ -80,7 +80,7 @@ class RunConfig:
         elif self.train.start == "copying":
             check_shape(self.model)
         for task in self.tasks:
-            _ = self.score.samplers(task)  # which checks the lengths
+            _ = self.score.samplers(task)  # checks the lengths
 
     @property
     def tasks(self) -> list[Task]:
@@ -121,7 +121,7 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     further than is asked."""
     settings = {**asdict(config), "objective": repr(config.objective)}
     settings["versions"] = config.data.versions
-    training = Training.of(settings, command_that_goes_on("train")).resumed(run.folder)
+    training = Training.of(settings, resume_command("train")).resumed(run.folder)
     require_steps(run.folder, config.train)
     seed = config.train.seed
     parent = None if config.parent is None else parent_params(config.parent, config.model, seed)

@@ -32,7 +32,7 @@ class TaskShare:
 
     def __post_init__(self) -> None:
         for difficulty in self.difficulties:
-            _ = self.task.item(0, 0, "train", difficulty=difficulty)  # which checks it
+            _ = self.task.item(0, 0, "train", difficulty=difficulty)  # checks it
         require(self.weight > 0, f"weight of {self.name} is {self.weight}; allowed: above 0")
         questions = (
             self.task.item(0, index, "train", difficulty=difficulty).question

@@ -1,19 +1,20 @@
-"""Searches the best sampler for a phone, a task and a quality, and confirms it on other items.
+"""Searches the fastest sampler for a phone that keeps the quality, and confirms it on new items.
 
     python -m experiments.tune
     python -m experiments.tune phone=SM8650 'tasks=[word_problems]' loss=0.5 budget=60
     python -m experiments.tune phone=here backend=litert items=200
 
-The samplers of the `families` are tried as they are, then with one setting changed, and then as
-Optuna proposes. Each answers items of all tasks in turns of `at_once`,
-until its loss against `reference` surely is more than `loss` points. What its forwards take is
-modelled for the phone, or measured here (`phone=here`). The fastest that loses no more, which may
-be the reference itself, is then confirmed, with the reference and the published sampler, on items
-that the search never saw.
+The search tries the samplers of `families` unchanged, then with one setting changed, then with
+settings that Optuna proposes. Each sampler answers items of all tasks, `at_once` at a time, until
+the interval of its loss against `reference` is above `loss` points. The time of an answer is
+modelled for the phone, or measured here (`phone=here`). The fastest sampler within the loss,
+perhaps the reference itself, is compared with the reference and the published sampler on items that
+the search has not used, since the winner of a search looks better than it is on the items of the
+search.
 
 The run folder gets `best.json`, which `sampler=<file>` of every verb and `SamplerConfig.preset`
-take, `front.png`, and the study and its answers: the same command on the same folder
-(`hydra.run.dir`) goes on where an interrupted run stopped.
+read, `front.png`, and the study with its answers, so that the same command on the same folder
+(`hydra.run.dir`) continues an interrupted search.
 """
 
 import json
@@ -35,7 +36,7 @@ BEST = "best.json"
 
 
 def tune(config: TuneConfig, run: Run) -> None:
-    """Searches, says which setting does what, confirms, and writes the preset."""
+    """Searches, measures the effect of each setting, confirms, and writes the preset."""
     require_plots("front.png")
     model = run.of(config.load())
     run.begin()
@@ -44,8 +45,10 @@ def tune(config: TuneConfig, run: Run) -> None:
     *_, published = judge.searched(config.published)
     candidates, tried, proposed = search(judge, reference, run.folder)
     compared = [
-        Candidate(SamplerFamily(name=name, sampler=each.sampler), each, judge.price(each), lost)
-        for name, each, lost in (
+        Candidate(
+            SamplerFamily(name=name, sampler=answers.sampler), answers, judge.price(answers), lost
+        )
+        for name, answers, lost in (
             ("reference", reference, 0.0),
             ("published", published, -100 * published.against(reference).difference),
         )
@@ -67,19 +70,22 @@ def tune(config: TuneConfig, run: Run) -> None:
 
 
 def preset_text(sampler: SamplerConfig, about: str) -> str:
-    """Returns a preset file: the settings of a sampler that are not the defaults. The answer's
-    length is not among them, as tasks and prompts decide it."""
-    usual, left_out = SamplerConfig().as_dict(), ("gen_length", "steps")
-    changed = {name: each for name, each in sampler.as_dict().items() if each != usual[name]}
-    kept = {name: each for name, each in changed.items() if name not in left_out}
-    return json.dumps({"about": about, "sampler": kept}, indent=2) + "\n"
+    """Returns a preset file with the settings that differ from the defaults. It has no answer
+    length, because tasks and prompts decide that."""
+    defaults = SamplerConfig().as_dict()
+    changed = {
+        name: value for name, value in sampler.as_dict().items()
+        if value != defaults[name] and name not in ("gen_length", "steps")
+    }  # fmt: skip
+    return json.dumps({"about": about, "sampler": changed}, indent=2) + "\n"
 
 
 def _reasons(judge: Judge, reference: Judged, best: Candidate) -> Iterator[ResultRow]:
-    """Yields what each setting of the best sampler does: without it, all else as it is."""
+    """Yields the effect of each changed setting: the best sampler against one without the
+    change."""
     chosen = best.judged.sampler
     base, values = best.family.sampler.as_dict(), chosen.as_dict()
-    for name in best.family.over.given:
+    for name in best.family.over.searched:
         usual, value = base[name], values[name]
         if usual == value:
             continue
@@ -94,8 +100,8 @@ def _reasons(judge: Judge, reference: Judged, best: Candidate) -> Iterator[Resul
 
 
 def _confirmation(config: TuneConfig, judge: Judge, best: SamplerConfig) -> Iterator[ResultRow]:
-    """Yields what the best sampler gains over the reference and the published one, on items that
-    the search never saw; and what the planners of the phone's address space make of it."""
+    """Yields the best sampler's score and time on items that the search has not used, compared
+    with the reference and the published sampler, and its time with each planner."""
     found, others = judge.confirmed(best), ("reference", "published")
     judged = {name: judge.confirmed(getattr(config, name)) for name in others}
     prices, n = judge.prices({"confirmed": found, **judged}), len(found.tally.right)
@@ -105,41 +111,41 @@ def _confirmation(config: TuneConfig, judge: Judge, best: SamplerConfig) -> Iter
                 interval=found.tally.interval)  # fmt: skip
     yield from _price_rows("tune/confirmed", price, kind=config.kind)
     for name, other in judged.items():
-        theirs, apart = prices[name].seconds, found.against(other)
-        yield timed(f"tune/{name}/seconds", theirs, "s")
+        seconds, paired = prices[name].seconds, found.against(other)
+        yield timed(f"tune/{name}/seconds", seconds, "s")
         yield share(f"tune/{name}/exact_match", other.tally.exact_match,
                     interval=other.tally.interval)  # fmt: skip
-        yield timed(f"tune/against_{name}/seconds", price.seconds / theirs, "x as long")
-        yield share(f"tune/against_{name}/difference", apart.difference, interval=apart.interval)
+        yield timed(f"tune/against_{name}/seconds", price.seconds / seconds, "x as long")
+        yield share(f"tune/against_{name}/difference", paired.difference, interval=paired.interval)
     for planner in config.planners if config.phone != HERE else ():
         seconds = judge.price(found, planner).seconds
         yield timed(f"tune/planner/{planner}", seconds / price.seconds, "x as long")
 
 
 def _front_rows(candidates: Sequence[Candidate], kind: Kind) -> Iterator[ResultRow]:
-    for number, each in enumerate(candidates):
-        name, n = f"tune/front/{number}/{described(each)}", len(each.judged.tally.right)
-        yield from _price_rows(name, each.price, n=n, kind=kind)
-        yield ResultRow(f"{name}/lost", each.lost, "points")
+    for number, one in enumerate(candidates):
+        name, n = f"tune/front/{number}/{described(one)}", len(one.judged.tally.right)
+        yield from _price_rows(name, one.price, n=n, kind=kind)
+        yield ResultRow(f"{name}/lost", one.lost, "points")
 
 
-def _price_rows(name: str, price: Price, **told: Any) -> Iterator[ResultRow]:
-    yield ResultRow(f"{name}/seconds", price.seconds, "s", **told)
+def _price_rows(name: str, price: Price, **fields: Any) -> Iterator[ResultRow]:
+    yield ResultRow(f"{name}/seconds", price.seconds, "s", **fields)
     if math.isfinite(price.joules):
-        yield ResultRow(f"{name}/joules", price.joules, "J", **told)
+        yield ResultRow(f"{name}/joules", price.joules, "J", **fields)
 
 
-def described(each: Candidate) -> str:
+def described(one: Candidate) -> str:
     """Returns `staged@theta_visible:0.8,theta_stable:0.99`."""
-    settings = each.judged.sampler.as_dict()
-    return f"{each.family.name}@{','.join(f'{n}:{settings[n]}' for n in each.family.over.given)}"
+    settings = one.judged.sampler.as_dict()
+    return f"{one.family.name}@{','.join(f'{n}:{settings[n]}' for n in one.family.over.searched)}"
 
 
 def _draw(config: TuneConfig, run: Run, candidates: Sequence[Candidate], best: Candidate) -> None:
     curves: dict[str, list[ScorePoint]] = {}
-    for name, each in [*((each.family.name, each) for each in candidates), ("best", best)]:
-        tally = each.judged.tally
-        point = ScorePoint(each.price.seconds, tally.exact_match, *tally.interval)
+    for name, one in [*((one.family.name, one) for one in candidates), ("best", best)]:
+        tally = one.judged.tally
+        point = ScorePoint(one.price.seconds, tally.exact_match, *tally.interval)
         curves.setdefault(name, []).append(point)
     title = f"{', '.join(config.tasks)} on {config.phone}: {config.items} items each"
     save(cost_curves(title, curves, "seconds an answer"), run.folder / "front.png")

@@ -1,4 +1,4 @@
-"""What a sampler is worth: right answers to items, and what an answer takes."""
+"""Judges a sampler: its answers to the items of all tasks, and the time and energy of an answer."""
 
 import hashlib
 import json
@@ -28,52 +28,52 @@ _ROUNDS = 7
 
 
 class Price(NamedTuple):
-    """What an answer takes, on average: modelled on a phone, or measured here."""
+    """Mean cost of an answer, modelled for a phone or measured here."""
 
     seconds: float
     joules: float
-    """NaN where it is measured here."""
+    """NaN if measured here."""
 
 
 class Judged(NamedTuple):
-    """A sampler with its answers."""
+    """A sampler with its graded answers."""
 
     sampler: SamplerConfig
     parts: tuple[Evaluation, ...]
-    """One for each task."""
+    """An evaluation for each task."""
 
     @property
     def tally(self) -> Tally:
-        """Counts the questions of all tasks."""
+        """Counts over the questions of all tasks."""
         return joined([part.tally for part in self.parts])
 
     def against(self, other: "Judged") -> PairedComparison:
-        """Compares with another sampler on the items that both have, which its answers begin."""
+        """Compares with another sampler on the items that both have answered."""
         return compared(self.parts, other.parts)
 
 
 @dataclass(frozen=True, eq=False)
 class Judge:
-    """Decodes items of all tasks, each once, and prices the answers."""
+    """Decodes and grades the items of all tasks, each once, and computes prices."""
 
     config: TuneConfig
     model: lj.Model
     folder: Path
-    """Where the answers are kept, by sampler: a search that goes on reads them."""
+    """Folder of the answers, by sampler, which a resumed search reads."""
 
     def searched(self, sampler: SamplerConfig) -> Iterator[Judged]:
-        """Yields a sampler with ever more of the items that settings are chosen by."""
+        """Yields a sampler's answers to a growing number of the search's items."""
         at_once, count, items = self.config.at_once, self.config.items, self.config.searched
         for size in range(at_once, count + at_once, at_once):
             yield self._judged(sampler, items, min(size, count))
 
     def confirmed(self, sampler: SamplerConfig) -> Judged:
-        """Returns a sampler with all items that confirm."""
+        """Returns a sampler's answers to all items of the confirmation."""
         return self._judged(sampler, self.config.confirmed, self.config.confirm_items)
 
     def price(self, judged: Judged, planner: str | None = None) -> Price:
-        """Returns what an answer takes; on a phone, with a planner of its address space. Raises
-        ValueError where nothing that was measured here is without compilation."""
+        """Returns the price of an answer; on a phone, optionally with a planner of its address
+        space. Raises ValueError if every batch measured here includes compilation."""
         if self.config.phone != HERE:
             runs = [run for part in judged.parts for run in workloads(part, self.config.shape)]
             return modelled_price(self._phone, self.config.shape, runs, planner)
@@ -83,19 +83,19 @@ class Judge:
         return Price(sum(batch.seconds for batch in warm) / answers, math.nan)
 
     def prices(self, judged: Mapping[str, Judged]) -> dict[str, Price]:
-        """Returns what the answers of several samplers take. Here, they take turns with the first
-        items, since a machine's pace changes; the median of some rounds counts."""
+        """Returns the prices of several samplers. Measured here, they answer the first items in
+        alternation, because a machine's speed changes; the median of the rounds counts."""
         if self.config.phone != HERE:
-            return {name: self.price(each) for name, each in judged.items()}
+            return {name: self.price(answers) for name, answers in judged.items()}
         items = self.config.confirmed
-        ways = {name: partial(self._answer, each.sampler, items) for name, each in judged.items()}
+        ways = {name: partial(self._answer, a.sampler, items) for name, a in judged.items()}
         turns, answers = times_in_turns(ways, _ROUNDS), len(items) * self.config.at_once
         prices = {name: statistics.median(seconds) / answers for name, seconds in turns.items()}
         return {name: Price(seconds, math.nan) for name, seconds in prices.items()}
 
     def _answer(self, sampler: SamplerConfig, items: Sequence[TaskItems]) -> None:
-        for each in items:
-            deque(self._trial(sampler, each).answers(range(self.config.at_once)), maxlen=0)
+        for of_task in items:
+            deque(self._trial(sampler, of_task).answers(range(self.config.at_once)), maxlen=0)
 
     @cached_property
     def _phone(self) -> lj.Phone:
@@ -103,9 +103,9 @@ class Judge:
 
     def _judged(self, sampler: SamplerConfig, items: Sequence[TaskItems], count: int) -> Judged:
         parts = []
-        for each in items:
-            trial = self._trial(sampler, replace(each, count=count))
-            folder = self.folder / f"{each.task.name}-{each.seed}-{trial.sampler_name}"
+        for of_task in items:
+            trial = self._trial(sampler, replace(of_task, count=count))
+            folder = self.folder / f"{of_task.task.name}-{of_task.seed}-{trial.sampler_name}"
             parts.append(trial.run(trial.store(folder), progress=False))
         return Judged(sampler, tuple(parts))
 
@@ -119,19 +119,19 @@ class Judge:
 
 
 def named(sampler: SamplerConfig) -> str:
-    """Names a sampler by all of its settings."""
+    """Returns a name that depends on all settings of a sampler."""
     return digest(json.dumps(sampler.as_dict(), sort_keys=True))
 
 
 def digest(text: str) -> str:
-    """Returns twelve letters that stand for a text."""
+    """Returns a hash of a text, twelve hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def modelled_price(
     phone: lj.Phone, shape: str, runs: Sequence[Workload], planner: str | None = None
 ) -> Price:
-    """Returns what a run takes on average on a phone as warm as its published sessions."""
+    """Returns the mean price of runs on a phone as warm as in its published sessions."""
     forwards = tuple(forward for run in runs for forward in run.forwards)
     whole = Workload(forwards, max(run.canvas for run in runs), 0, runs[0].source)
     if planner is None:

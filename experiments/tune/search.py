@@ -1,4 +1,9 @@
-"""The search: Optuna proposes samplers, and what surely loses is given up early."""
+"""The search: Optuna proposes samplers; one that surely loses too much is abandoned early.
+
+The families' own samplers and those with one setting changed come first, so that small searches are
+systematic. The study is stored in the run folder; a resumed search replays its trials, whose
+answers are stored too, and continues with new proposals.
+"""
 
 import math
 from collections.abc import Sequence
@@ -17,8 +22,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STUDY = "study.log"
-PROPOSALS = 4
-"""For each sampler of the budget: Optuna proposes some of them again."""
+PROPOSALS_PER_SAMPLER = 4  # Optuna proposes some samplers again, so allow more than the budget
 
 
 class Candidate(NamedTuple):
@@ -32,24 +36,22 @@ class Candidate(NamedTuple):
 
 
 def search(judge: Judge, reference: Judged, folder: Path) -> tuple[list[Candidate], int, int]:
-    """Returns what was judged on all items, how many samplers were tried, and how many of them
-    Optuna proposed. `budget` are tried, where the families have as many: the families' own samplers
-    and their neighbours first. The study is kept in the folder: the same search goes on with it,
-    and finds its answers stored."""
+    """Returns the candidates that were judged on all items, the number of samplers tried, and the
+    number of these that Optuna proposed. At most `budget` samplers are tried."""
     config, found = judge.config, dict[str, Candidate | None]()
     study = _study(config, folder)
-    told = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
-    proposed, given = 0, len(list(first_proposals(config.families)))
+    finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    proposed, n_first = 0, len(list(first_proposals(config.families)))
     with tqdm(total=config.budget, desc="tune", unit="sampler") as bar:
-        for place in range(PROPOSALS * config.budget):
-            asked = study.ask() if place >= len(told) else None
-            family, sampler = drawn(config.families, partial(_draw, asked or told[place]))
+        for number in range(PROPOSALS_PER_SAMPLER * config.budget):
+            new = study.ask() if number >= len(finished) else None
+            family, sampler = drawn(config.families, partial(_draw, new or finished[number]))
             name = named(sampler)
             if name not in found:
-                proposed += place >= given
+                proposed += number >= n_first
                 found[name] = candidate(judge, reference, family, sampler)
-            if asked is not None:
-                _tell(study, asked, found[name], config.loss)
+            if new is not None:
+                _tell(study, new, found[name], config.loss)
             bar.update(len(found) - bar.n)
             if len(found) == config.budget:
                 break
@@ -59,8 +61,8 @@ def search(judge: Judge, reference: Judged, folder: Path) -> tuple[list[Candidat
 def candidate(
     judge: Judge, reference: Judged, family: SamplerFamily, sampler: SamplerConfig
 ) -> Candidate | None:
-    """Judges a sampler; gives it up, and returns None, where the interval of what it loses against
-    the reference lies above what is allowed."""
+    """Judges a sampler. Returns None, without answering the remaining items, if the interval of its
+    loss against the reference is above the allowed loss."""
     difference = judged = None
     for judged in judge.searched(sampler):
         difference = judged.against(reference)
@@ -71,7 +73,7 @@ def candidate(
 
 
 def front(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Returns, fastest first, those that no other beats in quality, seconds and joules at once."""
+    """Returns the Pareto front of seconds, quality and joules, fastest first."""
 
     def beaten(one: Candidate, other: Candidate) -> bool:
         pairs = list(zip(_costs(one), _costs(other), strict=True))
@@ -82,17 +84,17 @@ def front(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def fastest_allowed(candidates: Sequence[Candidate], loss: float) -> Candidate | None:
-    """Returns the fastest candidate that loses at most so many points; None where all lose more."""
-    return min((each for each in candidates if each.lost <= loss + 1e-9), key=_costs, default=None)
+    """Returns the fastest candidate that loses at most `loss` points, or None."""
+    return min((one for one in candidates if one.lost <= loss + 1e-9), key=_costs, default=None)
 
 
-def _costs(each: Candidate) -> tuple[float, float, float]:
-    joules = each.price.joules
-    return each.price.seconds, each.lost, 0.0 if math.isnan(joules) else joules
+def _costs(candidate: Candidate) -> tuple[float, float, float]:
+    joules = candidate.price.joules
+    return candidate.price.seconds, candidate.lost, 0.0 if math.isnan(joules) else joules
 
 
 def _study(config: TuneConfig, folder: Path) -> "Study":
-    """Opens the study of these settings; others, on the same folder, are another study."""
+    """Opens the study of these settings; a folder may have several studies."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -104,10 +106,10 @@ def _study(config: TuneConfig, folder: Path) -> "Study":
         load_if_exists=True,
     )
     known = study.get_trials(deepcopy=False)
-    # A study that goes on must not draw the same again.
+    # Another seed, so that a resumed study does not draw the same samplers again.
     study.sampler = optuna.samplers.TPESampler(seed=config.seed + len(known))
     for trial in known:
-        if trial.state == optuna.trial.TrialState.RUNNING:  # of a process that was killed
+        if trial.state == optuna.trial.TrialState.RUNNING:  # its process was killed
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
     for places in first_proposals(config.families) if not known else ():
         study.enqueue_trial(places)
@@ -115,7 +117,7 @@ def _study(config: TuneConfig, folder: Path) -> "Study":
 
 
 def _draw(trial: "Trial | FrozenTrial", name: str, n: int) -> int:
-    if name == "family":  # which has no order
+    if name == "family":  # has no order
         return trial.suggest_categorical(name, range(n))
     return trial.suggest_int(name, 0, n - 1)
 

@@ -1,4 +1,4 @@
-"""What a search may set, and on what it is judged."""
+"""Settings of `experiments.tune`: sampler families with their axes, and the items of the search."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -18,40 +18,40 @@ from llada_jax.sampler.config import SamplerConfig
 from llada_jax.swap.planners import planner
 
 HERE = "here"
-"""The name of the machine at hand, in place of a phone's."""
+"""The value of `phone` that chooses this machine."""
 BOUNDED = {"theta_visible": "theta_stable", "lookahead_trigger": "block_length"}
 Draw = Callable[[str, int], int]
-"""Draws a place, 0 to a number less one, for a name."""
+"""Draws an index from 0 to n - 1, from a name and n."""
 
 
 _VALUES = [
     (name, tuple[hint, ...], field(default=()))
     for name, hint in SamplerConfig.setting_types().items()
-    if name not in ("gen_length", "steps")  # which a task sets
+    if name not in ("gen_length", "steps")  # a task sets these
 ]
 
 
 class Axes(make_dataclass("Values", _VALUES, frozen=True, kw_only=True)):
-    """Holds values of settings of `SamplerConfig`; empty ones stay as the sampler has them."""
+    """Values to search for each setting of `SamplerConfig`; no values: the sampler's own."""
 
     @property
-    def given(self) -> dict[str, tuple[Any, ...]]:
-        """Returns the values of the settings that have some."""
+    def searched(self) -> dict[str, tuple[Any, ...]]:
+        """The settings that have values."""
         return {e.name: getattr(self, e.name) for e in fields(self) if getattr(self, e.name)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerFamily:
-    """A sampler, and values of the settings of it that a search chooses from."""
+    """A sampler, and the values that a search may set in it."""
 
     name: str
     sampler: SamplerConfig
     over: Axes = field(default_factory=Axes)
 
     def sampler_with(self, values: Sequence[Any]) -> SamplerConfig:
-        """Returns the sampler with a value on each axis. One that another value makes too large,
-        `theta_visible` by `theta_stable` and `lookahead_trigger` by `block_length`, is as large."""
-        settings = dict(zip(self.over.given, values, strict=True))
+        """Returns the sampler with a value on each axis. `theta_visible` is at most `theta_stable`,
+        and `lookahead_trigger` at most `block_length`."""
+        settings = dict(zip(self.over.searched, values, strict=True))
         whole = self.sampler.as_dict() | settings
         for low, high in BOUNDED.items():
             if low in settings:
@@ -61,7 +61,7 @@ class SamplerFamily:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig(ModelSource):
-    """What to search, for which phone, on which items. The comments are in conf/tune.yaml."""
+    """Settings of the verb; conf/tune.yaml explains each."""
 
     backend: str = "xla"
     phone: str
@@ -89,7 +89,7 @@ class TuneConfig(ModelSource):
         require(len(self.families) > 0, "families is empty; allowed: one or more")
         names = [family.name for family in self.families]
         twice = [name for name in names if names.count(name) > 1]
-        require(not twice, f"family {twice[:1]} is there twice; allowed: each name once")
+        require(not twice, f"family {twice[:1]} is listed twice; allowed: each name once")
         if self.phone == HERE:
             counts = self.at_once, self.items, self.confirm_items
             require(
@@ -103,37 +103,37 @@ class TuneConfig(ModelSource):
             _ = planner(name)
         _ = architecture(self.shape), self.searched
         for items, family in itertools.product(self.confirmed, self.families):
-            for values in itertools.product(*family.over.given.values()):
+            for values in itertools.product(*family.over.searched.values()):
                 _ = with_answer_length(family.sampler_with(values), items.task)
 
     @property
     def searched(self) -> list[TaskItems]:
-        """Each task's items that settings are chosen by: none of those that confirm."""
+        """The items of each task that the search uses; none is among the confirmation's."""
         return [
-            ValidationItems(task=each.task, count=self.items, seed=self.seed,
-                            difficulty=each.difficulty, scored_seed=each.seed,
-                            scored_items=each.count)
-            for each in self.confirmed
+            ValidationItems(task=held_out.task, count=self.items, seed=self.seed,
+                            difficulty=held_out.difficulty, scored_seed=held_out.seed,
+                            scored_items=held_out.count)
+            for held_out in self.confirmed
         ]  # fmt: skip
 
     @property
     def confirmed(self) -> list[TaskItems]:
-        """Each task's items that only what was chosen, and what it is to beat, answer."""
+        """The items of each task for the final comparison."""
         items = partial(TaskItems, count=self.confirm_items, seed=self.confirm_seed)
         return [items(task=load_task(name), difficulty=self.difficulty) for name in self.tasks]
 
     @property
     def kind(self) -> Kind:
-        """How seconds and joules are known."""
+        """The kind of seconds and joules."""
         return "measured" if self.phone == HERE else "modelled"
 
 
 def first_proposals(families: Sequence[SamplerFamily]) -> Iterator[dict[str, int]]:
-    """Yields, as the places that `drawn` asks for, the families' own samplers, and then those with
-    one setting changed, the nearest values first and the families in turns."""
+    """Yields the families' own samplers, then those with one setting changed, the nearest values
+    first and the families in alternation. Each is a mapping of names and indices for `drawn`."""
     steps = [_one_changed(family) for family in families]
-    for distance in range(1 + max(step for own in steps for step, _ in own)):
-        turns = [[places for step, places in own if step == distance] for own in steps]
+    for distance in range(1 + max(step for family in steps for step, _ in family)):
+        turns = [[places for step, places in family if step == distance] for family in steps]
         for turn in itertools.zip_longest(*turns):
             for number, places in enumerate(turn):
                 if places is not None:
@@ -141,23 +141,23 @@ def first_proposals(families: Sequence[SamplerFamily]) -> Iterator[dict[str, int
 
 
 def _one_changed(family: SamplerFamily) -> list[tuple[int, dict[str, int]]]:
-    """Returns the family's own sampler, and those with another value on one axis, each with the
-    number of values between the two."""
-    axes, usual = family.over.given, family.sampler.as_dict()
+    """Returns the family's own sampler and those with another value on one axis, each with its
+    distance in values."""
+    axes, usual = family.over.searched, family.sampler.as_dict()
     places = {
         f"{family.name}.{name}": values.index(usual[name]) if usual[name] in values else 0
         for name, values in axes.items()
     }
-    found = [(0, places)]
-    for (axis, own), values in zip(places.items(), axes.values(), strict=True):
-        others = (place for place in range(len(values)) if place != own)
-        found += [(abs(place - own), {**places, axis: place}) for place in others]
-    return found
+    neighbours = [(0, places)]
+    for (axis, center), values in zip(places.items(), axes.values(), strict=True):
+        others = (place for place in range(len(values)) if place != center)
+        neighbours += [(abs(place - center), {**places, axis: place}) for place in others]
+    return neighbours
 
 
 def drawn(families: Sequence[SamplerFamily], draw: Draw) -> tuple[SamplerFamily, SamplerConfig]:
-    """Returns one of the families, and its sampler with a value on each of its axes."""
+    """Draws a family and a value on each of its axes; returns the family and the sampler."""
     family = families[draw("family", len(families))]
-    axes = family.over.given.items()
+    axes = family.over.searched.items()
     values = [axis[draw(f"{family.name}.{name}", len(axis))] for name, axis in axes]
     return family, family.sampler_with(values)

@@ -22,10 +22,11 @@ def animated_svg(runs: Sequence[Mapping[str, Any]], seconds_per_forward: float =
       runs: results of `llada_jax.sampler.replay`; the time on the first of `phones` is shown.
     """
     longest = max(len(run["events"]) for run in runs)
-    whole, start = longest * seconds_per_forward + HOLD, longest * seconds_per_forward + FADE
+    filling = longest * seconds_per_forward
+    whole = filling + HOLD
     ends = [100 * step * seconds_per_forward / whole for step in range(longest + 1)]
-    start, drawn = round(start, 3), [_drawn(run) for run in runs]
-    fade = 100 * FADE / whole
+    drawn, fade = [_drawn(run) for run in runs], 100 * FADE / whole
+    start = round(filling + FADE, 3)
     return filled("canvas.svg", runs=drawn, whole=whole, start=start, fade=fade, ends=ends)
 
 

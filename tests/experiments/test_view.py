@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.view import ViewConfig, _replayed, main
+from experiments.view import ViewConfig, _replay, main
 from tests.experiments.in_process import run_experiment
 from tests.sampler.drawn_trace import drawn_trace
 
@@ -34,6 +34,6 @@ def test_a_run_becomes_a_page(run_folder, tmp_path):
 
 def test_what_cannot_be_shown_is_named(run_folder, tmp_path):
     with pytest.raises(ValueError, match=r"has no trace.npz; allowed: the folder of a run that"):
-        _replayed(str(tmp_path), ViewConfig(run="none"))
+        _replay(str(tmp_path), ViewConfig(run="none"))
     with pytest.raises(ValueError, match="SM1"):
         ViewConfig(run=str(run_folder), phones=("SM1",))

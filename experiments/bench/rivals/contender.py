@@ -60,7 +60,7 @@ class ContenderProcess:
         self.about: str = self._answer("the start")
 
     def ask(self, work: str, number: int) -> Timed:
-        """Has a piece of work timed. Raises Missing where the process ends before it answers."""
+        """Has a piece of work timed. Raises Missing if the process ends before it answers."""
         assert self._process.stdin
         with suppress(BrokenPipeError):
             print(json.dumps([work, number]), file=self._process.stdin, flush=True)
@@ -79,7 +79,7 @@ class ContenderProcess:
 
 @contextmanager
 def started(contender: Contender, told: Mapping[str, Any]) -> Iterator[ContenderProcess]:
-    """Runs a contender's process. Raises Missing where it does not get ready."""
+    """Runs a contender's process. Raises Missing if it does not get ready."""
     settings = json.dumps({**told, **contender.told})
     command = [contender.python, "-m", f"experiments.bench.rivals.{contender.module}", settings]
     with tempfile.TemporaryFile("w+") as errors, ExitStack() as stack:
@@ -101,7 +101,7 @@ def started(contender: Contender, told: Mapping[str, Any]) -> Iterator[Contender
 
 def seconds_a_step(command: str, values: Mapping[str, object], few: int, many: int) -> float:
     """Runs a command with `{steps}` and other `{values}` in few steps and in many; what the model's
-    loading takes is in both. Raises Missing where it fails."""
+    loading takes is in both. Raises Missing if it fails."""
     few_seconds, many_seconds = (_seconds(command.format(steps=n, **values)) for n in (few, many))
     return (many_seconds - few_seconds) / (many - few)
 

@@ -56,7 +56,7 @@ class Ours:
         self._cache = denoiser.empty_cache(params, 1, told["cached"])
 
     def forward(self, rows: int) -> Scores:
-        """Runs and scores one forward. Raises FloatingPointError where no numbers come of it."""
+        """Runs and scores one forward. Raises FloatingPointError if no numbers come of it."""
         cached = self._told["cached"]
         positions = jnp.arange(cached - rows, cached, dtype=jnp.int32)[None]
         live, every = jnp.ones_like(positions, bool), jnp.ones((1, cached), bool)

@@ -49,7 +49,7 @@ TimedPair = tuple[Timed, Timed]
 
 @dataclass(frozen=True, kw_only=True)
 class RivalsBenchConfig:
-    """Who is timed, and how. The comments are in conf/bench.yaml."""
+    """Settings of the verb; conf/bench.yaml explains each."""
 
     rows: tuple[int, ...] = (32, 64, 128)
     layers: int = 8

@@ -11,7 +11,7 @@ from hydra.errors import ConfigCompositionException
 import llada_jax as lj
 from experiments.evaluate import __main__ as entry
 from experiments.evaluate.result_rows import decoder_rows
-from experiments.generate.elsewhere import on_phones
+from experiments.generate.elsewhere import phone_times
 from experiments.report import __main__ as report
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.evaluate import Trial
@@ -204,7 +204,7 @@ def test_a_phone_is_asked_of_stored_traces(finished, tmp_path, monkeypatch):
     seconds = [
         each.value
         for _, trace in GenerationStore.load(finished / "generations").traces()
-        for each in on_phones(trace, ["SM8750"])
+        for each in phone_times(trace, ["SM8750"])
         if each.name == "phone/SM8750/this_run"
     ]
     assert min(seconds) / 2 < row["interval"][0] < row["value"] < row["interval"][1]

@@ -117,7 +117,9 @@ def test_others_are_drawn_beside_the_line_of_thresholds(
 ):
     shutil.copytree(finished[0], tmp_path / "run")
     drawn, draw = {}, suite.cost_curves
-    monkeypatch.setattr(suite, "cost_curves", lambda *told: drawn.update(told[1]) or draw(*told))
+    monkeypatch.setattr(
+        suite, "cost_curves", lambda *arguments: drawn.update(arguments[1]) or draw(*arguments)
+    )
     third = f"suite.decoders=[{DECODERS}, {{name: third, sampler: {{threshold: 0.001}}}}]"
     changes = [f"model={random_model}", third, "+suite.thresholds=[hasty,llada]"]
     rows = run(tmp_path / "run", *changes)

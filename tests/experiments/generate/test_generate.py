@@ -263,22 +263,22 @@ def test_other_arguments_and_sweeps_stay_as_they_are():
 
 
 def test_settings_make_the_constraint_that_is_asked_for(tmp_path):
-    assert ConstraintSettings().made() is None
-    assert ConstraintSettings(regex="a+", confidence="raw").made() == lj.regex(
+    assert ConstraintSettings().build() is None
+    assert ConstraintSettings(regex="a+", confidence="raw").build() == lj.regex(
         "a+", confidence="raw"
     )
-    assert ConstraintSettings(choice=("a", "b")).made() == lj.choice(["a", "b"])
+    assert ConstraintSettings(choice=("a", "b")).build() == lj.choice(["a", "b"])
     schema = json.dumps({"type": "integer"})
     (tmp_path / "schema.json").write_text(schema)
     for given in (schema, str(tmp_path / "schema.json")):
-        assert ConstraintSettings(json_schema=given).made() == lj.json_schema(schema)
+        assert ConstraintSettings(json_schema=given).build() == lj.json_schema(schema)
 
 
 def test_two_of_them_and_no_file_are_refused(tmp_path):
     with pytest.raises(ValueError, match="regex, choice are set; allowed: one"):
-        ConstraintSettings(regex="a", choice=("a",)).made()
+        ConstraintSettings(regex="a", choice=("a",)).build()
     with pytest.raises(ValueError, match="allowed: a file"):
-        ConstraintSettings(json_schema=str(tmp_path / "none.json")).made()
+        ConstraintSettings(json_schema=str(tmp_path / "none.json")).build()
 
 
 def test_a_sampler_of_generate_alone_has_it():

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from experiments.harness.compiled_programs import keep_compiled_programs
+from experiments.harness.compiled_programs import enable_compilation_cache
 from llada_jax.backend.resources import this_cpu
 
 CODE = """
-from experiments.harness.compiled_programs import keep_compiled_programs
+from experiments.harness.compiled_programs import enable_compilation_cache
 import jax
-keep_compiled_programs()
+enable_compilation_cache()
 jax.jit(lambda x: jax.lax.sort(x) @ x)(jax.numpy.arange(512.0))
 """
 
@@ -31,5 +31,5 @@ def test_a_process_leaves_its_programs(named, tmp_path):
 
 def test_what_is_set_holds(monkeypatch, tmp_path):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
-    keep_compiled_programs(tmp_path)
+    enable_compilation_cache(tmp_path)
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == ""

@@ -54,7 +54,7 @@ def test_a_second_run_in_the_folder_starts_anew(run):
     run.record({"step": 0})
     run.finish([ROW])
     second = Run(run.folder, OmegaConf.create({"seed": 4, "again": 4}))
-    second.require_own_folder()
+    second.require_same_experiment()
     second.begin()
     assert not (run.folder / "results.json").exists()
     second.record({"step": 7})
@@ -65,7 +65,7 @@ def test_the_folder_of_another_experiment_is_refused(run):
     run.begin()
     other = Run(run.folder, OmegaConf.create({"seed": 3, "runs": []}))
     with pytest.raises(ValueError, match=r"of another experiment.* again are none of seed, runs;"):
-        other.require_own_folder()
+        other.require_same_experiment()
 
 
 @pytest.mark.parametrize("content", [b"a: [", b"- 1", b"\xff", b"a: !!bool x", b"a: 1\na: 2"])
@@ -73,7 +73,7 @@ def test_damaged_settings_of_a_folder_are_named(run, content):
     run.begin()
     (run.folder / "config.yaml").write_bytes(content)
     with pytest.raises(ValueError, match=r"config\.yaml is (damaged|no YAML)"):
-        run.require_own_folder()
+        run.require_same_experiment()
 
 
 @dataclass(frozen=True)

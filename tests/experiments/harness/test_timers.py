@@ -5,7 +5,7 @@ import os
 import jax.numpy as jnp
 import pytest
 
-from experiments.harness.timers import in_own_process, in_turns, spread, times_in_turns
+from experiments.harness.timers import in_new_process, in_turns, spread, times_in_turns
 
 
 def test_a_forward_without_numbers_has_no_time():
@@ -29,14 +29,14 @@ def test_spread():
 
 def test_what_it_gives_and_raises_comes_back(monkeypatch):
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    assert in_own_process(os.getpid) != os.getpid()
-    told = in_own_process(
+    assert in_new_process(os.getpid) != os.getpid()
+    told = in_new_process(
         os.getenv, "MALLOC_MMAP_THRESHOLD_", environment={"MALLOC_MMAP_THRESHOLD_": "65536"}
     )
     assert told == "65536"
     assert "MALLOC_MMAP_THRESHOLD_" not in os.environ
     with pytest.raises(ValueError, match="invalid literal"):
-        in_own_process(int, "x")
+        in_new_process(int, "x")
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "7")
-    assert in_own_process(abs, -3) == 3
+    assert in_new_process(abs, -3) == 3
     assert os.environ["MALLOC_MMAP_THRESHOLD_"] == "7"

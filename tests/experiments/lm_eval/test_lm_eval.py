@@ -10,8 +10,15 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments.harness.run import REPOSITORY, read_config
-from experiments.lm_eval.__main__ import HARNESS, TASKS, LmEvalConfig, Published, evaluate, rows_of
-from experiments.lm_eval.tasks import own_task
+from experiments.lm_eval.__main__ import (
+    HARNESS,
+    TASKS,
+    LmEvalConfig,
+    Published,
+    evaluate,
+    metric_rows,
+)
+from experiments.lm_eval.tasks import file_task
 from llada_jax.evaluation.metrics import wilson_interval
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")
@@ -86,8 +93,8 @@ def config_of(*overrides, limit=None):
 def scored(tasks, answer, limit=None):
     model = Oracle(answer)
     config = config_of(f"data={DATA}", f"tasks=[{','.join(tasks)}]", "chat=false", limit=limit)
-    found = evaluate(model, config.asked(), config)
-    rows = [row for task in tasks for row in rows_of(task, found["samples"][task])]
+    found = evaluate(model, config.requested_tasks(), config)
+    rows = [row for task in tasks for row in metric_rows(task, found["samples"][task])]
     return model, found, {row.name: row for row in rows}
 
 
@@ -239,8 +246,8 @@ def test_a_task_of_ones_own_is_a_file_in_another_folder(tmp_path):
     config = config_of(f"data={tmp_path}", *settings)
     (tmp_path / "spelling.jsonl").write_text('{"word": "abc"}\n{"word": "dab"}\n')
     backwards = Oracle(lambda doc: doc["word"][::-1])
-    found = evaluate(backwards, config.asked(), config)
-    (row,) = rows_of("spelling", found["samples"]["spelling"])
+    found = evaluate(backwards, config.requested_tasks(), config)
+    (row,) = metric_rows("spelling", found["samples"]["spelling"])
     assert (row.name, row.value, row.n) == ("spelling/exact_match", 1.0, 2)
 
 
@@ -266,7 +273,7 @@ def test_bad_settings_are_refused(overrides, message):
 
 def test_a_missing_file_is_named_with_its_format():
     with pytest.raises(FileNotFoundError, match=r"no nowhere/boolq\.jsonl, which task boolq reads"):
-        own_task("boolq", Path("nowhere"), TASKS)
+        file_task("boolq", Path("nowhere"), TASKS)
 
 
 @pytest.mark.parametrize(
@@ -285,13 +292,13 @@ def test_a_missing_file_is_named_with_its_format():
 def test_a_file_of_another_format_is_refused(tmp_path, content, message):
     (tmp_path / "arc_challenge.jsonl").write_text(content)
     with pytest.raises(ValueError, match=message):
-        own_task("arc_challenge", tmp_path, TASKS)
+        file_task("arc_challenge", tmp_path, TASKS)
 
 
 def test_a_task_file_that_repeats_a_key_is_refused(tmp_path):
     (tmp_path / "boolq.yaml").write_text((TASKS / "boolq.yaml").read_text() + "task: other\n")
     with pytest.raises(ValueError, match=r"boolq\.yaml is no YAML: line \d+ repeats 'task'"):
-        own_task("boolq", Path("nowhere"), tmp_path)
+        file_task("boolq", Path("nowhere"), tmp_path)
 
 
 class ChatOracle(Oracle):
@@ -314,12 +321,12 @@ def test_a_task_of_the_harness_shows_its_examples_offline(tmp_path, multiturn):
     settings = [f"fewshot_as_multiturn={multiturn}", f"data={tmp_path}", "tasks=[gsm8k]"]
     config = config_of(f"task_folder={HARNESS}", *settings, limit=2)
     model = ChatOracle()
-    found = evaluate(model, config.asked(), config)
+    found = evaluate(model, config.requested_tasks(), config)
     (prompt, *_) = model.requests[0].args
     assert prompt.count("Question: ") == 6, "five examples, and the item"
     assert prompt.count("<user>") == (6 if multiturn else 1)
     beside = [Published(row="gsm8k/exact_match", score=0.7, source="a paper")]
-    rows = rows_of("gsm8k", found["samples"]["gsm8k"], beside)
+    rows = metric_rows("gsm8k", found["samples"]["gsm8k"], beside)
     assert {(row.value, row.n, row.reference, row.source) for row in rows} == {
         (1.0, 2, 0.7, "a paper")
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")
-from experiments.lm_eval.__main__ import HARNESS, evaluate, rows_of
+from experiments.lm_eval.__main__ import HARNESS, evaluate, metric_rows
 from experiments.lm_eval.tasks import harness_tasks, tasks_of
 from tests.experiments.lm_eval.test_lm_eval import DATA, Oracle, config_of
 
@@ -87,13 +87,13 @@ def own(name):
 def scored(data, task, *overrides):
     settings = [f"task_folder={HARNESS}", f"data={data}", f"tasks=[{task}]", "chat=false"]
     config = config_of(*settings, *overrides, limit=1)
-    (asked,) = config.asked()
+    (asked,) = config.requested_tasks()
     model = Right()
     found = evaluate(model, [asked], config)
     return model, {
         row.name: row.value
         for name in asked.files
-        for row in rows_of(name, found["samples"][name])
+        for row in metric_rows(name, found["samples"][name])
     }  # fmt: skip
 
 
