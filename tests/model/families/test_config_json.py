@@ -155,6 +155,8 @@ def test_a_block_that_no_file_names_is_an_argument():
     assert lj.load(folder, block_length=32).config.block_length == 32
     with pytest.raises(ValueError, match="block_length is 8; allowed: 4, the checkpoint's own"):
         lj.load(FOLDER / "sdar-b4", block_length=8)
+    assert lj.load(FOLDER / "stable-diffcoder").config.block_length == 4
+    assert lj.load(FOLDER / "stable-diffcoder", block_length=8).config.block_length == 8
 
 
 GENERIC = {
