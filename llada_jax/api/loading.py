@@ -145,7 +145,7 @@ def load(
         the name of the family that it is of, whatever its configuration looks like. Other
         distributions add families by entry points of the group `llada_jax.families`.
       block_length: the block of block-causal attention, where the checkpoint does not say it
-        (dllm's BD3LM).
+        (dllm's BD3LM), or another one than its family's usual (Stable-DiffCoder in blocks of 8).
       experts: False leaves the routed experts of a mixture out: `generate_within_budget` reads
         them from a file of their own.
       mesh: the devices that share the model, of `llada_jax.mesh`; default: one has it whole.
@@ -179,8 +179,9 @@ def load(
     )
     config = _with_tokenizers_ids(config, tokenizer, name)
     if block_length is not None:
+        usual = families()[config.family].facts.get("block_length")  # which no file says
         require(
-            config.block_length in (None, block_length),
+            config.block_length in (None, usual, block_length),
             f"block_length is {block_length}; allowed: {config.block_length}, the checkpoint's own",
         )
         config = config.replace(block_length=block_length)

@@ -155,6 +155,8 @@ def test_a_block_that_no_file_names_is_an_argument():
     assert lj.load(folder, block_length=32).config.block_length == 32
     with pytest.raises(ValueError, match="block_length is 8; allowed: 4, the checkpoint's own"):
         lj.load(FOLDER / "sdar-b4", block_length=8)
+    assert lj.load(FOLDER / "stable-diffcoder").config.block_length == 4
+    assert lj.load(FOLDER / "stable-diffcoder", block_length=8).config.block_length == 8
 
 
 GENERIC = {
@@ -164,6 +166,9 @@ GENERIC = {
     "max_length": 20, "max_new_tokens": 7, "num_labels": 2, "output_scores": True,
     "temperature": 0.7, "top_p": 0.9, "transformers_weights": "x", "unsloth_version": "2026.1",
     "use_fused_kernels": True, "use_liger_kernel": True, "use_flash_attention_2": True,
+    "deepspeed_config": {"zero": 3}, "fsdp": "full_shard", "learning_rate": 1e-5, "bf16": True,
+    "padding_side": "left", "base_model_tp_plan": {"a": "b"}, "logits_to_keep": 1, "seed": 42,
+    "kv_cache_dtype": "fp8", "resid_pdrop": 0.1, "mask_token": "<mask>", "sub_configs": {"a": 1},
     "vendors_switch": False, "vendors_list": [], "vendors_share": 0.0, "vendors_name": "",
 }  # fmt: skip
 
@@ -236,3 +241,48 @@ def test_a_context_shorter_than_ropes_own():
     expected += [0.0028, 0.0014338, 7.1131e-4, 2.9996e-4, 1.2649e-4, 5.3341e-5, 2.2494e-5]
     expected += [9.4855e-6]
     np.testing.assert_allclose(np.arctan2(sin, cos), expected, rtol=1e-4)
+
+
+LLAMA_KEYS = {"hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12288,
+              "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+              "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+              "vocab_size": 126464}  # fmt: skip
+RELEASED = {
+    "Dream-v0-Instruct-7B": (
+        {"model_type": "Dream", "architectures": ["DreamModel"], "hidden_size": 3584,
+         "intermediate_size": 18944, "num_attention_heads": 28, "num_hidden_layers": 28,
+         "num_key_value_heads": 4, "vocab_size": 152064, "rope_theta": 1e6, "rope_scaling": None,
+         "max_window_layers": 28, "sliding_window": None, "use_mrope": False,
+         "use_sliding_window": False, "mask_token_id": 151666, "attn_implementation": "x"},
+        {"family": "dream", "mask_id": 151666, "head_dim": 128, "max_length": 4096},
+    ),
+    "LLaDA of an RL framework": (
+        {**golden_config("llada-mha"), "flash_attention": True, "flash_attn_varlen": True},
+        {"family": "llada", "mask_id": 319},
+    ),
+    "LLaDA in Llama's keys": (
+        {**LLAMA_KEYS, "model_type": "llada", "architectures": ["LLaDAModelLM"],
+         "attention_bias": False, "initializer_range": 0.02, "pretraining_tp": 1,
+         "tie_word_embeddings": False, "eos_token_id": 126081},
+        {"family": "llada", "mask_id": 126336, "max_length": 16384, "eos_id": 126081},
+    ),
+    "SDAR-4B-Chat": (
+        {**golden_config("sdar-b4"), "debug": False, "ep_size": 1, "fuse_cross_entropy": True,
+         "micro_forward": False, "skip_checkpoint": False, "use_deepep": False},
+        {"family": "sdar", "block_length": 4},
+    ),
+    "Llama 3.1": (
+        {**LLAMA_KEYS, "model_type": "llama", "architectures": ["LlamaForCausalLM"],
+         "attention_bias": False, "eos_token_id": [128001, 128008, 128009], "vocab_size": 128256,
+         "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                          "original_max_position_embeddings": 8192, "rope_type": "llama3"}},
+        {"family": "llama", "mask_id": None, "stop_ids": (128008, 128009), "rope_factor": 8.0},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_configurations_with_what_releases_have_in_them(name):
+    hf, expected = RELEASED[name]
+    config = config_from_hf(hf)
+    assert {key: getattr(config, key) for key in expected} == expected
