@@ -20,7 +20,13 @@ from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.program import OnDemandProgram, Recorder, bucket_size
 from llada_jax.backend.protocol import Bucket, Inputs
 from llada_jax.backend.session import Session
-from llada_jax.config import STATIC_PRECISIONS, ExportConfig, require, require_counts
+from llada_jax.config import (
+    STATIC_PRECISIONS,
+    ExportConfig,
+    numbered_lines,
+    require,
+    require_counts,
+)
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import decode
@@ -83,7 +89,7 @@ def _samples(config: ExportRunConfig) -> list[Inputs]:
         problems = word_problems.TASK.items(0, "train")
         questions = [item.question for item in islice(problems, recording.forwards // 4 + 1)]
     else:
-        questions = [line for line in Path(recording.prompts).read_text().splitlines() if line]
+        questions = [line for _, line in numbered_lines(Path(recording.prompts))]
         require(bool(questions), f"{recording.prompts} has no prompts; allowed: one a line")
     model = lj.load(config.model, "float32")
     sampler, prompts = with_ids(recording.sampler, model.config), prompts_of(model, questions)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import operator
-import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import tokenizers
 
 from llada_jax.chat_template import render
 from llada_jax.config import read_object, require, shortened
+from llada_jax.messages import Marks, Messages, Span, checked_messages, each_text
 from llada_jax.tokenizer_json import (
     MAX_FILE_BYTES,
     backend_from_json,
@@ -30,7 +30,6 @@ from llada_jax.tokenizer_sources import (
     gguf_roles,
 )
 
-Messages = Sequence[Mapping[str, Any]]  # each with "role" and "content"
 _VOCABULARY, _MERGES, _ADDED = "vocab.json", "merges.txt", "added_tokens.json"
 _BASES = (("tokenizer.json",), (_VOCABULARY, _MERGES))
 """Files that a folder needs for text: one of these."""
@@ -40,7 +39,6 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 MAX_DECODED_IDS = 1 << 20
 _MAX_ID = (1 << 32) - 1  # of the tokenizers library; ids that no token has decode to nothing
-_MAX_MESSAGE_LEVELS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,11 +168,11 @@ class Tokenizer:
         return self._encode(text, add_special_tokens=add_special_tokens).ids
 
     def _encode(self, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
-        self._check_text(text)
+        self.check_text(text)
         with one_sentence("the tokenizer cannot encode the text"):
             return self.backend.encode(text, add_special_tokens=add_special_tokens)
 
-    def _check_text(self, text: str) -> str:
+    def check_text(self, text: str) -> str:
         """Returns the text. Raises ValueError for one that cannot be encoded."""
         if not isinstance(text, str):
             raise ValueError(f"the text is {text!r:.60}; allowed: a str")
@@ -185,6 +183,11 @@ class Tokenizer:
             "in UTF-8",
         )
         return text
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Counts the characters of the longest token: no token stands for more of a text."""
+        return max(map(len, self.backend.get_vocab()), default=0)
 
     @cached_property
     def _max_text_bytes(self) -> int:
@@ -208,19 +211,23 @@ class Tokenizer:
         """Renders a chat as the model was trained to read it.
 
         Args:
-          messages: each with `"role"` and `"content"`.
+          messages: each with a `"role"` (`system`, `user` or `assistant`) and `"content"`: a text,
+            or a list of parts (`{"type": "text", "text": "..."}`), which are joined.
           add_generation_prompt: end with the header of the assistant's answer.
 
         Raises:
           ValueError: no template, or one that does not parse, raises, or reaches for what the
-            sandbox forbids; messages that nest too deep, or whose text cannot be encoded.
+            sandbox forbids; what is not such a list of messages, or cannot be encoded.
         """
+        messages = checked_messages(messages, self.check_text)
+        return self._rendered(messages, add_generation_prompt)
+
+    def _rendered(self, messages: Messages, add_generation_prompt: bool) -> str:
         if self.chat_template is None:
             raise ValueError(
                 "this tokenizer has no chat template: add chat_template.jinja to its folder, "
                 "or encode the prompt as plain text"
             )
-        messages = _each_text(messages, self._check_text)
         variables = {"tools": None, "documents": None, **self.special_tokens, **self.variables}
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         return render(self.chat_template, variables)
@@ -236,35 +243,65 @@ class Tokenizer:
         tokens: where a message spells one, that is encoded as the text that it is.
 
         Args:
+          messages: As for `apply_chat_template`.
           tokens_in_messages: encode it as the token, as families' own code does; then who writes a
             message can end it and begin a turn of any role.
-        """
-        stand_ins = {} if tokens_in_messages else self._stand_ins(messages)
-        if not stand_ins:
-            return self.encode(self.apply_chat_template(messages, add_generation_prompt))
-        messages = _each_text(messages, partial(_replaced, stand_ins))
-        text = self.apply_chat_template(messages, add_generation_prompt)
-        spelled = {stand_in: token for token, stand_in in stand_ins.items()}
-        ids = []
-        for piece in re.split(f"([{''.join(spelled)}])", text):
-            tokenizer = self._without_control if piece in spelled else self
-            ids += tokenizer.encode(spelled.get(piece, piece))
-        return ids
 
-    def _stand_ins(self, messages: Messages) -> dict[str, str]:
-        """Returns what messages spell control tokens with, the longest first, each with a character
-        (of private use, as far as they reach) that stands nowhere else."""
+        Raises:
+          ValueError: As `apply_chat_template`, and for a template that changes a message around a
+            control token, so that its tokens cannot be told from the template's.
+        """
+        messages = checked_messages(messages, self.check_text)
+        text = self._rendered(messages, add_generation_prompt)
+        if tokens_in_messages:
+            return self.encode(text)
+        return self._encoded(text, self._spelled_by_messages(text, messages, add_generation_prompt))
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Returns token ids of a text; a control token that it spells is the text that it is.
+
+        Raises ValueError as `encode`."""
+        return self._encoded(text, self._control_spans(text))
+
+    def _encoded(self, text: str, plain: Iterable[Span]) -> list[int]:
+        """Returns token ids of a text in which some spans, in order, have no control token."""
+        ids, at = [], 0
+        for start, end in plain:
+            ids += [*self.encode(text[at:start]), *self._without_control.encode(text[start:end])]
+            at = end
+        return ids + self.encode(text[at:])
+
+    def _spelled_by_messages(
+        self, text: str, messages: Messages, add_generation_prompt: bool
+    ) -> list[Span]:
+        """Returns spans of control tokens in a rendered text that come from messages.
+
+        The template runs once more, with marks around the control tokens that messages spell. So it
+        finds in a message what it looks for (`</think>`), and the marks show what became of it.
+        """
         texts: list[str] = []
-        _each_text(messages, texts.append)
-        spelled = set()
-        for text in texts:
-            found = self._encode(text)
-            places = zip(found.ids, found.offsets, strict=True)
-            spelled |= {text[slice(*place)] for i, place in places if i in self._control}
-        spelled.discard("")
-        taken = {*(self.chat_template or ""), *"".join(texts)}
-        free = (chr(code) for code in range(0xE000, 0x110000) if chr(code) not in taken)
-        return {each: next(free) for each in sorted(spelled, key=len, reverse=True)}
+        each_text(messages, texts.append)
+        spelled = [each[slice(*span)] for each in texts for span in self._control_spans(each)]
+        if not spelled:
+            return []
+        for open_ends in (False, True):
+            marks = Marks(spelled, (self.chat_template or "", *texts), open_ends)
+            marked = each_text(messages, partial(marks.around, spans_of=self._control_spans))
+            if marks.find(self._rendered(marked, add_generation_prompt), text):
+                return [span for span in self._control_spans(text) if marks.are_at(span)]
+        raise ValueError(
+            f"the chat template changes messages that spell {sorted({*spelled})!r:.200}; allowed: "
+            "messages without control tokens, or tokens_in_messages=True"
+        )
+
+    def _control_spans(self, text: str) -> list[Span]:
+        """Returns where a text spells control tokens."""
+        found, added = self._encode(text), self.backend.get_added_tokens_decoder()
+        return [  # unknown characters have the unknown token as well, once for each byte
+            span
+            for i, span in zip(found.ids, found.offsets, strict=True)
+            if i in self._control and added[i].content.strip() in text[slice(*span)]
+        ]
 
     @cached_property
     def _control(self) -> frozenset[int]:
@@ -328,25 +365,6 @@ def _token_ids(ids: Iterable[int]) -> list[int]:
         if not 0 <= i <= _MAX_ID:
             raise ValueError(shortened(f"a token id is {i}; allowed: 0 to {_MAX_ID}"))
     return ids
-
-
-def _each_text(value: Any, change: Callable[[str], Any], levels: int = _MAX_MESSAGE_LEVELS) -> Any:
-    """Returns what JSON can hold with every text changed, names of keys apart."""
-    if isinstance(value, str):
-        return change(value)
-    deeper = f"messages nest deeper than {_MAX_MESSAGE_LEVELS} levels; allowed: less"
-    require(levels > 0 or not isinstance(value, Mapping | list | tuple), deeper)
-    if isinstance(value, Mapping):
-        return {key: _each_text(each, change, levels - 1) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_each_text(each, change, levels - 1) for each in value]
-    return value
-
-
-def _replaced(replacements: Mapping[str, str], text: str) -> str:
-    for old, new in replacements.items():
-        text = text.replace(old, new)
-    return text
 
 
 def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:

@@ -34,6 +34,7 @@ _MAX_GROWTH = 4096  # so that texts of 4 KiB are always possible
 _MAX_DECODER_GROWTH = 16
 _MAX_PARTS, _MAX_LEVELS = 64, 8
 _MAX_ADDED_CHARACTERS = 1 << 22  # their automaton takes about 100 bytes for each
+MAX_MERGES = 1 << 21  # Gemma 3 has a quarter of it
 MAX_PIECE_CHARACTERS = 256  # a Unigram model tries every prefix of a text that is a piece
 MAX_PIECES_CHARACTERS = 1 << 22  # their tree takes about 350 bytes for each
 
@@ -116,6 +117,10 @@ def _are_special_tokens(value: Any) -> bool:
 _is_id = partial(_is_number, 0, MAX_ID - 1)
 _FLAG = _Setting("true or false", lambda value: isinstance(value, bool))
 _LIST = _Setting("a list", lambda value: isinstance(value, list))
+_MERGES = _Setting(
+    f"a list of up to {MAX_MERGES:,} merges",
+    lambda value: isinstance(value, list) and len(value) <= MAX_MERGES,
+)
 _CHARACTER, _AFFIX, _TOKEN = _text(1, 1), _text(0, 64), _text(1, MAX_TOKEN_CHARACTERS)
 _PATTERN = _Setting('{"String": ...} or {"Regex": ...} of 1 to 4096 characters', _is_pattern)
 _BEHAVIOR = _one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
@@ -200,7 +205,7 @@ _MODELS: dict[str, dict[str, _Setting]] = {
         "unk_token": _optional(_text(0, MAX_TOKEN_CHARACTERS)),
         **dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix"), _optional(_AFFIX)),
         **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), _optional(_FLAG)),
-        "merges": _LIST,
+        "merges": _MERGES,
     },
     "WordPiece": {
         "unk_token": _TOKEN,

@@ -11,11 +11,11 @@ Nothing is trusted here: `tokenizer_json.build_backend` checks the data that the
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress
+from itertools import compress, islice
 from typing import Any
 
 from llada_jax.config import require, shortened
-from llada_jax.tokenizer_json import MAX_PIECE_CHARACTERS, MAX_PIECES_CHARACTERS
+from llada_jax.tokenizer_json import MAX_MERGES, MAX_PIECE_CHARACTERS, MAX_PIECES_CHARACTERS
 
 GGUF_MODEL, GGUF_TEMPLATE = "tokenizer.ggml.model", "tokenizer.chat_template"
 _TOKENS, _TYPES, _SCORES, _MERGES = GGUF_LISTS = tuple(
@@ -105,6 +105,10 @@ def data_from_vocabulary(
         f"tokenizer_class is {kind!r:.80}; allowed with vocab.json and merges.txt: GPT2Tokenizer, "
         "Qwen2Tokenizer, DreamTokenizer (for others, write tokenizer.json: save_pretrained of "
         "transformers does)",
+    )
+    count = merges.count("\n")
+    require(
+        count <= MAX_MERGES + 2, f"merges.txt has {count:,} lines; allowed: {MAX_MERGES:,} merges"
     )
     lines = (line.strip("\r ") for line in merges.split("\n"))
     pairs = [_pair(line) for line in lines if line and not line.startswith("#version")]
@@ -224,12 +228,13 @@ def _sentencepiece(
     )
     scores = _list(metadata, _SCORES, float, len(tokens))
     best_first = sorted(compress(range(len(tokens)), mergeable), key=lambda i: (-scores[i], i))
-    merges = [
+    found = (
         (left, right)
         for piece in (tokens[i] for i in best_first)
         for left, right in ((piece[:at], piece[at:]) for at in range(1, len(piece)))
         if left in vocab and right in vocab
-    ]
+    )
+    merges = list(islice(found, MAX_MERGES + 1))  # one too many is refused with the other checks
     spaced = metadata.get("tokenizer.ggml.add_space_prefix", True) is True
     prepend = [{"type": "Prepend", "prepend": _SPACE}] if spaced else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if spaced else []

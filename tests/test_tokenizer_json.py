@@ -62,7 +62,10 @@ def test_a_familys_tokenizer_encodes_as_the_library_does(family):
         ({"model": BPE | {"continuing_subword_prefix": "####"}}, "cannot build it: range end"),
         ({"model": BPE | {"continuing_subword_prefix": "#" * 99}}, "text of 0 to 64 characters"),
         ({"model": BPE | {"dropout": 0.5}}, "dropout is 0.5; allowed: 0 or null"),
-        ({"model": BPE | {"merges": None}}, "merges is None; allowed: a list"),
+        (
+            {"model": BPE | {"merges": None}},
+            "merges is None; allowed: a list of up to 2,",
+        ),
         ({"model": BPE | {"type": "Other"}}, "model.type is 'Other'; allowed: BPE, WordPiece"),
         ({"model": None}, "model is None"),
         ({"model": WORDS | {"unk_token": "b"}}, "unk_token is 'b'; allowed: a token of"),

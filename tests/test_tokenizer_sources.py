@@ -157,6 +157,15 @@ def test_damaged_metadata_gives_one_sentence(metadata, message):
         Tokenizer.from_gguf(metadata, "model.gguf")
 
 
+def test_too_many_merges_are_refused(tmp_path, monkeypatch):
+    for module in ("tokenizer_json", "tokenizer_sources"):
+        monkeypatch.setattr(f"llada_jax.{module}.MAX_MERGES", 8)
+    with pytest.raises(ValueError, match=r"merges.txt has \d+ lines; allowed: 8 merges"):
+        Tokenizer.from_folder(write_folder(tmp_path, "Qwen2Tokenizer"))
+    with pytest.raises(ValueError, match=r"merges is .*; allowed: a list of up to 2,097,152"):
+        Tokenizer.from_gguf(sentencepiece_metadata(), "model.gguf")
+
+
 def test_long_pieces_are_refused_before_they_are_split():
     metadata = sentencepiece_metadata()
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"][:-1], "a" * 10**6]

@@ -15,7 +15,7 @@ from experiments.evaluate.config import CELLS
 from experiments.evaluate.result_rows import decoder_rows
 from experiments.evaluate.score_table import score_cells
 from experiments.harness.pictures import PROBE_SUFFIX, ScorePoint
-from llada_jax.config import require
+from llada_jax.config import numbered_lines, require
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation
 from llada_jax.evaluation.stored import parsed, require_object, stored_object, stored_text
@@ -108,8 +108,8 @@ def is_evaluation(folder: Path) -> bool:
 
 def training_metrics(folder: Path) -> list[dict[str, float]]:
     path = folder / "metrics.jsonl"
-    lines = stored_text(path).splitlines() if path.is_file() else []
-    rows = [require_object(parsed(line, path), path, {}) for line in lines]
+    lines = numbered_lines(path) if path.is_file() else ()
+    rows = [require_object(parsed(line, path), path, {}) for _, line in lines]
     rows = [row for row in rows if _CURVES <= row.keys()]
     for row in rows:
         drawn = [row[key] for key in row if key in _CURVES or key.endswith(PROBE_SUFFIX)]

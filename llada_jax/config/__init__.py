@@ -6,6 +6,7 @@ value and what is allowed. All of them are hashable, so they pass to `jax.jit` a
 
 from llada_jax.config.checks import (
     ascending_counts,
+    numbered_lines,
     parse_json,
     read_object,
     require,

@@ -4,12 +4,13 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 _LONGEST = 1000
+_MAX_LINE_BYTES = 1 << 24
 
 
 def require(condition: bool, message: str) -> None:
@@ -116,6 +117,28 @@ def read_object(path: Path, wrong: str = "is no JSON") -> dict[str, Any]:
     found = parse_json(path.read_bytes(), f"{path} {wrong}", allowed)
     require(isinstance(found, dict), f"{path} {wrong}: it has {found!r:.60}; allowed: {allowed}")
     return found
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the lines of a text that are not blank, with their numbers from 1 on.
+
+    A line ends with a line feed alone: JSON may hold the other ends that `str.splitlines` knows. A
+    byte-order mark is skipped. Raises ValueError that names the line, for one that is not UTF-8 or
+    longer than 16 MiB.
+    """
+    with path.open("rb") as file:
+        for number in itertools.count(1):
+            raw = file.readline(_MAX_LINE_BYTES + 1)
+            if not raw:
+                return
+            where, most = f"{path}, line {number}", f"{_MAX_LINE_BYTES:,} bytes"
+            require(len(raw) <= _MAX_LINE_BYTES, f"{where}: it is too long; allowed: {most}")
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{where}: {error}; allowed: text in UTF-8") from error
+            if line.strip():
+                yield number, line
 
 
 def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,12 +9,14 @@ EOS, which is learnt as well (LLaDA, arXiv 2502.09992, section 2.3).
 """
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from llada_jax.config import ModelConfig, parse_json, require
+from llada_jax.config import ModelConfig, numbered_lines, parse_json, require, shortened
+from llada_jax.messages import checked_messages
 from llada_jax.text import Tokenizer
 from llada_jax.training.data import Example, ExampleSource
 
@@ -23,7 +25,6 @@ FORMATS = (
     '{"prompt": "...", "completion": "..."}'
 )
 KEYS = {"messages", "prompt", "completion"}
-ROLES = ("system", "user", "assistant")
 
 
 def read_examples(
@@ -42,19 +43,11 @@ def read_examples(
     most = model.max_length - 1
     require(longest <= most, f"max_gen_length is {longest}; allowed: up to {most}, for the model")
     examples = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        where = f"{path}, line {number},"
-        for prompt, answer, end in _pairs(line, tokenizer, model, where):
-            require(bool(answer), f"{where} has an empty answer; allowed: a character or more")
-            if end is None:
-                raise ValueError("the model has no eos_id; allowed: one that ends texts")
-            examples.append(Example(prompt, [*tokenizer.encode(answer), end]))
-            shown, room = len(examples[-1].answer), model.max_length - longest
-            require(
-                shown <= longest and len(prompt) <= room,
-                f"{where} has a prompt of {len(prompt)} tokens and an answer of {shown}; allowed: "
-                f"up to {room} and {longest} (the model's max_length, max_gen_length)",
-            )
+    for number, line in numbered_lines(path):
+        try:
+            examples += _examples(line, tokenizer, model, longest)
+        except ValueError as error:
+            raise ValueError(shortened(f"{path}, line {number}: {error}")) from error
     require(len(examples) > 0, f"{path} is empty; allowed: lines of {FORMATS}")
     return examples
 
@@ -73,33 +66,57 @@ def shuffled(examples: Sequence[Example], seed: int) -> ExampleSource:
     return source
 
 
-def _pairs(
-    line: str, tokenizer: Tokenizer, model: ModelConfig, where: str
-) -> Iterator[tuple[list[int], str, int | None]]:
-    """Yields each answer of a line, what comes before it, and the token that ends it."""
-    found = parse_json(line, f"{where} is no JSON", FORMATS)
+def _examples(
+    line: str, tokenizer: Tokenizer, model: ModelConfig, longest: int
+) -> Iterator[Example]:
+    """Yields an example for each answer of a line."""
+    found = parse_json(line, "it is no JSON", FORMATS)
     kinds = {key: type(found[key]) for key in KEYS & found.keys()} if type(found) is dict else {}
     is_pair, is_chat = kinds == {"prompt": str, "completion": str}, kinds == {"messages": list}
-    require(is_chat or is_pair, f"{where} is {line:.80}; allowed: {FORMATS}")
+    require(is_chat or is_pair, f"it is {line:.80}; allowed: {FORMATS}")
+    room, chat_end = (
+        model.max_length - longest,
+        model.eos_id if model.eot_id is None else model.eot_id,
+    )
     if is_pair:
-        prompt = tokenizer.encode(found["prompt"], add_special_tokens=True)
-        yield prompt, found["completion"], model.eos_id
-        return
-    messages = found["messages"]
-    for place, message in enumerate(messages, 1):
-        fits = isinstance(message, dict) and isinstance(message.get("content"), str)
+        pairs = [(found["prompt"], found["completion"])]
+        encode, end = partial(tokenizer.encode, add_special_tokens=True), model.eos_id
+    else:
+        pairs = _turns(checked_messages(found["messages"], tokenizer.check_text))
+        encode, end = tokenizer.encode_chat, chat_end
+    for prompt, answer in pairs:
+        require(bool(answer), "it has an empty answer; allowed: a character or more")
+        if end is None:
+            raise ValueError("the model has no eos_id; allowed: one that ends texts")
+        texts = [prompt] if is_pair else [message["content"] for message in prompt]
+        _require_short("prompt", sum(map(len, texts)), room * tokenizer.longest_token)
+        _require_short("answer", len(answer), longest * tokenizer.longest_token)
+        example = Example(encode(prompt), [*tokenizer.encode_plain(answer), end])
+        shown = len(example.answer)
         require(
-            fits and message.get("role") in ROLES,
-            f"{where} has message {place} {message!s:.80}; allowed: a role of "
-            f"{', '.join(ROLES)}, and content that is text",
+            shown <= longest and len(example.prompt) <= room,
+            f"it has a prompt of {len(example.prompt)} tokens and an answer of {shown}; allowed: "
+            f"up to {room} and {longest} (the model's max_length, max_gen_length)",
         )
+        yield example
+
+
+def _turns(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[Sequence[dict[str, Any]], str]]:
+    """Yields each answer of a chat and what comes before it."""
     roles = [each["role"] for each in messages]
     require(
         len(roles) > 1 and roles[-1] == "assistant" != roles[0],
-        f"{where} has the roles {roles}; allowed: a chat that begins with another and ends with "
-        "the assistant",
+        f"it has the roles {roles}; allowed: a chat that begins with another and ends with the "
+        "assistant",
     )
     for place in (place for place, role in enumerate(roles) if role == "assistant"):
-        prompt = tokenizer.encode_chat(messages[:place])
-        end = model.eos_id if model.eot_id is None else model.eot_id
-        yield prompt, messages[place]["content"], end
+        yield messages[:place], messages[place]["content"]
+
+
+def _require_short(name: str, characters: int, most: int) -> None:
+    """Raises ValueError for more characters than tokens can spell: to encode 10 MB takes 15 s."""
+    require(
+        characters <= most,
+        f"it has {'an' if name == 'answer' else 'a'} {name} of {characters:,} characters; allowed: "
+        f"up to {most:,}, in the longest tokens",
+    )

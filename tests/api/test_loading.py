@@ -185,7 +185,10 @@ def test_a_familys_template_gets_its_variables(tmp_path):
         "{% if enable_thinking is false %}at once{% endif %}"
     )
     tokenizer = lj.load(folder).tokenizer
-    assert tokenizer is not None and tokenizer.apply_chat_template([]) == "at once"
+    assert (
+        tokenizer is not None
+        and tokenizer.apply_chat_template([{"role": "user", "content": ""}]) == "at once"
+    )
 
 
 @pytest.fixture

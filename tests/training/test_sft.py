@@ -61,36 +61,75 @@ def test_all_examples_come_once_in_each_round_in_another_order(read):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"line 2, is no JSON"),
-        ("[]", r"line 2, is \[\]; allowed: \{\"messages\""),
-        ({"prompt": "a"}, r"line 2, is .*; allowed: .*completion"),
-        ({"prompt": "a", "completion": 3}, r"line 2, is "),
-        ({"prompt": "a", "completion": ""}, r"line 2, has an empty answer; allowed: a character"),
-        ({"messages": [], "prompt": "a", "completion": "b"}, r"line 2, is "),
+        ("{", r"line 2: it is no JSON"),
+        ("[]", r"line 2: it is \[\]; allowed: \{\"messages\""),
+        ({"prompt": "a"}, r"line 2: it is .*; allowed: .*completion"),
+        ({"prompt": "a", "completion": 3}, r"line 2: it is "),
+        (
+            {"prompt": "a", "completion": ""},
+            r"line 2: it has an empty answer; allowed: a character",
+        ),
+        ({"messages": [], "prompt": "a", "completion": "b"}, r"line 2: it is "),
         (
             {"messages": CHAT[:2]},
             r"has the roles \['system', 'user'\]; allowed: a chat that",
         ),
         ({"messages": CHAT[2:3]}, r"has the roles \['assistant'\]; allowed"),
-        ({"messages": []}, r"has the roles \[\]; allowed"),
-        (
-            {"messages": [{"role": "tool", "content": "a"}]},
-            r"message 1 .*'tool'.*; allowed: a r",
-        ),
-        ({"messages": [{"role": "user", "content": 3}]}, r"message 1 .*; allowed: .*that is text"),
         (
             {"prompt": "a", "completion": "123456789" * 4},
-            r"line 2, has a prompt of \d tokens and an answer of 37; allowed: up to \d+ and 32",
+            r"line 2: it has a prompt of \d tokens and an answer of 37; allowed: up to \d+ and 32",
         ),
         (
             {"prompt": "1 " * 900, "completion": "b"},
-            r"line 2, has a prompt of \d{3,} tokens and an answer of 2; allowed: up to \d+ and 32",
+            r"line 2: it has a prompt of \d{3,} tokens and an answer of 2; allowed: up to \d+ and",
         ),
     ],
 )
 def test_a_bad_line_is_named(read, line, message):
     with pytest.raises(ValueError, match=message):
         read({"prompt": "1", "completion": "2"}, line)
+
+
+def test_control_tokens_in_answers_are_text(read):
+    texts = ["x <|mask|> y", "a<|endoftext|>b", "5<|eot_id|>6"]
+    chats = [{"messages": [CHAT[1], {"role": "assistant", "content": text}]} for text in texts]
+    for found in (read(*chats), read(*({"prompt": "a", "completion": text} for text in texts))):
+        for example, text in zip(found, texts, strict=True):
+            *answer, _ = example.answer
+            assert TOKENIZER.decode(answer) == text and not {*answer} & {0, 3, 6}
+
+
+def test_lines_end_with_a_line_feed_alone(read, tmp_path):
+    ends = "\u2028\u2029\u0085\x1c"
+    pair = json.dumps({"prompt": f"1{ends}", "completion": "2"}, ensure_ascii=False)
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(f"\ufeff\n{pair}\r\n \n\n{pair}".encode())
+    assert len(read_examples(path, TOKENIZER, TINY.config, 32)) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"prompt": "1", "completion": "2"}\n"é"'.encode("latin-1"), "line 2: 'utf-8' codec can"),
+        ('{"prompt": "1", "completion": "2"}'.encode("utf-16"), "line 1: 'utf-8' codec can"),
+        (b"\n\n" + b"a" * (1 << 24) + b"b", "line 3: it is too long; allowed: 16,777,216 bytes"),
+        (
+            json.dumps({"prompt": "1", "completion": "2 " * 10**6}).encode(),
+            "line 1: it has an answer of 2,000,000 characters; allowed: up to",
+        ),
+        (
+            json.dumps({"messages": [{**CHAT[1], "content": "3 " * 10**6}, CHAT[2]]}).encode(),
+            "line 1: it has a prompt of 2,000,000 characters; allowed: up to",
+        ),
+        (b'{"prompt": "\\ud800", "completion": "2"}', "line 1: the text has '.ud800' at char"),
+        (b'{"prompt": "1", "completion": "\\ud800"}', "line 1: the text has '.ud800' at char"),
+    ],
+)
+def test_what_is_no_text_or_too_long_is_named_before_it_is_encoded(tmp_path, content, message):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"data.jsonl, {message}"):
+        read_examples(path, TOKENIZER, TINY.config, 32)
 
 
 def test_a_file_without_examples_is_an_error(read, tmp_path):
