@@ -1,6 +1,7 @@
-"""Configurations in YAML: a file that comes with the package or one's own, and checked dataclasses.
+"""Reads YAML configurations, from the package or the user, into checked dataclasses.
 
-Dataclasses are the schema: plain values, choices (`Literal`), tuples and other dataclasses.
+Dataclasses are the schema: plain values, choices (`Literal`), tuples and other dataclasses. Files
+are untrusted, so size, depth and repeated keys are checked before YAML is loaded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,16 +18,17 @@ from llada_jax.config import require, require_choice
 
 T = TypeVar("T")
 
-_MOST_BYTES, _MOST = 1 << 20, (100_000, 32, 10_000)
+_MAX_BYTES = 1 << 20
+_LIMITS = {"values": 100_000, "levels": 32, "characters": 10_000}  # characters of one text
 _ALLOWED = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
 
 
 def find_yaml(what: str, folder: Path, name_or_path: str | PathLike[str]) -> Path:
-    """Returns the file of `folder` with this name, in any case, or else the file at this path.
+    """Returns the file in `folder` with this name in any case, or else the file at this path.
 
-    Raises ValueError that lists the names where it is neither.
+    Raises ValueError that lists the names if there is neither.
     """
-    known = {each.stem: each for each in sorted(folder.glob("*.yaml"))}
+    known = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     for name, file in known.items():
         if name.casefold() == str(name_or_path).casefold():
             return file
@@ -39,19 +41,19 @@ def find_yaml(what: str, folder: Path, name_or_path: str | PathLike[str]) -> Pat
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
-    """Reads a mapping. Raises ValueError that names the file where it holds something else."""
+    """Reads a mapping. Raises ValueError that names the file if it contains something else."""
     content = parse_yaml(path)
     require(isinstance(content, Mapping), f"{path} is {content!r:.60}; allowed: a mapping")
     return content
 
 
 def parse_yaml(path: Path) -> Any:
-    """Reads what a file holds. Raises ValueError that names it where that is no YAML, or is larger
-    or deeper than settings are."""
+    """Reads any content. Raises ValueError that names the file if it is not YAML, or larger or
+    deeper than settings can be."""
     try:
         size = path.stat().st_size
-        require(size <= _MOST_BYTES, f"it has {size:,} bytes; allowed: up to {_MOST_BYTES:,}")
-        return deepcopy(_parsed(path.read_text(encoding="utf-8")))  # readers may change theirs
+        require(size <= _MAX_BYTES, f"it has {size:,} bytes; allowed: up to {_MAX_BYTES:,}")
+        return deepcopy(_parsed(path.read_text(encoding="utf-8")))  # callers may modify the result
     except ValueError as error:
         raise ValueError(f"{path} is no YAML: {error}") from error
 
@@ -60,7 +62,7 @@ def parse_yaml(path: Path) -> Any:
 def _parsed(text: str) -> Any:
     import yaml
 
-    # The loader in C takes a tenth of the time, where it was built.
+    # The C loader takes a tenth of the time, if PyYAML was built with it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _check_events(yaml.parse(text, loader))
@@ -71,55 +73,55 @@ def _parsed(text: str) -> Any:
 
 @dataclass
 class _Open:
-    """A mapping or sequence that has begun, and what it has so far."""
+    """A mapping or sequence that is not closed yet, and its size so far."""
 
     anchor: str | None = None
     values: int = 1
     levels: int = 1
     keys: set[str] | None = None
-    """Of a mapping, in which every other member is a key."""
+    """Keys of a mapping; every other member is a key."""
     members: int = 0
 
 
 def _check_events(events: Iterable[Any]) -> None:
-    """Raises ValueError for what may take a loader, or a reader, for ever or all memory (aliases
-    count as what they stand for). Also for tags, whose values PyYAML does not check, and for keys
-    that repeat, of which it keeps the last."""
+    """Raises ValueError for content that could exhaust time or memory (aliases count as their
+    content). Also for tags, because PyYAML does not check their values, and for repeated keys, of
+    which PyYAML would silently keep the last."""
     known: dict[str | None, tuple[int, int]] = {}
-    within = [_Open()]
+    open_nodes = [_Open()]
     for event in events:
         kind, line = type(event).__name__, f"line {event.start_mark.line + 1}"
         anchor, values, levels = getattr(event, "anchor", None), 1, 1
         tag, text = getattr(event, "tag", None), getattr(event, "value", None)
         require(tag is None, f"{line} has the tag {tag!r:.80}; allowed: values without tags")
-        keys = within[-1].keys
+        keys = open_nodes[-1].keys
         if keys is not None and not kind.endswith("EndEvent"):
-            if within[-1].members % 2 == 0 and text is not None:
+            if open_nodes[-1].members % 2 == 0 and text is not None:
                 require(text not in keys, f"{line} repeats {text!r:.60}; allowed: each key once")
                 keys.add(text)
-            within[-1].members += 1
+            open_nodes[-1].members += 1
         if kind.endswith("StartEvent"):
-            within.append(_Open(anchor, keys=set() if kind == "MappingStartEvent" else None))
+            open_nodes.append(_Open(anchor, keys=set() if kind == "MappingStartEvent" else None))
         elif kind == "AliasEvent":
             require(anchor in known, f"{line} has an alias of what it is in; allowed: other values")
             values, levels = known[anchor]
         elif kind.endswith("EndEvent"):
-            done = within.pop()
+            done = open_nodes.pop()
             anchor, values, levels = done.anchor, done.values, done.levels
         if not kind.endswith("StartEvent"):
             known[anchor] = values, levels
-            within[-1].values += values
-            within[-1].levels = max(within[-1].levels, levels + 1)
-        found = within[-1].values, len(within) + levels, len(text or "")
-        for name, count, most in zip(("values", "levels", "characters"), found, _MOST, strict=True):
-            require(count <= most, f"{line} makes {count:,} {name}; allowed: up to {most:,}")
+            open_nodes[-1].values += values
+            open_nodes[-1].levels = max(open_nodes[-1].levels, levels + 1)
+        counts = open_nodes[-1].values, len(open_nodes) + levels, len(text or "")
+        for (name, limit), count in zip(_LIMITS.items(), counts, strict=True):
+            require(count <= limit, f"{line} makes {count:,} {name}; allowed: up to {limit:,}")
 
 
 def checked_dataclass(schema: type[T], values: Any) -> T:
-    """Returns a mapping as a `schema`.
+    """Converts a mapping to a dataclass, with all nested sections.
 
-    Raises ValueError, with the full name of the key and what is allowed, for a key that the schema
-    does not have or lacks, a value of the wrong type, and what the dataclasses themselves refuse.
+    Raises ValueError, with the full name of the key and what is allowed, for an unknown or missing
+    key, a value of the wrong type, and values that the dataclasses themselves refuse.
     """
     return _section(schema, values, "")
 
@@ -127,7 +129,7 @@ def checked_dataclass(schema: type[T], values: Any) -> T:
 def _section(schema: Any, values: Any, path: str) -> Any:
     require(isinstance(values, Mapping), f"{path} is {values!r}; allowed: a section of settings")
     prefix = f"{path}." if path else ""
-    flat = getattr(schema, "setting_types", None)  # of samplers, whose names depend on the rule
+    flat = getattr(schema, "setting_types", None)  # for samplers: settings depend on the rule
     hints = flat(values.get("accept"), values.get("window")) if flat else get_type_hints(schema)
     names = list(hints) if flat else [field.name for field in fields(schema)]
     for key in values:

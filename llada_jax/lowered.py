@@ -1,7 +1,7 @@
-"""A step as it was lowered: its StableHLO module, and its operations as plain data.
+"""A lowered step: its StableHLO module, and its operations as plain data.
 
-The record needs neither JAX nor a converter to be read, so that the device model can price a step
-on any machine.
+Reading the record needs neither JAX nor a converter, so the cost model of phones can use it on any
+machine.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TensorType:
-    """Shape and element type, named as StableHLO does (`f32`, `i32`, `i1`)."""
+    """Shape and element type, with StableHLO's name (`f32`, `i32`, `i1`)."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -24,19 +24,19 @@ class TensorType:
 
 @dataclass(frozen=True)
 class LoweredWeight:
-    """A constant of the step: what the file that runs stores for it."""
+    """The storage of a constant of the step in an executable file."""
 
     shape: tuple[int, ...]
     bits: int
-    group: int | None = None  # inputs that share a scale; None: a whole row, or not quantized
+    group: int | None = None  # inputs that share a scale; None for a whole row or unquantized
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of the module, calls to inner functions expanded."""
+    """One operation of the module, after inlining calls."""
 
     name: str  # as in StableHLO, without the dialect: `dot_general`, `add`, `reduce`
-    scope: str  # where it comes from: names that `jax.named_scope` gave, as `layer_3`
+    scope: str  # names from `jax.named_scope`, such as `layer_3`
     inputs: tuple[TensorType, ...]
     outputs: tuple[TensorType, ...]
     contraction: int = 0  # length of the summed axes of a `dot_general`
@@ -49,7 +49,7 @@ class Operation:
 
     @property
     def types(self) -> str:
-        """What it takes and gives, for messages: `f32[4, 8], f32[8] -> f32[4, 8]`."""
+        """Types of operands and results for messages: `f32[4, 8], f32[8] -> f32[4, 8]`."""
         return " -> ".join(
             ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
             for tensors in (self.inputs, self.outputs)
@@ -57,7 +57,7 @@ class Operation:
 
 
 def product_with(weight: str, rows: int, inputs: int, outputs: int, scope: str = "") -> Operation:
-    """Describes rows [rows, inputs] times a weight [outputs, inputs], as it would be lowered."""
+    """Returns rows [rows, inputs] times a weight [outputs, inputs] as a lowered operation."""
     left, out = TensorType((rows, inputs), "f32"), TensorType((rows, outputs), "f32")
     matrix = TensorType((outputs, inputs), "f32")
     return Operation("dot_general", scope, (left, matrix), (out,), inputs, weight)
@@ -87,6 +87,6 @@ class Lowered:
 
 
 def product_step(rows: int, inputs: int, outputs: int, weight: LoweredWeight, name: str) -> Lowered:
-    """Returns a step that is one product with weights, as it would be lowered."""
+    """Returns a lowered step with one product of rows and a weight, without a module."""
     operation = product_with(name, rows, inputs, outputs)
     return Lowered(name, b"", {name: weight}, {}, {}, (operation,))

@@ -1,11 +1,11 @@
-"""For tests of rules and windows: a toy model in integers, and checks that each is put through.
+"""Checks for custom rules and windows, on a toy model.
 
     import llada_jax as lj
 
     lj.testing.check_rule(MyRule(threshold=0.8))
 
-What the toy predicts depends, exactly, on every token that a row may see. It is fast to compile,
-has no rounding, and obeys the rows' visibility and the cache like a model.
+The toy's predictions are integer functions of all tokens that a row may see. So it compiles fast,
+has no rounding, and reveals every mistake in visibility or caching as a changed prediction.
 """
 
 from collections.abc import Sequence
@@ -36,36 +36,36 @@ TOY = ModelConfig(
 )  # fmt: skip
 PROMPTS = ([3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7])
 CONFIDENCES = (0.15, 0.3)
-"""Between these lies most of what the toy is sure of: thresholds in tests belong there."""
+"""Most confidences of the toy are between these; use them for thresholds in tests."""
 
 
 def forward_rows(salt: Any, rows: Rows, cache: KVCache) -> RowsOut:
-    """Returns states whose first two numbers are a sum over what a row sees, and its position.
+    """Returns states with a hash of the visible tokens and the position as their first numbers.
 
-    The others are features of the sum, so that rules that read states get a realistic width.
+    The others are features of the hash, so that rules that read states get a realistic width.
     """
-    spoken = (rows.tokens * 31 + rows.positions * 17 + salt) % 101
-    keys = spoken[None, :, :, None, None]
+    own = (rows.tokens * 31 + rows.positions * 17 + salt) % 101
+    keys = own[None, :, :, None, None]
     from_cache = jnp.where(rows.sees_cache, cache.keys[0, :, None, :, 0, 0], 0)
-    from_rows = jnp.where(rows.sees_rows, spoken[:, None, :], 0)
-    heard: Any = sum(part.sum(-1, dtype=jnp.int32) for part in (from_cache, from_rows)) % 1009
+    from_rows = jnp.where(rows.sees_rows, own[:, None, :], 0)
+    visible: Any = sum(part.sum(-1, dtype=jnp.int32) for part in (from_cache, from_rows)) % 1009
     frequency = jnp.arange(1, TOY.width - 1, dtype=jnp.float32)[None, None, :]
-    features = jnp.sin(jnp.float32(heard)[..., None] * frequency)
-    exact = jnp.stack([heard, rows.positions], axis=-1).astype(jnp.float32)
+    features = jnp.sin(jnp.float32(visible)[..., None] * frequency)
+    exact = jnp.stack([visible, rows.positions], axis=-1).astype(jnp.float32)
     return RowsOut(jnp.concatenate([exact, features], axis=-1), keys, keys)  # pyright: ignore
 
 
 def toy_logits(salt: Any, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
-    """Returns logits between 0 and 6."""
+    """Returns pseudorandom logits between 0 and 6, from the states' hash and position."""
     exact = hidden[..., :2].astype(jnp.int32)
-    heard, position = exact[..., :1], exact[..., 1:]
+    visible, position = exact[..., :1], exact[..., 1:]
     ids = along_last(jnp.arange(VOCAB, dtype=jnp.int32), hidden)
-    mixed = (heard * 7 + position * 29 + salt * 3 + 11) * (ids * ids + ids * 13 + 5)
+    mixed = (visible * 7 + position * 29 + salt * 3 + 11) * (ids * ids + ids * 13 + 5)
     return (mixed % 1013).astype(jnp.float32) * (6.0 / 1013)
 
 
 def score_rows(salt: Any, hidden: Float[Array, "B C D"], keys: Any, rules: ScoreRules) -> Scores:
-    """Returns scores of all logits at once."""
+    """Scores rows from all logits at once, without streaming."""
     logits = toy_logits(salt, hidden).astype(rules.confidence_dtype)
     logits = noisy = without(logits, rules.forbidden)
     if keys is not None:
@@ -82,14 +82,14 @@ def score_rows(salt: Any, hidden: Float[Array, "B C D"], keys: Any, rules: Score
 def measure_rows(
     salt: Any, hidden: Float[Array, "B C D"], keys: Any, asked: HeadRequest, rules: ScoreRules
 ) -> HeadOut:
-    """Returns what is asked of all logits at once."""
+    """Measures rows from all logits at once, without streaming."""
     rows, running = start_head(hidden, asked, rules)
     logits = toy_logits(salt, rows).astype(rules.confidence_dtype)
     return finish_head(absorb_head(running, logits, 0, keys, asked, rules))
 
 
 def empty_cache(salt: Any, batch: int, length: int) -> KVCache:
-    """Returns a cache of integers."""
+    """Returns a cache of integers, with one number for a key."""
     shape = (1, batch, length, 1, 1)
     return KVCache(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32))
 
@@ -105,7 +105,7 @@ def _toy(rules: ScoreRules) -> Denoiser:
 
 
 def toy_denoiser(config: SamplerConfig) -> Denoiser:
-    """Returns the toy with the rules of `config` in its scores; the same one for the same rules."""
+    """Returns the toy with the score rules of `config`; cached, so that programs are reused."""
     return _toy(score_rules(config))
 
 
@@ -116,31 +116,31 @@ def toy_decode(
     salt: int = 0,
     **options: Any,
 ) -> Result:
-    """Decodes with the toy. Each `salt` is another model; `options` are those of `decode`."""
+    """Decodes with the toy. Each `salt` is a different model; `options` are those of `decode`."""
     config = with_ids(config, model)
     options.setdefault("trace", True)
     return decode(toy_denoiser(config), jnp.int32(salt), model, prompts, config, **options)
 
 
 def check_rule(rule: Any, *, salts: Sequence[int] = (1, 2, 3), **settings: Any) -> None:
-    """Checks what every rule owes, on the toy: it leaves no mask, touches no prompt, commits a
-    token a forward at the least, decodes a batch in the compiled loop as it decodes each prompt
-    alone in the host's, and compiles once for all its numbers.
+    """Checks the requirements for every rule, on the toy: it leaves no masks, does not change
+    prompts, commits at least one token per forward pass, decodes a batch in the compiled loop like
+    each prompt alone in the host's loop, and needs no new compilation if its numbers change.
 
     Args:
-      rule: a rule with numbers that fit the toy's confidences (`CONFIDENCES`).
-      salts: toys to decode with.
-      settings: of the sampler, for example `block_length=24`.
+      rule: A rule with numbers that suit the toy's confidences (`CONFIDENCES`).
+      salts: Toys to decode with.
+      settings: Settings of the sampler, for example `block_length=24`.
 
     Raises:
-      ValueError: the rule's own, for wrong shapes and NaN.
-      AssertionError: what it does wrong, with the rule's name.
+      ValueError: The rule has wrong shapes or NaN.
+      AssertionError: Names the rule and the violated requirement.
     """
     _check_policy(rule, {"rule": rule, "cache": "blockwise", **settings}, salts)
 
 
 def check_window(window: Any, *, salts: Sequence[int] = (1, 2, 3), **settings: Any) -> None:
-    """Checks what every window owes, on the toy, as `check_rule` does for rules.
+    """Checks the requirements for every window, on the toy, like `check_rule` for rules.
 
     Args:
       window: A window with numbers that fit 24 generated tokens in blocks of 8.
@@ -148,7 +148,7 @@ def check_window(window: Any, *, salts: Sequence[int] = (1, 2, 3), **settings: A
       settings: Flat settings of the sampler, for example `threshold=0.2`.
 
     Raises:
-      AssertionError: What it does wrong, with the window's name.
+      AssertionError: Names the window and the violated requirement.
     """
     _check_policy(window, {"threshold": CONFIDENCES[0], **settings, "window": window}, salts)
 
@@ -162,12 +162,12 @@ def _check_policy(policy: Any, settings: dict[str, Any], salts: Sequence[int]) -
         _check_run(name, together, config)
         for row, prompt in enumerate(PROMPTS):
             alone = toy_decode([prompt], config, salt=salt, loop="host")
-            steps, own = together.trace.commit_steps()[row], alone.trace.commit_steps()[0]
+            steps, alone_steps = together.trace.commit_steps()[row], alone.trace.commit_steps()[0]
             assert np.array_equal(together.generated[row], alone.generated[0]) and np.array_equal(
-                steps[: len(own)], own
+                steps[: len(alone_steps)], alone_steps
             ), f"{name}: prompt {row} decodes otherwise in a batch and the compiled loop"
-    moved = jax.tree.map(lambda number: number * 0.9, policy)
-    same = jax.tree.structure(moved) == jax.tree.structure(policy)
+    changed = jax.tree.map(lambda number: number * 0.9, policy)
+    same = jax.tree.structure(changed) == jax.tree.structure(policy)
     assert same, f"{name}: a sweep compiles anew"
 
 

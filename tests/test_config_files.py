@@ -38,7 +38,7 @@ CHAIN = "a0: &a0 {x: 1}\n" + "".join(f"a{n + 1}: &a{n + 1} {{x: *a{n}}}\n" for n
         ("a: \x00", ""),
     ],
 )
-def test_yaml_that_is_no_settings_is_refused_at_once(tmp_path, text, problem):
+def test_invalid_yaml_is_refused_quickly(tmp_path, text, problem):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"mine\.yaml is (no YAML: )?.*{problem}") as found:
@@ -53,7 +53,7 @@ def test_settings_may_nest_and_repeat(tmp_path):
     assert read_yaml(path) == {"a": inner, "e": inner, "f": {"b": "a", "g": inner}}
 
 
-def test_what_a_reader_changes_is_changed_for_nobody_else(tmp_path):
+def test_callers_get_independent_copies(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("a: [1]\n")
     read_yaml(path)["a"].append(2)

@@ -25,7 +25,7 @@ STEP = Lowered(
 )
 
 
-def test_products_count_their_multiply_adds_and_nothing_else_does() -> None:
+def test_only_products_have_multiply_adds() -> None:
     assert PRODUCT.macs == 8 * 96 * 64
     assert SUM.macs == 0
     assert STEP.macs == 2 * PRODUCT.macs

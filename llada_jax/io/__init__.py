@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, locked, hashed, and kept inside their folder."""
+"""Files: written atomically, locked, hashed, and kept inside their folder."""

@@ -1,7 +1,7 @@
-"""A record of arrays with its settings: one .npz file with a checksum, whole or not at all.
+"""Stores arrays with settings as one .npz file with a checksum, written atomically.
 
-Nothing in a file is believed: what it inflates to is bounded before it is inflated, and an array
-has the bytes that its header says, or the file is refused.
+Files are untrusted: the decompressed size is checked before decompressing, and an array must have
+exactly the bytes that its header states.
 """
 
 import hashlib
@@ -20,33 +20,33 @@ from llada_jax.config import require
 from llada_jax.io import atomic
 
 _LARGEST = 1 << 29
-"""Bytes of a record, inflated: 512 MiB."""
+"""Maximum size of a record when decompressed: 512 MiB."""
 _DAMAGED = (
     *(EOFError, KeyError, IndexError, ValueError, BadZipFile, zlib.error),
-    *(OSError, RuntimeError),  # a zip's directory that names a place or a method which is none
+    *(OSError, RuntimeError),  # a zip directory with an invalid offset or compression method
     *(OverflowError, struct.error),
-    MemoryError,  # an array whose header says that it has more than there is
+    MemoryError,  # an array with a header that states a huge size
 )
 _KINDS = {"i": "whole numbers", "f": "floats", "b": "truth values"}
 MOST_COUNT = 1 << 24
-"""No count of a record is larger: of rows, positions, or what else happens to them."""
+"""Upper bound of all counts in records, such as rows and positions."""
 
 
 class ArrayField(NamedTuple):
-    """What an array of a record may hold."""
+    """Requirements for an array of a record."""
 
     axes: str
-    """A letter for each axis. Axes of one letter have the same size in all arrays of a record."""
+    """A letter for each axis. Axes with the same letter have the same size in all arrays."""
     kind: str = "i"
-    """Of NumPy's dtypes: "i" whole numbers, "f" floats, "b" truth values."""
+    """Kind of NumPy's dtype: "i" whole numbers, "f" floats, "b" truth values."""
     least: float = 0
     most: float | str = MOST_COUNT
-    """A letter: the values are indices of this axis."""
+    """Maximum value; a letter if the values are indices of this axis."""
 
 
 def require_arrays(arrays: Mapping[str, Any], table: Mapping[str, ArrayField]) -> dict[str, int]:
-    """Returns the size of each axis. Raises ValueError that names the first array that is not as
-    its `ArrayField` in the table, or does not fit the ones before it. NaN is within any bounds."""
+    """Returns the size of each axis. Raises ValueError that names the first array that violates its
+    `ArrayField`, or does not match earlier ones. NaN is within any bounds."""
     sizes: dict[str, int] = {}
     for name, (axes, kind, *_) in table.items():
         array = arrays[name]
@@ -75,7 +75,7 @@ def save_archive(
     settings: Mapping[str, Any],
     version: int,
 ) -> None:
-    """Writes arrays by name, and settings (plain JSON) with the version of the record's format.
+    """Writes arrays by name, and settings (plain JSON) with the format's version.
 
     Raises ValueError for more than 512 MiB.
     """
@@ -97,39 +97,40 @@ def load_archive(
     short: str,
     check: Callable[[dict[str, np.ndarray], dict[str, Any]], object] | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Returns the arrays of these names, and the settings, of a file of `save_archive`.
+    """Returns the arrays with these names, and the settings, from a file of `save_archive`.
 
-    Raises ValueError, which names the file and the `kind` of record (or, for another version, what
-    it is called in `short`), for anything else, and for what `check` refuses: a checksum says that
-    a file is as it was written, not that its arrays fit each other.
+    Raises ValueError, which names the file and the `kind` of record (or `short` for another
+    version), if the file is anything else, or if `check` raises it. The checksum only shows that a
+    file is unchanged, not that its arrays are consistent; that is the purpose of `check`.
     """
     with Path(path).open("rb") as file:
         require(is_zipfile(file), f"{path} is no {kind} of llada_jax; allowed: a whole .npz file")
         file.seek(0)
         try:
             with ZipFile(file) as archive:
-                text, found = _settings(archive)
-                version_found = found.pop("format", None)
-                known = version_found == version
-                arrays = {name: _array(archive, name) for name in names} if known else {}
-                whole = not known or str(_array(archive, "sha256")) == _sha256(text, arrays)
-                require(whole, "its SHA-256 is another")
-                if known and check is not None:
-                    check(arrays, found)
+                text, settings = _settings(archive)
+                file_version = settings.pop("format", None)
+                is_known = file_version == version
+                arrays = {name: _array(archive, name) for name in names} if is_known else {}
+                if is_known:
+                    intact = str(_array(archive, "sha256")) == _sha256(text, arrays)
+                    require(intact, "its SHA-256 is another")
+                    if check is not None:
+                        check(arrays, settings)
         except _DAMAGED as error:
             raise ValueError(f"{path} is no {kind} of llada_jax: {error}") from error
-    require(known, f"{path} has {short} format {version_found!r}; allowed: {version}")
-    return arrays, found
+    require(is_known, f"{path} has {short} format {file_version!r}; allowed: {version}")
+    return arrays, settings
 
 
 def _settings(archive: ZipFile) -> tuple[str, dict[str, Any]]:
-    """Returns the settings as they stand and as an object, once the archive's size is known."""
+    """Returns the settings as text and as an object, after checking the archive's size."""
     size = sum(info.file_size for info in archive.infolist())
     require(size <= _LARGEST, f"it would inflate to {size} bytes; allowed: up to {_LARGEST}")
     text = str(_array(archive, "settings"))
-    found = json.loads(text)
-    require(isinstance(found, dict), "its settings are no object")
-    return text, found
+    settings = json.loads(text)
+    require(isinstance(settings, dict), "its settings are no object")
+    return text, settings
 
 
 def _array(archive: ZipFile, name: str) -> np.ndarray:

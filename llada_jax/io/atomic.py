@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all: the only writer of results in the project.
+"""Writes files and folders atomically. All results in the project are written with this module.
 
-Content is written under a temporary name in the target's folder and renamed once the disk has it,
-so that it also holds where the power fails: a reader finds the old content or the new one, of
-writers at once the last one wins, and only a killed process leaves a temporary behind.
+Content is written under a temporary name in the target's folder, flushed to disk and renamed. So
+even after a power failure a reader sees the old content or the new one. If several writers compete,
+the last one wins. Only a killed process leaves a temporary file behind.
 """
 
 import errno
@@ -18,20 +18,19 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 
 
 def write_text(path: str | os.PathLike[str], text: str, only_first: bool = False) -> None:
-    """Writes a text as UTF-8, with its line ends as they are; with `only_first` unless there is a
-    file: of several writers at once, the first does."""
+    """Writes a text as UTF-8 with unchanged line ends. With `only_first`, an existing file is not
+    replaced: if several writers compete, the first one wins."""
     with new_file(path, only_first) as part:
         part.write_bytes(text.encode())
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes | bytearray | memoryview) -> None:
-    """Writes bytes."""
     with new_file(path) as part:
         part.write_bytes(content)
 
 
 def append_text(path: str | os.PathLike[str], text: str) -> None:
-    """Adds a text to a file in one piece; a failure leaves the file as it was."""
+    """Appends a text to a file in one write; a failure leaves the file unchanged."""
     content = text.encode()
     with open(path, "ab", buffering=0) as file:
         before = file.tell()
@@ -46,7 +45,7 @@ def append_text(path: str | os.PathLike[str], text: str) -> None:
 
 @contextmanager
 def new_file(path: str | os.PathLike[str], only_first: bool = False) -> Iterator[Path]:
-    """Gives the path of a file to write, which replaces `path` where the body succeeds."""
+    """Yields the path of a file to write; it replaces `path` if the body succeeds."""
     target = Path(path)
     part = _temporary(target)
     try:
@@ -64,8 +63,8 @@ def new_file(path: str | os.PathLike[str], only_first: bool = False) -> Iterator
 
 @contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Gives an empty folder to fill, which becomes `path` where the body succeeds; in a folder that
-    is there already, its files replace those of the same names one by one. Parents are made.
+    """Yields an empty folder to fill; it becomes `path` if the body succeeds. If `path` is an
+    existing folder, files with the same names are replaced one by one. Parents are created.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -88,21 +87,21 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def rename(part: Path, target: Path) -> None:
-    """Gives a complete folder its name."""
+    """Gives a complete folder its final name."""
     sync(part)
     part.rename(target)
     _sync(target.parent)
 
 
 def sync(path: Path) -> None:
-    """Waits until the disk has a file, or a folder with all that is in it."""
+    """Waits until a file, or a folder with all its content, is on disk."""
     for inner in path.rglob("*") if path.is_dir() else ():
         _sync(inner)
     _sync(path)
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Removes what killed writers left anywhere in a folder that nobody else writes to now."""
+    """Deletes temporaries of killed writers in a folder that has no other writers."""
     for path in list(folder.rglob(f".*.{'[0-9a-f]' * 32}{_SUFFIX}")):
         if path.is_dir():
             shutil.rmtree(path)

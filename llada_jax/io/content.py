@@ -1,7 +1,7 @@
-"""A file's content as one SHA-256. A large file is read once: then its size and times answer.
+"""SHA-256 of files, cached for large files by their size and times.
 
-What is remembered lies in `hashes.json` of `cache_folder()`, or else in the process. A file that
-was written, replaced or touched has another time of change, which no program can set.
+The cache is `hashes.json` in `cache_folder()`, or in memory if it cannot be written. A file that
+was written, replaced or touched has a new time of change (ctime), which programs cannot set.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ from llada_jax.io import atomic
 from llada_jax.io.cache_folder import cache_folder
 
 REMEMBERED_BYTES = 1 << 26
-"""Smaller files are read each time, which takes less than 0.05 s."""
+"""Smaller files are always read, which takes less than 0.05 s."""
 _PIECE_BYTES, _SILENT_SECONDS, _FILE = 1 << 20, 2, "hashes.json"
 _read_here: dict[str, list[Any]] = {}
 
 
 def content_hash(folder: Path, files: Iterable[Path]) -> str:
-    """Returns one name, 32 hexadecimal digits, of what files hold and are called in a folder."""
-    whole = hashlib.sha256()
+    """Returns a hash (32 hexadecimal digits) of the content and relative names of files."""
+    digest = hashlib.sha256()
     for name, file in sorted((os.path.relpath(file, folder), file) for file in files):
-        whole.update(f"{file_hash(file)} {name}\n".encode())
-    return whole.hexdigest()[:32]
+        digest.update(f"{file_hash(file)} {name}\n".encode())
+    return digest.hexdigest()[:32]
 
 
 def file_hash(path: str | os.PathLike[str]) -> str:
@@ -38,17 +38,17 @@ def file_hash(path: str | os.PathLike[str]) -> str:
     if state[0] < REMEMBERED_BYTES:
         return _sha256(path)
     known = _remembered()
-    *seen, found = known.get(key, [None])
-    if seen == state:
-        return found
-    found = _sha256(path)
-    if state == file_state(path):
-        _remember({**known, key: [*state, found]})
-    return found
+    *known_state, digest = known.get(key, [None])
+    if known_state == state:
+        return digest
+    digest = _sha256(path)
+    if state == file_state(path):  # not changed while it was read
+        _remember({**known, key: [*state, digest]})
+    return digest
 
 
 def file_state(path: Path) -> list[int]:
-    """Returns size and times of a file; once it is written or replaced they are others."""
+    """Returns size and times of a file, which differ after it was written or replaced."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
@@ -78,5 +78,5 @@ def _remember(known: dict[str, list[Any]]) -> None:
     with suppress(OSError):
         file = cache_folder() / _FILE
         file.parent.mkdir(parents=True, exist_ok=True)
-        there = {key: entry for key, entry in known.items() if os.path.exists(key)}
-        atomic.write_text(file, json.dumps(there, indent=2) + "\n")
+        existing = {key: entry for key, entry in known.items() if os.path.exists(key)}
+        atomic.write_text(file, json.dumps(existing, indent=2) + "\n")

@@ -1,6 +1,6 @@
-"""A folder that one process writes to at a time, or some that share it; a file in it names the one.
+"""Locks a folder for one process, or for several that share it; the lock file names the process.
 
-The system frees the lock when its process ends, however it ends: a file that was left locks nobody.
+The system releases the lock when its process ends in any way, so a leftover file does not matter.
 """
 
 import errno
@@ -25,14 +25,14 @@ def locked(folder: Path, path: Path | None = None, *, shared: bool = False) -> I
     """Holds the lock of a folder.
 
     Args:
-      path: the file that is locked, whose folder is made where it lacks; default: one in `folder`.
-      shared: others that share it may hold it as well; the file then stays.
+      path: The file to lock; its folder is created if necessary. Default: a file in `folder`.
+      shared: Whether several processes may hold the lock; the file is then not deleted.
 
-    Raises ValueError that names who holds it. Warns where the file's system has no locks.
+    Raises ValueError that names the process with the lock. Warns if the file system has no locks.
     """
     path = path or folder / LOCK_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _taken(path, folder, fcntl.LOCK_SH if shared else fcntl.LOCK_EX) as file:
+    with _open_locked(path, folder, fcntl.LOCK_SH if shared else fcntl.LOCK_EX) as file:
         if shared:
             yield
             return
@@ -46,8 +46,8 @@ def locked(folder: Path, path: Path | None = None, *, shared: bool = False) -> I
             path.unlink(missing_ok=True)
 
 
-def _taken(path: Path, folder: Path, kind: int) -> IO[str]:
-    """Opens the file and locks it, unless its last owner has removed it in between."""
+def _open_locked(path: Path, folder: Path, kind: int) -> IO[str]:
+    """Opens and locks the file; retries if its previous owner deleted it in between."""
     while True:
         file = path.open("a+", encoding="utf-8")
         try:

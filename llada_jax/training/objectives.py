@@ -182,9 +182,9 @@ class SelfFill(Revision):
 
     name = "self_fill"
     description = (
-        "half of each batch with what the model itself puts in place of masks (confidence from "
-        "{0.least:g} to {0.most:g}; {0.swapped:.0%} with one token swapped wherever it stands), "
-        "where all tokens count"
+        "half of each batch shows the model's own predictions in place of masks (confidence from "
+        "{0.least:g} to {0.most:g}; {0.swapped:.0%} with one token swapped wherever it occurs), "
+        "and all its tokens count"
     )
     least: float = 0.35
     most: float = 0.75

@@ -1,4 +1,4 @@
-// The scrubber, the keyboard, and what they move: one or two runs at the same forward.
+// The slider and the keyboard, which move one or two runs to the same forward pass.
 const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId("data").textContent);
 const state = { step: 0, chosen: null, timer: null };
@@ -25,7 +25,7 @@ const hasPhones = byId("phone").length > 0;
 byId("phone-label").hidden = byId("clock-label").hidden = !hasPhones;
 byId("clock-label").hidden ||= views.length < 2;
 
-// By phone time, a run stands where it would be when the slowest one ends its forward.
+// In phone time, each run is shown at the moment at which the slowest one ends its forward pass.
 function slowest() {
   const known = views.filter(({ run }) => phoneOf(run));
   return known.reduce((a, b) =>

@@ -1,4 +1,4 @@
-// One position: what was predicted there, when, and with which confidence.
+// One position: its predictions over time, with their confidence.
 const NEAR = 40; // events that are listed before the forward at hand, and behind it
 const MOST_DOTS = 120;
 

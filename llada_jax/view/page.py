@@ -1,4 +1,4 @@
-"""A decoding run as one HTML page that replays it: no server, no network, nothing to install."""
+"""Builds an HTML page that replays decoding runs, without a server, network or installation."""
 
 import json
 import sys
@@ -19,21 +19,20 @@ _FRAME = '<iframe srcdoc="{}" sandbox="allow-scripts" style="width:100%;height:7
 
 @dataclass(frozen=True)
 class Page:
-    """A page of its own: a notebook shows it, `show` writes it or opens it in a browser."""
+    """A self-contained page: a notebook displays it, `show` writes it or opens it in a browser."""
 
     html: str
 
     def __repr__(self) -> str:
-        """Names the page in one line."""
         return f"Page({len(self.html.encode()):,} bytes of HTML)"
 
     def _repr_html_(self) -> str:
-        """Returns the page in a frame, which reaches nothing outside of it."""
+        """Returns the page in a frame without access to the notebook."""
         return _FRAME.format(escape(self.html)) + "</iframe>"
 
     def show(self, path: str | PathLike[str] | None = None) -> "Page":
-        """Writes the page to `path`, whole or not at all; without one, opens it in a browser, or
-        leaves it to the notebook, which shows it by itself. Returns the page."""
+        """Writes the page to `path` atomically. Without a path, opens it in a browser; does nothing
+        in a notebook, which displays the returned page."""
         if path is not None:
             atomic.write_text(path, self.html)
         elif not _in_a_notebook():
@@ -44,31 +43,32 @@ class Page:
 
 
 def _in_a_notebook() -> bool:
-    """Whether a kernel runs this code: tools that start kernels import its packages, too."""
+    """Whether a kernel runs this code. It is not enough that IPython is imported, which tools that
+    start kernels do as well."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def page_of(runs: Sequence[Mapping[str, Any]]) -> Page:
-    """Returns the page of one or two runs, side by side.
+    """Returns the page for one run, or for two runs side by side.
 
     Args:
-      runs: each what `llada_jax.sampler.replay` gives, with `phones`, what `phone_timeline` gives.
+      runs: Results of `llada_jax.sampler.replay`; `phones` may be results of `phone_timeline`.
 
     Raises ValueError for another number of runs.
     """
     require(len(runs) in (1, 2), f"{len(runs)} runs; allowed: one, or two side by side")
     data = json.dumps({"runs": runs}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # No token ends the script, or begins a comment.
     title = " · ".join(dict.fromkeys(run["title"] for run in runs))
-    return Page(filled("page.html", title=title, data=data.replace("<", "\\u003c")))
+    # Escaped, so that no token can end the script or begin a comment.
+    return Page(render_template("page.html", title=title, data=data.replace("<", "\\u003c")))
 
 
 def phone_timeline(run: Any) -> dict[str, Any]:
     """Returns a run on a phone (`llada_jax.phones.phone.ModelledRun`) as plain JSON for a page.
 
-    Each kind of forward has its tasks (name, lane, start and length in ms), and `forwards` lists
-    the kind of each forward in order.
+    Each kind of forward pass has its tasks (name, lane, start and duration in ms), and `order`
+    lists the kind of each pass.
     """
     numbers = {forward: number for number, forward in enumerate(run.steps)}
 
@@ -88,8 +88,8 @@ def phone_timeline(run: Any) -> dict[str, Any]:
     }
 
 
-def filled(name: str, **values: Any) -> str:
-    """Returns the text of a template of this folder; it says where values are not escaped."""
+def render_template(name: str, **values: Any) -> str:
+    """Renders a template in this folder; values are escaped unless the template marks them safe."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent)

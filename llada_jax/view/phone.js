@@ -1,4 +1,4 @@
-// What the run would take on a phone: the whole run, and the forward at hand, lane by lane.
+// The modelled time on a phone: of the whole run, and of the current forward pass lane by lane.
 const LANES = { npu: "NPU", staging: "staging", cpu: "CPU" };
 
 class PhoneView {

@@ -49,7 +49,7 @@ def test_loading_inverts_saving(path: Path) -> None:
         np.testing.assert_array_equal(file["counts"], ARRAYS["counts"])
 
 
-def test_a_picture_is_no_record(tmp_path):
+def test_a_picture_is_not_accepted_as_a_record(tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
     with pytest.raises(ValueError, match=r"a\.png is no record of llada_jax; allowed: .*\.npz"):
@@ -129,18 +129,18 @@ def zeros_announced_as(path: Path, n_zeros: int, announced: int) -> None:
         ({"sha256": npy(np.array("00"))}, "its SHA-256 is another"),
     ],
 )
-def test_members_that_are_none(members: dict[str, bytes], message: str, path: Path) -> None:
+def test_invalid_members_are_refused(members: dict[str, bytes], message: str, path: Path) -> None:
     rewritten(path, **members)
     with pytest.raises(ValueError, match=rf"a\.npz is no record of llada_jax: .*{message}"):
         loaded(path)
 
 
-def test_a_record_that_lacks_an_array(path: Path) -> None:
+def test_a_record_without_an_array_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match=r"a\.npz is no record of llada_jax: .*absent\.npy"):
         load_archive(path, ["absent"], 2, kind="record", short="record")
 
 
-def test_a_bomb_is_not_inflated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zip_bomb_is_not_decompressed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "_LARGEST", 1 << 20)
     rewritten(path, counts=bytes(1 << 20))
     monkeypatch.setattr(zipfile.ZipExtFile, "read", lambda *_: pytest.fail("it was inflated"))
@@ -148,13 +148,13 @@ def test_a_bomb_is_not_inflated(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         loaded(path)
 
 
-def test_a_bomb_in_a_member_that_nobody_asks_for(path: Path) -> None:
+def test_a_zip_bomb_in_an_unused_member_is_refused(path: Path) -> None:
     rewritten(path, other=bytes(1 << 24))
     require_whole(loaded(path))
 
 
 @pytest.mark.parametrize("announced", [0, 100, 1 << 10])
-def test_a_bomb_that_lies_about_its_size(
+def test_a_zip_bomb_with_a_false_size_is_refused(
     announced: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     zeros_announced_as(path, 1 << 24, announced)
@@ -171,13 +171,13 @@ def test_a_bomb_that_lies_about_its_size(
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_methods_whose_output_has_no_bound(method: int, path: Path) -> None:
+def test_other_compression_methods_are_refused(method: int, path: Path) -> None:
     rewritten(path, method)
     with pytest.raises(ValueError, match=rf"settings is packed by method {method}"):
         loaded(path)
 
 
-def test_what_could_not_be_loaded_is_not_saved(
+def test_records_too_large_to_load_are_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive, "_LARGEST", 100)
@@ -186,7 +186,7 @@ def test_what_could_not_be_loaded_is_not_saved(
     assert not any(tmp_path.iterdir())
 
 
-def test_an_older_record_is_told_its_version(path: Path) -> None:
+def test_the_error_for_an_older_record_names_its_version(path: Path) -> None:
     """Records before format 3 of the traces had no checksum."""
     np.savez(path, settings=np.array(json.dumps({"format": 1})), counts=np.arange(20))
     with pytest.raises(ValueError, match=r"a\.npz has record format 1; allowed: 2"):

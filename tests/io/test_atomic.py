@@ -18,7 +18,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in folder.iterdir()}
 
 
-def test_a_text_is_written_as_it_is(tmp_path):
+def test_a_text_is_written_unchanged(tmp_path):
     atomic.write_text(tmp_path / "a.txt", "eins\r\nzwei ü\n")
     assert (tmp_path / "a.txt").read_bytes() == "eins\r\nzwei ü\n".encode()
 
@@ -44,7 +44,7 @@ def test_a_failure_leaves_the_old_file_and_no_temporary(tmp_path):
     assert contents(tmp_path) == {"a.txt": "old"}
 
 
-def test_a_row_that_could_not_be_added_leaves_none_of_it(tmp_path, monkeypatch):
+def test_a_failed_append_leaves_nothing(tmp_path, monkeypatch):
     path = tmp_path / "rows.jsonl"
     atomic.append_text(path, "one ü\n")
     atomic.append_text(path, "two\n")
@@ -73,7 +73,7 @@ def test_two_writers_of_a_file_do_not_clash(tmp_path):
     assert contents(tmp_path) == {"a.txt": "first"}  # it was finished last
 
 
-def test_a_new_folder_has_its_name_once_it_is_complete(tmp_path):
+def test_a_new_folder_gets_its_name_when_complete(tmp_path):
     with atomic.new_folder(tmp_path / "deep" / "a") as part:
         (part / "file").write_text("new")
         assert not (tmp_path / "deep" / "a").exists()
@@ -131,7 +131,7 @@ def test_many_writers_of_a_folder_do_not_clash(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_what_a_killed_writer_left_is_removed(tmp_path):
+def test_temporaries_of_killed_writers_are_removed(tmp_path):
     writer = atomic.new_file(tmp_path / "a.txt")
     writer.__enter__().write_text("half of the n")  # and it is never left
     folder = atomic.new_folder(tmp_path / "deep" / "b")
@@ -163,12 +163,12 @@ def steps(monkeypatch):
     return asked
 
 
-def test_the_disk_has_a_file_before_its_name_and_then_the_name(steps, tmp_path):
+def test_a_file_is_synced_before_its_rename_and_the_folder_after_it(steps, tmp_path):
     atomic.write_text(tmp_path / "a.txt", "new")
     assert steps == [("sync", ".a.txt."), ("rename", "a.txt"), ("sync", tmp_path.name[:7])]
 
 
-def test_the_disk_has_all_of_a_folder_before_its_name(steps, tmp_path):
+def test_a_folder_is_synced_before_its_rename(steps, tmp_path):
     with atomic.new_folder(tmp_path / "a") as part:
         (part / "deep").mkdir()
         (part / "deep" / "file").write_text("new")
@@ -177,7 +177,7 @@ def test_the_disk_has_all_of_a_folder_before_its_name(steps, tmp_path):
     assert steps[3:] == [("rename", "a"), ("sync", tmp_path.name[:7])]
 
 
-def test_the_disk_has_files_that_join_others(steps, tmp_path):
+def test_files_added_to_a_folder_are_synced(steps, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "other").touch()
     with atomic.new_folder(tmp_path / "a") as part:
@@ -186,7 +186,7 @@ def test_the_disk_has_files_that_join_others(steps, tmp_path):
     assert ("sync", "file") in steps[:2]
 
 
-def test_of_several_first_writers_one_writes(tmp_path):
+def test_only_first_lets_one_of_several_writers_write(tmp_path):
     for text in ("one", "two"):
         atomic.write_text(tmp_path / "settings", text, only_first=True)
     assert (tmp_path / "settings").read_text() == "one"

@@ -42,7 +42,7 @@ def test_a_hash_is_sha256_and_is_remembered(tmp_path, read, monkeypatch):
     assert [file.name for file in (tmp_path / "cache" / "llada_jax").iterdir()] == ["hashes.json"]
 
 
-def test_reading_for_long_shows_how_far_it_is(tmp_path, read, monkeypatch, capsys):
+def test_long_reads_show_progress(tmp_path, read, monkeypatch, capsys):
     content.file_hash(large(tmp_path))
     assert not capsys.readouterr().err
     monkeypatch.setattr(content, "_SILENT_SECONDS", 0)
@@ -52,7 +52,7 @@ def test_reading_for_long_shows_how_far_it_is(tmp_path, read, monkeypatch, capsy
     assert "reading other: 100%" in capsys.readouterr().err
 
 
-def test_a_touch_reads_again_and_finds_the_same(tmp_path, read):
+def test_a_touched_file_is_hashed_again(tmp_path, read):
     path = large(tmp_path)
     first = content.file_hash(path)
     os.utime(path, ns=(0, 0))
@@ -60,7 +60,7 @@ def test_a_touch_reads_again_and_finds_the_same(tmp_path, read):
     assert read == ["weights"] * 2
 
 
-def test_other_content_of_the_same_size_and_time_is_another_file(tmp_path, read):
+def test_changed_content_with_equal_size_and_mtime_is_hashed_again(tmp_path, read):
     path, other = large(tmp_path), large(tmp_path, b"y", "other")
     times = path.stat()
     first = content.file_hash(path)
@@ -71,7 +71,7 @@ def test_other_content_of_the_same_size_and_time_is_another_file(tmp_path, read)
 
 
 @pytest.mark.parametrize("stored", ["", "[]", "{}", '{"a": 3}', "{", "\0"])
-def test_a_damaged_memory_is_none(stored, tmp_path, read):
+def test_a_damaged_cache_is_ignored(stored, tmp_path, read):
     path = large(tmp_path)
     first = content.file_hash(path)
     memory = tmp_path / "cache" / "llada_jax" / "hashes.json"
@@ -82,7 +82,7 @@ def test_a_damaged_memory_is_none(stored, tmp_path, read):
     assert list(json.loads(memory.read_text())) == [str(path)]
 
 
-def test_without_a_folder_to_write_the_process_remembers(tmp_path, read, monkeypatch):
+def test_without_a_cache_folder_hashes_are_kept_in_memory(tmp_path, read, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     path = large(tmp_path)
@@ -90,7 +90,7 @@ def test_without_a_folder_to_write_the_process_remembers(tmp_path, read, monkeyp
     assert read == ["weights"]
 
 
-def test_what_is_gone_is_forgotten_and_small_files_are_read_each_time(tmp_path, read, monkeypatch):
+def test_deleted_files_are_forgotten_and_small_files_not_cached(tmp_path, read, monkeypatch):
     content.file_hash(gone := large(tmp_path, name="gone"))
     gone.unlink()
     another_process(monkeypatch)
@@ -103,7 +103,7 @@ def test_what_is_gone_is_forgotten_and_small_files_are_read_each_time(tmp_path, 
     assert read == ["small"] * 2
 
 
-def test_files_are_told_by_name_and_content(tmp_path):
+def test_a_content_hash_depends_on_names_and_content(tmp_path):
     a, b = large(tmp_path, b"a", "a"), large(tmp_path, b"b", "b")
     both = content.content_hash(tmp_path, [a, b])
     assert both == content.content_hash(tmp_path, [b, a]) and len(both) == 32

@@ -58,10 +58,10 @@ def test_a_folder_that_is_a_symlink_itself(folder: Path, tmp_path: Path) -> None
         ),
     ],
 )
-def test_names_that_lead_out(folder: Path, name: str) -> None:
+def test_names_outside_are_refused(folder: Path, name: str) -> None:
     with pytest.raises(ValueError, match=rf"^{re.escape(repr(name))} is named by a file of"):
         inside(folder, name)
 
 
-def test_a_symlink_to_itself_leads_nowhere(folder: Path) -> None:
+def test_a_symlink_to_itself_is_refused(folder: Path) -> None:
     assert inside(folder, "round/new").is_relative_to(folder)

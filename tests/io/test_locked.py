@@ -12,7 +12,7 @@ import pytest
 from llada_jax.io.locked import LOCK_FILE, locked
 
 
-def test_a_second_one_is_told_who_holds_the_folder(tmp_path):
+def test_the_error_names_the_holder_of_the_lock(tmp_path):
     with locked(tmp_path / "run"):
         me = (
             rf"run is in use by process {os.getpid()} on \S+, since \d{{4}}-\d\d-\d\d \d\d:.*; allo"
@@ -38,7 +38,7 @@ with locked(pathlib.Path({str(tmp_path)!r})):
         assert (tmp_path / LOCK_FILE).read_text().startswith(f"process {os.getpid()} on ")
 
 
-def test_a_lock_whose_file_was_removed_in_between_is_taken_anew(tmp_path, monkeypatch):
+def test_locking_retries_if_the_file_was_removed(tmp_path, monkeypatch):
     flock, path = fcntl.flock, tmp_path / LOCK_FILE
 
     def removed_by_its_owner(file, how):
@@ -51,7 +51,7 @@ def test_a_lock_whose_file_was_removed_in_between_is_taken_anew(tmp_path, monkey
         pass
 
 
-def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch):
     def unknown(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -60,7 +60,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
         pass
 
 
-def test_some_share_a_folder_and_none_of_them_has_it_alone(tmp_path):
+def test_a_shared_lock_excludes_exclusive_ones(tmp_path):
     with locked(tmp_path, shared=True), locked(tmp_path, shared=True):
         with pytest.raises(ValueError, match="is in use by another process"), locked(tmp_path):
             raise AssertionError("it is shared")

@@ -55,7 +55,7 @@ def data_of(page):
     return json.loads(data)["runs"]
 
 
-def test_a_page_holds_all_that_it_needs(page):
+def test_a_page_is_self_contained(page):
     first, second = data_of(page)
     assert first["events"] == second["events"] and first["pieces"][0].startswith(" t")
     assert "</script><b>" in first["pieces"]
@@ -101,7 +101,7 @@ def test_a_result_shows_itself_in_a_browser_or_as_a_file(trace, tmp_path, monkey
         result_of(None).show()
 
 
-def test_a_notebook_alone_shows_a_page_by_itself(trace, tmp_path, monkeypatch):
+def test_only_a_notebook_displays_a_returned_page(trace, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path))
@@ -144,7 +144,7 @@ def test_a_browser_opens_and_scrubs_it(file):
 
 
 @pytest.mark.slow
-def test_a_browser_scrubs_five_hundred_forwards_of_as_many_positions(tmp_path):
+def test_a_browser_scrubs_five_hundred_forwards_and_positions(tmp_path):
     trace = drawn_trace(forwards=500, block_length=100)
     trace.page(timed=[modelled(500)]).show(tmp_path / "run.html")
     opened = open_page(tmp_path / "run.html", "forward=1", SCRUB)

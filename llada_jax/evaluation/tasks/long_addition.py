@@ -56,7 +56,7 @@ def _column(rng: Random, *, first: bool) -> tuple[int, int]:
 
 TASK = Task(
     name="long_addition",
-    about="a sum of two long numbers, with what is carried",
+    about="a sum of two long numbers, with its carries",
     draw=draw,
     difficulties={level: f"{digits} digits" for level, digits in DIGITS.items()},
     gen_length=64,

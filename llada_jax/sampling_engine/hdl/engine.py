@@ -152,10 +152,8 @@ class _Engine:
             self._int.write(writes, address, mux(stores, self._g[0], chosen))
         with unit("top_k"):
             keys = delay(key), delay(place), delay(admitted & is_started & ~is_last)
-            start, k = (
-                sequencer.issues("V_TOPK_MASK"),
-                delay(self._g[3][: self._slots.bit_length()]),
-            )
+            start = sequencer.issues("V_TOPK_MASK")
+            k = delay(self._g[3][: self._slots.bit_length()])
             best = top_k(*keys, start, k, self._vlen, self._slots)
             ones = [mux(best[i], const(ONE, HALF), 0) for i in range(self._vlen)]
             self._add_result(self._rows, delay(is_("V_TOPK_MASK") & is_last), ones)

@@ -194,7 +194,7 @@ def test_a_run_goes_on_in_a_child(finished, tmp_path):
     assert tokenizer == (parent / "tokenizer.json").read_bytes()
     card = (folder / "model" / "README.md").read_text()
     assert f"Start: the parameters of `{parent}`" in card
-    assert "half of each batch with what the model itself puts in place of masks" in card
+    assert "half of each batch shows the model's own predictions in place of masks" in card
     assert card.count("python -m experiments.train") == 2
     assert card.count("Start: random weights") == 1
     own, before = stated_logs(folder / "model")
