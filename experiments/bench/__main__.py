@@ -1,14 +1,14 @@
-"""Times what is done often, each thing against its baseline in the same run.
+"""Runs a suite of benchmarks, each operation against its baseline in the same run.
 
     python -m experiments.bench
     python -m experiments.bench suite=rivals
     python -m experiments.bench suite=released_mixture
 
-The first one is `continuous`. Other suites are `hot_paths`, `start`, `loading`, `experts_budget`,
-`constraint` and `packed`; each file of `conf/suite` says what its one takes.
+The default suite is `continuous`. Others are `hot_paths`, `start`, `loading`, `experts_budget`,
+`constraint` and `packed`; the files of `conf/suite` have their settings.
 
-What is compared takes turns on the machine, and the best of several times counts: a busy moment
-then hits both sides, and neither is charged for it.
+Candidates run in alternation and are timed several times, so that other work on the machine slows
+all of them alike.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -54,15 +54,15 @@ class BenchConfig:
 
 
 def bench(config: BenchConfig, run: Run) -> None:
-    """Runs one suite, and records each row as soon as it is there."""
+    """Runs one suite, and records each row as soon as it is measured."""
     timed = timed_rows(config, run)
     run.begin()
     run.finish(run.recorded(timed))
 
 
 def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
-    """Returns the rows of the suite, which times each when it is asked for. Raises ValueError,
-    before any work, where the suite needs another model."""
+    """Returns an iterator that measures the rows of the suite. Raises ValueError at once if the
+    suite needs another model."""
     shape, repeats, seed = config.architecture, config.repeats, config.seed
     of_a_shape: Mapping[str, Callable[[ModelConfig], Iterator[ResultRow]]] = {
         "hot_paths": lambda shape: time_hot_paths(shape, repeats, seed),

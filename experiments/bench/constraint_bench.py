@@ -1,9 +1,10 @@
-"""The suite `constraint`: what a constraint adds to a step, beside the step itself.
+"""The suite `constraint`: the time that a constraint adds to a decoding step.
 
-The vocabulary has the size of the shape's, and made-up spellings: words with and without a space
-before them, numbers, and every byte. The pattern is words in brackets, as long as the automaton has
-states. A step is one layer of the shape, scaled to its depth, and the head; the layer, both heads
-and the automaton take turns, and the share is the median of the rounds'.
+The vocabulary has the shape's size and synthetic spellings: words with and without a leading space,
+numbers, and every byte. The pattern is words in brackets, with a length that gives the wanted
+number of automaton states. The time of a step is one layer, times the number of layers, plus the
+head. The layer, both heads and the automaton are timed in alternation; the share is the median of
+the rounds.
 """
 
 import string
@@ -43,7 +44,7 @@ from llada_jax.sampler.spec import StepSpec, new_state
 from llada_jax.types import HeadOut
 
 PROMPT, ROWS, GEN_LENGTH = 64, 32, 128
-"""Rows of a forward are a block; behind it the canvas goes on to its end."""
+"""Lengths of the prompt, of the block that a forward computes, and of the answer."""
 EOS, MASK = 0, 1
 SPECIAL = 2  # ids that spell nothing
 
@@ -51,7 +52,7 @@ SPECIAL = 2  # ids that spell nothing
 def time_constraints(
     shape: ModelConfig, repeats: int, seed: int, states: Sequence[int] = (10, 100, 1000)
 ) -> Iterator[ResultRow]:
-    """Yields all rows of the suite."""
+    """Yields the rows of the suite."""
     special = {"mask_id": MASK, "eos_id": EOS, "eot_id": None, "pad_id": EOS, "stop_ids": ()}
     one = shape.replace(n_layers=1, tied_embeddings=True, **special)
     params = init_params(one, jax.random.key(seed), jnp.bfloat16)
@@ -73,7 +74,9 @@ def time_constraints(
         calls = plain | _work(model, automaton, hidden)
         _, seconds = best_of(calls["automaton"])
         yield ResultRow(f"{name}/compile", seconds, "s")
-        times = {each: np.array(of) for each, of in times_in_turns(calls, repeats).items()}
+        times = {
+            name: np.array(seconds) for name, seconds in times_in_turns(calls, repeats).items()
+        }
         step = times["layer"] * shape.n_layers + times["plain"]
         head = times["classes"] - times["plain"]
         for what, seconds in {"step": step, "head": head, "automaton": times["automaton"]}.items():
@@ -83,14 +86,14 @@ def time_constraints(
 
 
 def spellings(vocab: int, seed: int) -> dict[int, bytes]:
-    """Returns bytes for every id but the special ones."""
-    random, found = np.random.default_rng(seed), [bytes([byte]) for byte in range(256)]
-    found += [str(number).encode() for number in range(10, 1000)]
+    """Returns the bytes of every token id except the special ones."""
+    random, pieces = np.random.default_rng(seed), [bytes([byte]) for byte in range(256)]
+    pieces += [str(number).encode() for number in range(10, 1000)]
     letters = np.frombuffer(string.ascii_letters.encode(), np.uint8)
-    while len(found) < vocab:
+    while len(pieces) < vocab:
         word = random.choice(letters, random.integers(2, 11)).tobytes()
-        found.append(b" " * int(random.integers(2)) + word)
-    return dict(enumerate(found[: vocab - SPECIAL], SPECIAL))
+        pieces.append(b" " * int(random.integers(2)) + word)
+    return dict(enumerate(pieces[: vocab - SPECIAL], SPECIAL))
 
 
 def _load_seconds(automaton: Automaton) -> float:
@@ -101,7 +104,7 @@ def _load_seconds(automaton: Automaton) -> float:
 
 
 def _work(model: lj.Model, automaton: Automaton, hidden: Any) -> dict[str, Callable[[], Any]]:
-    """Returns what measures classes in the head, and what the automaton does with them."""
+    """Returns the candidates: heads with and without token classes, and a step of the automaton."""
     words = Constraint("words")
     texts = CompiledConstraints((words,), {words.texts: automaton})
     sampler = SamplerConfig.from_flat(gen_length=GEN_LENGTH, block_length=ROWS, mask_id=MASK)
@@ -113,9 +116,9 @@ def _work(model: lj.Model, automaton: Automaton, hidden: Any) -> dict[str, Calla
     spec = StepSpec(model.config, sampler, grammar=grammar)
     canvas = new_state(spec, [prompt], keys, cache, length)
     canvas = canvas._replace(constraint=TextSpans(*map(jnp.asarray, placed)))
-    asked = with_classes(spec, None)
+    request = with_classes(spec, None)
     measure = jax.jit(partial(measure_rows, rules=ScoreRules()))
-    measured = partial(measure, model.params, hidden, None, asked)
+    measure_classes = partial(measure, model.params, hidden, None, request)
 
     @jax.jit
     def automaton_step(spec: StepSpec, canvas: Any, head: HeadOut) -> Any:
@@ -127,6 +130,6 @@ def _work(model: lj.Model, automaton: Automaton, hidden: Any) -> dict[str, Calla
         return constrain_scores(spec, canvas, scores).here, commit_forced(spec, canvas).tokens
 
     return {
-        "automaton": partial(automaton_step, spec, canvas, measured()),
-        "classes": lambda: measured().scores,  # classes without ids have no finite logits
+        "automaton": partial(automaton_step, spec, canvas, measure_classes()),
+        "classes": lambda: measure_classes().scores,  # classes without ids have no finite logits
     }

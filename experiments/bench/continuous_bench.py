@@ -1,8 +1,7 @@
-"""The suite `continuous`: the items of a task as one stream, against batch after batch, of which
-each runs until its slowest item is done.
+"""The suite `continuous`: continuous batching against batches that wait for their slowest item.
 
-Both take turns and give the same answers. Useful forwards are those in which a place of the batch
-had an item that was not done.
+Both decode the items of a task, in alternation, and give the same answers. A forward is useful for
+a place of the batch if the item there is unfinished.
 """
 
 import statistics
@@ -42,27 +41,27 @@ class ContinuousBenchConfig:
         _ = [self.sampler(name) for name in self.samplers]
 
     def sampler(self, name: str) -> SamplerConfig:
-        """Returns a preset with the length of the task's answers, which stops with them."""
+        """Returns a preset with the task's answer length, which stops at the end of an answer."""
         return with_answer_length(
             SamplerConfig.preset(name, eos_early_stop=True), load_task(self.task)
         )
 
 
 class Decoded(NamedTuple):
-    """What one way of decoding all items came to."""
+    """The answers of one way of decoding, and its share of useful forwards."""
 
     answers: list[list[int]]
     useful: float
 
 
 def time_continuous(model: lj.Model, config: ContinuousBenchConfig) -> Iterator[ResultRow]:
-    """Yields, for each sampler, the share of useful forwards, items a minute, and the ratios."""
+    """Yields the share of useful forwards, items per minute, and ratios, for each sampler."""
     items = TaskItems(task=load_task(config.task), count=config.items)
-    prompts = prompts_of(model, (items.item(place).question for place in range(config.items)))
+    prompts = prompts_of(model, (items.item(index).question for index in range(config.items)))
     for name in config.samplers:
         decode = partial(_decoded, model, prompts, config.sampler(name))
         ways = {"batches": partial(decode, config.batch, stream=False)}
-        ways |= {f"places_{each}": partial(decode, each, stream=True) for each in config.places}
+        ways |= {f"places_{n}": partial(decode, n, stream=True) for n in config.places}
         found, times = in_turns(ways, config.turns)
         for way in ways:
             yield from _rows(f"continuous/{name}/{way}", way, found, times)
@@ -92,7 +91,7 @@ def _decoded(
 def _rows(
     name: str, way: str, found: dict[str, Decoded], times: dict[str, list[Timing]]
 ) -> Iterator[ResultRow]:
-    """Yields what one way came to, against the batches of the same turn."""
+    """Yields the results of one way, and its ratios to the batches of the same round."""
     answers, useful = found[way]
     yield ResultRow(f"{name}/useful", useful, "of forwards")
     seconds = statistics.median(took.seconds for took in times[way])

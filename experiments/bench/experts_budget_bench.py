@@ -1,7 +1,9 @@
-"""The suite `experts_budget`: a mixture with random weights decodes with some of its experts in
-memory, and with all of them there; each in a process of its own, whose peak memory is measured.
-Reading bypasses the system's cache. The processes' allocator is as everybody's: to give memory back
-at once would cost more than an expert."""
+"""The suite `experts_budget`: a mixture decodes with a part of its experts in memory, or with all.
+
+Weights are random. Each case runs in a new process, whose peak memory is measured; reads bypass the
+system's page cache. The allocator keeps its default settings, because returning memory at once
+would cost more than an expert.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -64,19 +66,19 @@ class ExpertsBudgetConfig:
 
 
 class _ProcessReport(NamedTuple):
-    """What a process gives."""
+    """The measurements of one process."""
 
     tokens: np.ndarray
     seconds: float
     peak: int
     weights: int
-    """Bytes of the weights that it held."""
+    """Bytes of the weights in memory."""
     waited: float = 0.0
     hit_rate: float = 1.0
     read: int = 0
 
     def rows(self, name: str) -> Iterator[ResultRow]:
-        """Yields what is measured with and without a budget."""
+        """Yields the rows that exist with and without a budget."""
         yield ResultRow(f"{name}/tokens_per_second", 32 / self.seconds, "tokens/s")
         yield ResultRow(f"{name}/seconds", self.seconds, "s")
         yield ResultRow(f"{name}/peak_memory", self.peak / 1e9, "GB")
@@ -85,7 +87,7 @@ class _ProcessReport(NamedTuple):
 
 
 class _Case(NamedTuple):
-    """What processes decode."""
+    """The model and settings of a process, small enough to be sent to it."""
 
     shape: ModelConfig
     dtype: str
@@ -114,7 +116,7 @@ class _Case(NamedTuple):
     def decoded_within(self, costs: ExpertCosts, policy: str, slots: int) -> _ProcessReport:
         model, config, file = self.model(experts=False), self.config, ExpertFile(self.file)
         profile = None
-        for _ in range(2):  # the first one compiles, and says what is used most
+        for _ in range(2):  # the first run compiles, and counts the use of experts
             run = generate_within_budget(
                 model, file, config.prompt, POLICIES[policy], costs, slots, profile,
                 config.sampler,
@@ -130,8 +132,8 @@ class _Case(NamedTuple):
 def time_experts_budget(
     shape: ModelConfig, config: ExpertsBudgetConfig, seed: int
 ) -> Iterator[ResultRow]:
-    """Returns the rows of each dtype. Raises ValueError, before any work, for a shape without
-    experts."""
+    """Returns an iterator over the rows of each dtype. Raises ValueError at once for a shape
+    without experts."""
     for dtype in config.dtypes:
         _ = ExpertShape.of(shape, dtype)
     files = {dtype: Path(config.scratch, f"experts_{dtype}") for dtype in config.dtypes}
@@ -163,16 +165,16 @@ def _rows_of(case: _Case) -> Iterator[ResultRow]:
     for share in config.shares:
         slots = max(1, math.floor(share * moe.n_experts))
         for policy in config.policies if share < 1 else config.policies[-1:]:
-            found = in_new_process(case.decoded_within, costs, policy, slots)
-            each = f"{name}/{share * 100:g}/{policy}"
-            yield from found.rows(each)
-            yield ResultRow(f"{each}/hit_rate", found.hit_rate, "of activated experts")
-            yield ResultRow(f"{each}/read", found.read, "experts")
-            yield ResultRow(f"{each}/waited", found.waited / found.seconds, "of the time")
+            report = in_new_process(case.decoded_within, costs, policy, slots)
+            case_name = f"{name}/{share * 100:g}/{policy}"
+            yield from report.rows(case_name)
+            yield ResultRow(f"{case_name}/hit_rate", report.hit_rate, "of activated experts")
+            yield ResultRow(f"{case_name}/read", report.read, "experts")
+            yield ResultRow(f"{case_name}/waited", report.waited / report.seconds, "of the time")
             if plain is not None:
-                equal = float(np.mean(found.tokens == plain.tokens))
-                yield ResultRow(f"{each}/equal_tokens", equal, "of the tokens")
-                yield ResultRow(f"{each}/speed", plain.seconds / found.seconds, "x in memory")
+                equal = float(np.mean(report.tokens == plain.tokens))
+                yield ResultRow(f"{case_name}/equal_tokens", equal, "of the tokens")
+                yield ResultRow(f"{case_name}/speed", plain.seconds / report.seconds, "x in memory")
 
 
 def _peak() -> int:

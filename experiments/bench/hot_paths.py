@@ -1,5 +1,7 @@
-"""The suite `hot_paths`: each thing that is done often, against its baseline in the same run, which
-is the first of the ways to do it."""
+"""The suite `hot_paths`: several implementations of each frequent operation, compared in one run.
+
+The first implementation of an operation is the baseline of the others.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -29,15 +31,15 @@ from llada_jax.types import RowsOut
 PROMPT, GENERATED, BLOCK, STEPS = 64, 64, 32, 16
 REVISED_ROWS = 4
 EXPERTS, TAKEN, ROWS, WIDTH = 64, 8, 32, 1024
-"""Experts; how many of them a row takes; rows; inputs and outputs of an expert."""
+"""Number of experts, experts per row, rows, and the width of an expert."""
 
 
 Ways = Mapping[str, Callable[[], Any]]
-"""Ways of doing one thing, of which the first is the baseline."""
+"""Implementations of one operation by name; the first is the baseline."""
 
 
 def time_hot_paths(shape: ModelConfig, repeats: int, seed: int) -> Iterator[ResultRow]:
-    """Yields the milliseconds of each way, and how many times as fast as the baseline it is."""
+    """Yields the milliseconds of each implementation, and its speed-up over the baseline."""
     model = random_model(shape, seed)
     with TileMultiplier(available_cores()) as multiply:
         paths = {
@@ -50,7 +52,7 @@ def time_hot_paths(shape: ModelConfig, repeats: int, seed: int) -> Iterator[Resu
         for path, ways in tqdm(paths.items(), desc="bench", unit="path"):
             times = times_in_turns(ways, repeats)
             for name, seconds in times.items():
-                yield from spread(f"{path}/{name}", [1e3 * each for each in seconds], "ms")
+                yield from spread(f"{path}/{name}", [1e3 * s for s in seconds], "ms")
             baseline, *others = times
             for name in others:
                 ratios = [a / b for a, b in zip(times[baseline], times[name], strict=True)]
@@ -63,8 +65,8 @@ def random_model(shape: ModelConfig, seed: int) -> lj.Model:
 
 
 def decoding(model: lj.Model) -> Mapping[str, Ways]:
-    """Compares windows with equal forwards; both loops; and the backends that are installed."""
-    # Without the special ids at the vocabulary's ends.
+    """Compares windows at an equal number of forwards, both loops, and the installed backends."""
+    # Without the special ids at both ends of the vocabulary.
     ids = min(16, model.config.vocab_size // 4), model.config.vocab_size // 2
     prompt = jax.random.randint(jax.random.key(0), (1, PROMPT), *ids)
     sampler = SamplerConfig.from_flat(gen_length=GENERATED, block_length=BLOCK, steps=STEPS)
@@ -74,23 +76,23 @@ def decoding(model: lj.Model) -> Mapping[str, Ways]:
     windows = {
         name: partial(decode, sampler.replace(cache=name)) for name in ("none", "blockwise", "dual")
     }
-    found: dict[str, Ways] = {"loop": loops, "window": windows}
+    ways_by_path: dict[str, Ways] = {"loop": loops, "window": windows}
     if find_spec("ai_edge_litert"):
         litert = partial(decode, blockwise, backend="litert", loop="host")
-        found["backend"] = {"xla": loops["host"], "litert": litert}
-    return found
+        ways_by_path["backend"] = {"xla": loops["host"], "litert": litert}
+    return ways_by_path
 
 
 def forwards(model: lj.Model) -> Ways:
-    """Compares a block's rows, which see a cache of the canvas, with all rows of the canvas."""
+    """Compares a forward of a block, with a cache of the canvas, with one of the whole canvas."""
     length, block = PROMPT + GENERATED, np.arange(PROMPT, PROMPT + BLOCK)
     canvas = forward_of(model, np.arange(length), 0)
     return {"canvas": canvas, "block": forward_of(model, block, length)}
 
 
 def sampling(model: lj.Model, seed: int) -> Ways:
-    """Compares a softmax in float64 over the whole vocabulary, as Fast-dLLM takes it, with the
-    running one; the head in front of both."""
+    """Compares a float64 softmax over the whole vocabulary, as in Fast-dLLM, with the running
+    softmax. Both include the head."""
     hidden = jax.random.normal(jax.random.key(seed), (1, BLOCK, model.config.width))
     hidden = hidden.astype(model.params.embedding.dtype)
 
@@ -111,8 +113,8 @@ def sampling(model: lj.Model, seed: int) -> Ways:
 
 
 def revision(shape: ModelConfig, seed: int, multiply: TileMultiplier) -> Ways:
-    """Compares scattered rows through one layer: in XLA on float32 weights, and over tiles of int4
-    on the host's threads."""
+    """Compares scattered rows through one layer: XLA with float32 weights, and int4 tiles on host
+    threads."""
     special = dict.fromkeys(("mask_id", "eos_id", "eot_id", "pad_id"))
     one = shape.replace(n_layers=1, vocab_size=512, **special)
     model = random_model(one, seed)
@@ -125,8 +127,8 @@ def revision(shape: ModelConfig, seed: int, multiply: TileMultiplier) -> Ways:
 
 
 def experts(seed: int) -> Ways:
-    """Compares rows through the experts that they chose: XLA's `ragged_dot`, which on a CPU
-    multiplies all rows by all experts, a loop in NumPy, and ours."""
+    """Compares products of rows with their experts: XLA's `ragged_dot`, which on a CPU multiplies
+    all rows by all experts, a NumPy loop, and `grouped_product`."""
     rng = np.random.default_rng(seed)
     weights = rng.standard_normal((EXPERTS, WIDTH, WIDTH), np.float32)
     chosen = np.concatenate([rng.permutation(EXPERTS)[:TAKEN] for _ in range(ROWS)])
@@ -135,23 +137,23 @@ def experts(seed: int) -> Ways:
     stops = np.cumsum(sizes)
 
     def numpy_loop() -> list[np.ndarray]:
-        each = zip(stops - sizes, stops, weights, strict=True)
-        return [rows[start:stop] @ matrix.T for start, stop, matrix in each]
+        groups = zip(stops - sizes, stops, weights, strict=True)
+        return [rows[start:stop] @ matrix.T for start, stop, matrix in groups]
 
     @jax.jit
     def ragged_dot(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
         return jax.lax.ragged_dot(rows, weights.swapaxes(1, 2), sizes)
 
-    given = jnp.asarray(rows), jnp.asarray(weights), jnp.asarray(sizes)
+    operands = jnp.asarray(rows), jnp.asarray(weights), jnp.asarray(sizes)
     return {
-        "ragged_dot": partial(ragged_dot, *given),
+        "ragged_dot": partial(ragged_dot, *operands),
         "numpy loop": numpy_loop,
-        "grouped": partial(jax.jit(grouped_product), *given),
+        "grouped": partial(jax.jit(grouped_product), *operands),
     }
 
 
 def forward_of(model: lj.Model, positions: np.ndarray, cached: int) -> partial[RowsOut]:
-    """Returns a forward of rows at some positions, all of which see so many cached ones."""
+    """Returns a forward of rows at `positions` that see the first `cached` positions."""
     at = jnp.asarray(positions, jnp.int32)[None]
     every = jnp.ones(at.shape, bool), jnp.ones((1, cached), bool)
     rows = make_rows(jnp.ones_like(at), at, *every)

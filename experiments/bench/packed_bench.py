@@ -1,7 +1,8 @@
-"""The suite `packed`: several canvases in one batch, against one after the other, in int8.
+"""The suite `packed`: several canvases in one batch against one after the other, in int8.
 
-A slice of the model: some layers of its width, which no processor's cache holds, and a vocabulary
-cut in proportion, so that the head keeps its share. Weights are random, so the steps are fixed.
+The model is a slice of the shape: a few layers, more than a processor's cache holds, and a
+vocabulary cut in proportion, so that the head keeps its share of the time. Weights are random, so
+the number of steps is fixed.
 """
 
 import os
@@ -47,7 +48,7 @@ class PackedBenchConfig:
 
 
 def time_packed(shape: ModelConfig, config: PackedBenchConfig, repeats: int) -> Iterator[ResultRow]:
-    """Yields all rows of the suite."""
+    """Yields the rows of the suite."""
     size = shape.vocab_size * config.layers // shape.n_layers
     ids = {"mask_id": size - 1, "eos_id": None, "eot_id": None, "pad_id": None}
     sliced = shape.replace(n_layers=config.layers, vocab_size=size, **ids)
@@ -64,8 +65,8 @@ def time_packed(shape: ModelConfig, config: PackedBenchConfig, repeats: int) -> 
 
 
 def _models(shape: ModelConfig, config: PackedBenchConfig) -> Iterator[tuple[str, lj.Model]]:
-    """Yields models in int8 with their backends: an export, whose folder is there as long as it is
-    timed, and one in memory."""
+    """Yields int8 models with their backends: an export in a temporary folder, and one in
+    memory."""
     canvas = -(-(PROMPT_LENGTH + config.gen_length) // 64) * 64
     settings = ExportConfig(rows=ROWS, caches=(canvas,), canvases=(1, config.canvases))
     with TemporaryDirectory() as scratch:
@@ -78,7 +79,7 @@ def _models(shape: ModelConfig, config: PackedBenchConfig) -> Iterator[tuple[str
 def _compared(
     name: str, decode: partial[lj.Result], prompts: Sequence[Sequence[int]], repeats: int
 ) -> Iterator[ResultRow]:
-    """Yields tokens a second of both, in turns, and the ratios of neighbours by both clocks."""
+    """Yields tokens per second of both, and ratios within rounds, by wall and processor time."""
     ways = {
         "one_by_one": lambda: [decode([prompt]).generated[0] for prompt in prompts],
         "packed": lambda: decode(prompts).generated,

@@ -1,4 +1,4 @@
-"""The most operations a second that this machine's cores can do, and the most bytes they read.
+"""Measures the peak operations per second of this machine's cores, and their read bandwidth.
 
 >>> measure_peak("int8", threads=2)
 Peak(ops_per_second=1.2e13, how='C on 2 threads: AMX, ...; best of 100')
@@ -24,23 +24,23 @@ KERNEL = Path(__file__).with_suffix(".c")
 FLAGS = ["-O3", "-march=native", "-shared", "-fPIC"]
 FLAGS += ["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"]  # sums as vectors
 REPEATS = 100
-"""Other programs take the cores at times; the best of many short times is free of them."""
+"""Other programs interrupt a long measurement; the best of many short ones is undisturbed."""
 
 
 class Peak(NamedTuple):
     ops_per_second: float
     """Two operations for each multiply-add."""
     how: str
-    """What was run, and whether the true peak may be higher."""
+    """The kernel that ran, and whether the true peak may be higher."""
 
 
 def measure_peak(numbers: Numbers, threads: int, seconds: float = 1.0) -> Peak | None:
-    """Measures the peak of that many threads at once, from times that add up to `seconds` or more.
-    Returns None without a C compiler that builds the kernel."""
+    """Measures the peak of `threads` concurrent threads for at least `seconds`. Returns None if no
+    C compiler builds the kernel."""
     compiler = find_compiler()
     kinds = ["-DBFLOAT16"] if numbers == "bfloat16" else []
     with TemporaryDirectory() as folder:
-        for tiles in ([], ["-DNO_TILES"]):  # a system may keep the tiles from its processes
+        for tiles in ([], ["-DNO_TILES"]):  # the system may forbid AMX tiles
             library = Path(folder) / f"peak{len(tiles)}.so"
             flags = [*FLAGS, *kinds, *tiles]
             command = [compiler or "false", *flags, KERNEL, "-o", library]
@@ -52,7 +52,7 @@ def measure_peak(numbers: Numbers, threads: int, seconds: float = 1.0) -> Peak |
 
 
 def measure_bandwidth(threads: int, size: int = 1 << 30) -> float:
-    """Returns bytes a second that so many threads read of more memory than a cache holds."""
+    """Returns the bytes per second that `threads` threads read from `size` bytes of memory."""
     numbers = np.ones((threads, size // 8 // threads), np.int64)
 
     def seconds() -> float:
@@ -63,13 +63,13 @@ def measure_bandwidth(threads: int, size: int = 1 << 30) -> float:
 
 
 def instruction_sets() -> str:
-    """Names the units of this CPU that multiply narrow numbers, as Linux does."""
+    """Returns Linux's names of the CPU's instruction sets for narrow products."""
     known = ("avx2", "vnni", "bf16", "amx", "i8mm", "asimddp")
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     lines = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
     words = sorted(set(lines[0].split())) if lines else []
-    return " ".join(word for word in words if any(each in word for each in known)) or "unknown"
+    return " ".join(word for word in words if any(part in word for part in known)) or "unknown"
 
 
 def find_compiler() -> str | None:
@@ -87,7 +87,7 @@ def _peak_of_kernel(kernel: ctypes.CDLL, threads: int, seconds: float) -> Peak:
         return min(seconds_at_once(work, threads) for _ in range(repeats))
 
     rounds = 1024
-    while best_of(5, rounds) < seconds / REPEATS:  # one alone may be slow for another reason
+    while best_of(5, rounds) < seconds / REPEATS:  # the best of 5, as one run may be interrupted
         rounds *= 2
     best = best_of(REPEATS, rounds)
     operations = 2 * kernel.multiply_adds_per_round() * rounds * threads
@@ -96,8 +96,8 @@ def _peak_of_kernel(kernel: ctypes.CDLL, threads: int, seconds: float) -> Peak:
 
 
 def seconds_at_once(work: Callable[[], object], threads: int) -> float:
-    """Times from when all threads are ready until the last one is done with its own `work`: at once
-    only where that lets go of Python's lock, as foreign functions do."""
+    """Returns the seconds from the moment when all threads are ready until the last has finished
+    `work`, which runs in parallel if it releases Python's lock, as foreign functions do."""
     began = []
     ready = threading.Barrier(threads, action=lambda: began.append(time.perf_counter()))
 

@@ -1,7 +1,8 @@
-"""Random parameters of a given shape, made row by row: a model of any size without its weights.
+"""Random parameters of any shape, generated row by row, to time models without their weights.
 
-They are in memory, in an export, or in a GGUF file in bfloat16, from which llama.cpp makes its own
-formats; and how far quantized ones are from a checkpoint in bfloat16."""
+They are written to memory, to an export, or to a bfloat16 GGUF file that llama.cpp quantizes. The
+module also computes the quantization error of exports and GGUF files.
+"""
 
 import zlib
 from collections.abc import Callable, Iterator
@@ -26,15 +27,15 @@ from llada_jax.model.quantize import QuantArray
 _PIECE_ELEMENTS = 1 << 24
 _INT4_BLOCK = {"int4_block32": 32, "int4_block128": 128}
 _ARCHITECTURES = ("llada", "diffuse")
-"""Who asks for the metadata: llama.cpp, and diffuse-cpp."""
+"""Prefixes of the metadata: llama.cpp and diffuse-cpp read different ones."""
 _ROWS = 64
-"""Of each matrix, whose error is taken; its numbers are all of one distribution."""
+"""Rows of each matrix that the error is computed from; all rows have the same distribution."""
 
 
 class RandomWeights:
-    """`Weights` of a model in the numbers that an export stores, so that nothing is rounded:
-    uniform integers scaled to the standard deviation that initialisation gives. The same seed gives
-    the same numbers in any order of reading."""
+    """`Weights` of a model that an export stores without rounding: uniform integers, scaled to the
+    standard deviation of the initialisation. A seed gives the same numbers in any order of
+    reads."""
 
     def __init__(self, config: ModelConfig, quant: Quant, seed: int = 0):
         self._specs, self._quant, self._seed = named_specs(config), quant, seed
@@ -67,7 +68,7 @@ class RandomWeights:
 
 
 def export_random(folder: Path, config: ModelConfig, settings: ExportConfig) -> Manifest:
-    """Writes an export of such weights, which is not run against JAX."""
+    """Writes an export of random weights, without the comparison with JAX."""
     weights = RandomWeights(config, settings.quant)
     return write_export(folder, Export(config, weights, settings, "random", verify=False))
 
@@ -80,8 +81,7 @@ def random_params(
     dtype: Any = "float32",
     experts: bool = True,
 ) -> ModelParams:
-    """Returns such parameters in memory, floats in a dtype; those of routed experts or, as `load`
-    can, without them."""
+    """Returns random parameters in memory, optionally without the routed experts, as `load` can."""
     weights, leaves = RandomWeights(config, quant, seed), []
     for name, spec in named_specs(config).items():
         if len(spec.shape) > 2 and not experts:
@@ -93,8 +93,8 @@ def random_params(
 
 
 def write_gguf(path: Path, config: ModelConfig, weights: RandomWeights) -> None:
-    """Writes a model of LLaDA's family without a tokenizer; the file appears once it is complete.
-    Raises ImportError without the extra `gguf`."""
+    """Writes a model of LLaDA's family without a tokenizer, whole or not at all. Raises ImportError
+    without the extra `gguf`."""
     import gguf
 
     specs = named_specs(config)
@@ -131,7 +131,7 @@ def gguf_name(name: str) -> str:
 
 
 def error_as_stored(config: ModelConfig, quant: Quant) -> float:
-    """Returns the error of what an export stores: root mean square, relative to the weights'."""
+    """Returns the relative root mean square error of an export's weights."""
 
     def restored(name: str, rows: np.ndarray) -> np.ndarray:
         spec = storage_spec(name, rows.shape, quant)
@@ -141,7 +141,8 @@ def error_as_stored(config: ModelConfig, quant: Quant) -> float:
 
 
 def error_of_gguf(config: ModelConfig, path: Path) -> float:
-    """Returns the same of a GGUF file. Raises ImportError without the extra `gguf`."""
+    """Returns the relative root mean square error of a GGUF file. Raises ImportError without the
+    extra `gguf`."""
     import gguf
 
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
@@ -154,7 +155,7 @@ def error_of_gguf(config: ModelConfig, path: Path) -> float:
 
 
 def _error(config: ModelConfig, restored: Callable[[str, np.ndarray], np.ndarray]) -> float:
-    """Weighs each matrix that rows are multiplied with by its numbers."""
+    """Returns the error over all matrices of products, weighted by their sizes."""
     weights, squares, numbers = RandomWeights(config, "float32"), 0.0, 0
     for name, spec in named_specs(config).items():
         if len(spec.shape) == 1 or name == "embedding":

@@ -1,8 +1,8 @@
-"""The suites `start` and `loading`: what passes before the first forward.
+"""The suites `start` and `loading`: the time from a command to the first forward.
 
-The compiled loop of a shape, from its function to a program; opening an export of it; and
-`experiments.generate` as a process, the first time and again. `loading` says what it costs to see
-that every number of a checkpoint is finite.
+`start` times the lowering and compilation of the compiled loop, opening an export, and
+`experiments.generate` as a process, the first time and again. `loading` times `lj.load` with and
+without the check that every number of a checkpoint is finite.
 """
 
 import os
@@ -37,7 +37,7 @@ WINDOWS = {
 }
 FEW_LAYERS = 2
 NOTHING_KEPT = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-"""No program of an earlier run is taken."""
+"""Environment without JAX's compilation cache."""
 OPENED = ExportConfig(quant="int8", rows=(32,), caches=(256,))
 
 
@@ -63,20 +63,20 @@ class StartBenchConfig:
 def time_start(
     model: str, shape: ModelConfig, config: StartBenchConfig, repeats: int
 ) -> Iterator[ResultRow]:
-    """Yields lines and seconds of programs, and CPU-seconds of processes."""
+    """Yields the size and the seconds of programs, and the CPU seconds of processes."""
     prompt = [0] * config.prompt_length
     for name, window in WINDOWS.items():
         sampler = with_ids(lj.SamplerConfig.from_flat(**config.lengths, **window), shape)
-        told = name, shape, sampler, prompt
-        yield from in_new_process(_compiled_loop, *told, environment=NOTHING_KEPT)
+        arguments = name, shape, sampler, prompt
+        yield from in_new_process(_compiled_loop, *arguments, environment=NOTHING_KEPT)
     opened = shape.replace(n_layers=config.opening_layers)
     yield from _time_opening(opened, Path(config.scratch), repeats)
     yield from _time_generate(model, repeats)
 
 
 def _time_opening(shape: ModelConfig, scratch: Path, repeats: int) -> Iterator[ResultRow]:
-    """Yields seconds of opening an int8 export with random weights, each time in a new process with
-    an empty memory of hashes at first. The folder lies in `scratch`, and is removed."""
+    """Yields the seconds to open an int8 export of random weights in a new process, first without
+    cached hashes. The export is a temporary folder in `scratch`."""
     scratch.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=scratch) as name:
         folder = Path(name) / "exported"
@@ -118,7 +118,8 @@ def _compiled_loop(
 def _lowered(
     shape: ModelConfig, sampler: lj.SamplerConfig, prompt: list[int]
 ) -> tuple[jax.stages.Lowered, float]:
-    """Lowers a loop for bfloat16 weights that need not be there; returns the seconds as well."""
+    """Lowers a loop for bfloat16 weights, of which only shapes are needed; returns the seconds as
+    well."""
     weights = jax.eval_shape(partial(init_params, shape, dtype="bfloat16"), jax.random.key(0))
     denoiser = denoiser_for(shape, score_rules(sampler))
     run = checked_run(denoiser, weights, shape, [prompt], sampler)
@@ -126,7 +127,7 @@ def _lowered(
 
 
 def _time_generate(model: str, repeats: int) -> Iterator[ResultRow]:
-    """Yields the CPU-seconds of a process that starts, loads, and decodes with what it compiles."""
+    """Yields the CPU seconds of a process that starts, loads, compiles and decodes."""
     command = [sys.executable, "-m", "experiments.generate", f"model={model}", "loop=compiled"]
     command += ["plain_sampler=false", "phones=[]"]
     with TemporaryDirectory() as folder:
@@ -149,8 +150,8 @@ def _cpu_seconds(command: list[str], environment: dict[str, str]) -> float:
 
 
 def time_loading(model: lj.Model, repeats: int) -> Iterator[ResultRow]:
-    """Yields seconds of `lj.load` as stored, from the system's cache, with and without the check,
-    in turns; of files that are loaded first, and so hashed, and again."""
+    """Yields the seconds of `lj.load` with and without the check, in alternation: for files that
+    are new, and so hashed, and for known ones. The files are in the system's page cache."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         save_huggingface(folder, model.config, model.params)
@@ -170,7 +171,7 @@ def _unchecked(load: Callable[[Path], lj.Model], folder: Path) -> lj.Model:
 
 
 def _load_first(folder: Path) -> lj.Model:
-    """Loads files whose content nobody knows, as their times are new."""
+    """Loads files with new modification times, so that their hashes are not cached."""
     for file in folder.iterdir():
         file.touch()
     return lj.load(folder)

@@ -1,11 +1,11 @@
-"""Compares policies that run, keep and move experts where not all of them fit.
+"""Compares policies that cache, move and run experts if memory cannot hold all of them.
 
     python -m experiments.experts
     python -m experiments.experts parts=[paper]
     python -m experiments.experts parts=[phones] phones.npu=vendor phones.cpu=tuned
 
-HybriMoE's tables are predicted and compared with the paper's; then every policy is simulated on
-phones, with mixture-of-experts dLLMs. The run folder also gets recorded routing.
+First, HybriMoE's tables are predicted and compared with the paper's. Then every policy is simulated
+on phones, with mixture-of-experts diffusion models. The run folder also gets recorded routing.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ class ExpertsConfig:
 
 
 def experts(config: ExpertsConfig, run: Run) -> None:
-    """Runs all parts, one after another."""
+    """Runs the chosen parts."""
     parts: dict[str, Callable[[], Iterator[ResultRow]]] = {
         "paper": partial(predict_paper, config.paper, config.seed),
         "phones": partial(simulate_phones, config.phones, config.seed),

@@ -1,8 +1,8 @@
-"""Predicts HybriMoE's own tables (arXiv 2504.05897): its desktop, its three models, every cell.
+"""Predicts every cell of HybriMoE's tables (arXiv 2504.05897): its desktop and its three models.
 
-What goes in, and where it is from, stands in docs/experts.md. The desktop has an RTX A6000 and ten
-cores of a Xeon Gold 5220R, over PCIe 3.0; times are of one 4-bit expert of DeepSeek-V2-Lite, which
-the axes of the paper's figures 3e and 3f confirm.
+docs/experts.md documents the inputs and their sources. The desktop has an RTX A6000 and ten cores
+of a Xeon Gold 5220R, connected by PCIe 3.0. Times below are for one 4-bit expert of
+DeepSeek-V2-Lite, and agree with the axes of the paper's figures 3e and 3f.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,19 +31,19 @@ PREFILL_LENGTHS = (32, 128, 512, 1024)
 
 Phase = Literal["decode", "prefill"]
 
-GPU_MS = 0.452  # whatever the rows; authors' code
+GPU_MS = 0.452  # independent of the rows; authors' code
 TRANSFER_MS = 0.4179  # authors' code; 10.4 GB/s
 CPU_UNPACK_MS = 1.780  # a kernel for many rows unpacks the expert first; authors' code
 CPU_ROW_MS = 0.02918  # authors' code; 296 G multiply-adds/s
 
-CPU_GBPS = 13.6  # of the kernel for one row; fitted: kTransformers decodes Qwen2 in 0.21 s a token
+CPU_GBPS = 13.6  # the kernel for one row; fitted: kTransformers decodes Qwen2 in 0.21 s a token
 GPU_GWEIGHTS = 1200  # inferred: 600 of the A6000's 768 GB/s, at 4 bits a weight
 CPU_FIRST_US = 300  # inferred: cold caches, a quarter of an expert
-LAYER_US = 300  # a layer beside its weights; inferred: attention over a short cache, and launches
+LAYER_US = 300  # a layer without its weights; inferred: attention over a short cache, and launches
 BYTES_A_WEIGHT = 0.5  # measured: 4-bit Marlin
 
 ALPHA = 0.15
-"""Minus-recent-score's, fitted; the released code has 0.5."""
+"""Decay of the minus-recent-score policy, fitted; the released code has 0.5."""
 BASELINE: Mapping[Phase, ExpertPolicy] = {
     "decode": ExpertPolicy(scheduler="resident_or_cpu", profiled=False),
     "prefill": ExpertPolicy(scheduler="all_on_accelerator", profiled=False),
@@ -53,19 +53,19 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
     "prefetch": {"prefetch": True},
     "caching": {"cache": "mrs", "refill": True, "alpha": ALPHA},
 }
-"""What each part of HybriMoE changes of the baseline."""
+"""The parts of HybriMoE, as changes of the baseline."""
 HYBRIMOE = replace(POLICIES["hybrimoe"], alpha=ALPHA, profiled=False)
 CPUS = (1, 8, 16, 32)
-"""Times as fast as the authors', where prefills would run their misses on it."""
+"""CPU speeds, as multiples of the authors', for prefills that run misses on the CPU."""
 COSTS_OF_CPU = ("cpu_expert", "cpu_row", "cpu_first")
 PUBLISHED = read_yaml(Path(__file__).with_name("hybrimoe.yaml"))
 
 _modelled = partial(ResultRow, kind="modelled")
 
 
-def _beside(published: float | None, where: str) -> dict[str, Any]:
-    """Returns what a row says of a published value, where there is one."""
-    return {"reference": published, "source": f"{SOURCE}, {where}"} if published else {}
+def _reference(published: float | None, source: str) -> dict[str, Any]:
+    """Returns the fields of a row for a published value, or none without one."""
+    return {"reference": published, "source": f"{SOURCE}, {source}"} if published else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +81,9 @@ class PaperConfig:
 
 
 def desktop_costs(shape: MoEShape, phase: Phase) -> ExpertCosts:
-    """Returns the costs of a model's experts in one phase. The CPU reads an expert as fast as
-    memory gives it for a decoded token, and unpacks it first for a prompt: kTransformers chooses
-    the kernel by the batch, not by an expert's load."""
+    """Returns the costs of a model's experts in one phase. While decoding, the CPU's kernel is
+    limited by memory bandwidth; for a prompt, it unpacks the expert first. kTransformers chooses
+    the kernel by the size of the batch, not by an expert's load."""
     weights = shape.expert_weights
     of_deepseek = 1e-3 * weights / DEEPSEEK.expert_weights
     read = weights * BYTES_A_WEIGHT * 1e-9 / CPU_GBPS
@@ -99,7 +99,7 @@ def desktop_costs(shape: MoEShape, phase: Phase) -> ExpertCosts:
 
 
 class Scenario(NamedTuple):
-    """One model, one size of its cache, and texts to decode or to prefill."""
+    """A model, a size of its cache, and texts to decode or prefill."""
 
     name: str
     phase: Phase
@@ -107,26 +107,26 @@ class Scenario(NamedTuple):
     ratio: float
     trace: RoutingTrace
     profile: int
-    """Steps that come before those that are timed."""
+    """Number of steps before the timed ones."""
 
     def run(
         self, policy: ExpertPolicy, costs: ExpertCosts | None = None, *, empty: bool = False
     ) -> Outcome:
-        """Returns what a policy makes of it, on the desktop or at other costs."""
+        """Simulates a policy, on the desktop or at other costs."""
         costs = costs or desktop_costs(self.shape, self.phase)
         slots = self.shape.slots_at(self.ratio)
         return replay(self.trace, policy, costs, slots, profile_steps=self.profile, empty=empty)
 
 
 def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
-    """Predicts every cell, then the ablation, the averages and what else they could have been."""
+    """Yields every cell, the ablation, the averages, and the gains under other assumptions."""
     texts = []
     for shape in MODELS:
         tokens = config.profile_tokens + config.tokens
         trace = decoding_trace(shape, STATISTICS[shape.name], seed=seed, tokens=tokens)
         texts.append(("decode", "", shape, trace, config.profile_tokens))
     for shape, length in product(MODELS, PREFILL_LENGTHS):
-        trace = prefill_trace(  # as many prompts before those that are timed
+        trace = prefill_trace(  # the same number of prompts before the timed ones
             shape, STATISTICS[shape.name], seed=seed, prompts=2 * config.prompts, tokens=length
         )
         texts.append(("prefill", f"/{length}", shape, trace, config.prompts))
@@ -153,19 +153,19 @@ def gains_of(phase: Phase, scenarios: list[Scenario]) -> Iterator[ResultRow]:
         name = f"{phase}/{scenario.name}"
         for system, outcome in (("ktransformers", before), ("hybrimoe", after)):
             shown = PUBLISHED["digitised_tokens_per_second"].get(f"{name}/{system}")
-            known = _beside(shown and 1 / shown, "figure 8, digitised by a third party")
+            known = _reference(shown and 1 / shown, "figure 8, digitised by a third party")
             seconds = outcome.seconds
             yield _modelled(f"{name}/{system}", seconds.mean(), "s", n=len(seconds), **known)
             yield _modelled(f"{name}/{system}/hits", outcome.hit_rate, "of activated experts")
         yield _modelled(f"{name}/gain", gains[-1], "x faster")
-    known = _beside(PUBLISHED["average"][phase], "abstract")
+    known = _reference(PUBLISHED["average"][phase], "abstract")
     yield _modelled(f"average/{phase}", np.mean(gains), "x faster", n=len(gains), **known)
 
 
 def _ablation(phase: Phase, scenarios: list[Scenario]) -> Iterator[ResultRow]:
-    """Compares the baseline's seconds and each part's gain with Table III. The paper does not say
-    how long its prompts are: so each length has its rows, and the published values stand beside
-    those of the mean over the lengths."""
+    """Compares the baseline's seconds and each part's gain with Table III. The paper does not state
+    the lengths of its prompts, so there are rows for each length, and the published values are the
+    references of the mean over the lengths."""
     policies = {name: replace(BASELINE[phase], **part) for name, part in PARTS.items()}
     policies = {"baseline": BASELINE[phase], **policies, "all": HYBRIMOE}
     seconds = {
@@ -173,10 +173,10 @@ def _ablation(phase: Phase, scenarios: list[Scenario]) -> Iterator[ResultRow]:
         for name, policy in policies.items()
     }
     kind, before = "fitted" if phase == "decode" else "modelled", seconds.pop("baseline")
-    known = _beside(PUBLISHED["seconds"][phase], "table III")
+    known = _reference(PUBLISHED["seconds"][phase], "table III")
     yield ResultRow(f"qwen2_25/{phase}/baseline", before.mean(), "s", kind=kind, **known)
     for name, after in seconds.items():
-        known = _beside(PUBLISHED["speedup"][phase].get(name), "table III")
+        known = _reference(PUBLISHED["speedup"][phase].get(name), "table III")
         gain = before.mean() / after.mean()
         yield _modelled(f"qwen2_25/{phase}/{name}", gain, "x faster", **known)
     if len(scenarios) > 1:
@@ -188,8 +188,8 @@ def _ablation(phase: Phase, scenarios: list[Scenario]) -> Iterator[ResultRow]:
 
 
 def _if_misses_ran_on_the_cpu(scenarios: list[Scenario]) -> Iterator[ResultRow]:
-    """Yields the prefills' average gain over a baseline that loads nothing, as in decoding: with a
-    CPU as fast as the authors', and with faster ones."""
+    """Yields the average gain of prefills over a baseline that runs misses on the CPU, as decoding
+    does, for the authors' CPU and for faster ones."""
     for faster in CPUS:
         gains = []
         for scenario in scenarios:
@@ -203,7 +203,7 @@ def _if_misses_ran_on_the_cpu(scenarios: list[Scenario]) -> Iterator[ResultRow]:
 
 
 def hit_rates(scenarios: list[Scenario]) -> Iterator[ResultRow]:
-    """Runs caches that take in what they missed, without prefetching."""
+    """Yields the hit rates of caches that load every missed expert, without prefetching."""
     caches: dict[str, tuple[CacheName, float]] = {
         **{name: (name, ALPHA) for name in ("lru", "mrs", "static")},
         "mrs_released": ("mrs", MRS_ALPHA),
@@ -211,7 +211,7 @@ def hit_rates(scenarios: list[Scenario]) -> Iterator[ResultRow]:
     for scenario, (name, (cache, alpha)) in product(scenarios, caches.items()):
         policy = ExpertPolicy(scheduler="all_on_accelerator", cache=cache, alpha=alpha)
         hits = scenario.run(policy, empty=True).hit_rate
-        place = f"{scenario.name}/{name}"
-        known = _beside(PUBLISHED["hit_rate"].get(place), "figure 9")
-        kind = "fitted" if place in PUBLISHED["fitted"] else "modelled"
-        yield ResultRow(f"hit_rate/{place}", hits, "of activated experts", kind=kind, **known)
+        cell = f"{scenario.name}/{name}"
+        known = _reference(PUBLISHED["hit_rate"].get(cell), "figure 9")
+        kind = "fitted" if cell in PUBLISHED["fitted"] else "modelled"
+        yield ResultRow(f"hit_rate/{cell}", hits, "of activated experts", kind=kind, **known)

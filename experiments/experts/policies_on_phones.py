@@ -1,8 +1,8 @@
-"""Prices the experts of mixtures on phones, and runs every policy there at every cache size: on
-routing that is drawn, and on that of a trained mixture, task by task.
+"""Simulates every policy on phones at every cache size, on synthetic and on recorded routing.
 
-The routing of `conf/train_routed.yaml`'s model lies beside this file, so that nobody has to train
-it again. Its experts are priced as LLaDA-MoE's: of its own size they would cost nothing but calls.
+The recorded routing is of the model of `conf/train_routed.yaml`, task by task; it is stored next to
+this file, because training takes hours. Its experts have the cost of LLaDA-MoE's, since its own are
+so small that only calls would cost time.
 """
 
 import math
@@ -42,9 +42,9 @@ from llada_jax.sampler.config import SamplerConfig
 
 MODELS = (LLADA2_MINI, LLADA_MOE)
 TOKENS_PER_STEP = 2.55
-"""LLaDA2.0-mini on twelve benchmarks (card of LLaDA2.0-mini-CAP); LLaDA-MoE is taken alike."""
+"""LLaDA2.0-mini on twelve benchmarks (card of LLaDA2.0-mini-CAP); assumed for LLaDA-MoE as well."""
 WITHOUT_CPU = ("adapmoe", "tide", "lru", "mrs", "hybrimoe")
-"""Policies that are also run with all experts on the NPU, as when the CPU has other work."""
+"""Policies that are also simulated without the CPU, in case it has other work."""
 PUBLISHED = {
     "similarity_1": (0.985, "TIDE, arXiv 2605.20179: LLaDA2"),
     "similarity_5": (0.95, "TIDE, arXiv 2605.20179: LLaDA2, above"),
@@ -56,11 +56,11 @@ WEIGHT_BITS, GROUP = 4, 32
 BLOCK_ROWS = 32
 STORED = Path(__file__).with_name("small_moe")
 RECORDED_PER_STEP, RECORDED_RATIOS = 2, (0.25, 0.5)
-"""Tokens a step of what is recorded, and shares of the experts that a cache of it holds."""
+"""Tokens per step of the recorded routing, and cache sizes as shares of its experts."""
 CALL = 10e-6
-"""Seconds of an expert beyond its products: three operations within one call. Inferred."""
+"""Seconds of an expert in addition to its products: three operations in a call. Inferred."""
 FIRST_ON_CPU = 90e-6
-"""Seconds until the CPU's threads wake: as a polled call to the NPU (SM8750). Inferred."""
+"""Seconds until the CPU's threads wake, the same as a polled NPU call (SM8750). Inferred."""
 
 _modelled = partial(ResultRow, kind="modelled")
 
@@ -88,15 +88,15 @@ class PhonesConfig:
 def phone_costs(
     soc: str, shape: MoEShape, npu: str = "llada_cpp", cpu: str = "plain"
 ) -> ExpertCosts:
-    """Returns what the experts of a model cost on a phone, with the kernels named. The NPU's time
-    for an expert is that of a block's 32 rows, whatever its load: they share one tile. The rest of
-    a layer has the price of square matrices, and its share of the step's call. Attention's scores
-    and what staging costs once a step are left out, for all policies alike."""
+    """Returns the costs of a model's experts on a phone, with the named kernels. An expert takes
+    the NPU the time of a block's 32 rows at any load, because these share a tile. The rest of a
+    layer costs its square matrices and a share of the step's call. Attention scores and staging
+    costs per step are left out, which affects all policies equally."""
     phone = load_profile(soc)
     npu_kernels, cpu_kernels = phone.kernels(npu), phone.cpu_kernels(cpu)
 
     def on_npu(*matrices: tuple[int, int, str]) -> float:
-        """Prices products with weights: inputs, outputs and the name of each."""
+        """Returns the seconds of products, given as inputs, outputs and name."""
         weights = {name: LoweredWeight((o, i), WEIGHT_BITS, GROUP) for i, o, name in matrices}
         operations = tuple(product_with(name, BLOCK_ROWS, i, o) for i, o, name in matrices)
         step = Lowered("experts", b"", weights, {}, {}, operations)
@@ -127,7 +127,7 @@ def expert_bytes(shape: MoEShape) -> int:
 
 
 def simulate_phones(config: PhonesConfig, seed: int) -> Iterator[ResultRow]:
-    """Yields statistics of the drawn traces, then tokens per second."""
+    """Yields statistics of the synthetic traces, then tokens per second."""
     for shape in MODELS:
         trace = denoising_trace(
             shape, STATISTICS[shape.name], seed=seed, tokens_per_step=TOKENS_PER_STEP,
@@ -145,7 +145,7 @@ def simulate_phones(config: PhonesConfig, seed: int) -> Iterator[ResultRow]:
 def compare(
     trace: RoutingTrace, cell: str, costs: ExpertCosts, slots: int, profile: int
 ) -> Iterator[ResultRow]:
-    """Yields one cell of the table: every policy, with the CPU and without it."""
+    """Yields one cell of the table: every policy, with and without the CPU."""
     npu_only = {n: replace(POLICIES[n], scheduler="all_on_accelerator") for n in WITHOUT_CPU}
     for part, chosen, scheduler in (
         (cell, POLICIES, fastest), (f"{cell}/npu_only", npu_only, all_on_accelerator)
@@ -162,7 +162,7 @@ def compare(
 
 
 def statistics_of(trace: RoutingTrace, name: str) -> Iterator[ResultRow]:
-    """Yields reuse, gates' accuracy by layers ahead, and skew, beside what is published."""
+    """Yields reuse, accuracy of gates by layers ahead, and skew, with published references."""
     reuse, keeps = row_reuse(trace), ~trace.changed[1:]
     mean = partial(np.nanmean, dtype=float)
     values = {
@@ -175,8 +175,8 @@ def statistics_of(trace: RoutingTrace, name: str) -> Iterator[ResultRow]:
     }
     for ahead, share in enumerate(gate_accuracy(trace), 1):
         values[f"gate/{ahead}"] = (share, "of a row's experts")
-    drawn = trace.settings.get("source", "").startswith("synthetic")
-    kind = "modelled" if drawn else "measured"
+    is_synthetic = trace.settings.get("source", "").startswith("synthetic")
+    kind = "modelled" if is_synthetic else "measured"
     row = partial(ResultRow, kind=kind, fingerprint=trace.settings.get("fingerprint"))
     for what, (value, unit) in values.items():
         reference, source = PUBLISHED.get(what, (None, None))
@@ -198,8 +198,8 @@ class RoutingConfig:
 
 
 def judge_routing(config: RoutingConfig, seed: int, run: Run) -> Iterator[ResultRow]:
-    """Yields what recorded and drawn routing are like, and how policies do on them, whose first two
-    blocks profile the experts. What is recorded goes to the run folder."""
+    """Yields statistics of recorded and synthetic routing, and the policies' results on them; the
+    first two blocks profile the experts. Recorded routing is written to the run folder."""
     model = None if config.model is None else lj.load(config.model, "float32")
     traces = {}
     for task in config.tasks:
@@ -220,14 +220,14 @@ def judge_routing(config: RoutingConfig, seed: int, run: Run) -> Iterator[Result
 
 def record_task(model: lj.Model, task: str, answers: int, seed: int) -> RoutingTrace:
     """Decodes items of the test split, one after another, and joins their routing."""
-    asked = load_task(task)
-    length = asked.gen_length
+    loaded_task = load_task(task)
+    length = loaded_task.gen_length
     sampler = SamplerConfig.from_flat(
         gen_length=length, block_length=32, steps=length // RECORDED_PER_STEP, cache="blockwise"
     )
-    items = islice(asked.items(seed, "test"), answers)
+    items = islice(loaded_task.items(seed, "test"), answers)
     prompts = prompts_of(model, (item.question for item in items))
-    trace = joined([record_routing(model, [each], sampler, seed=seed)[1] for each in prompts])
+    trace = joined([record_routing(model, [prompt], sampler, seed=seed)[1] for prompt in prompts])
     settings = {**trace.settings, "fingerprint": model.fingerprint}
     return replace(trace, scores=trace.scores.astype(np.float16), settings=settings)
 

@@ -1,11 +1,11 @@
-"""The paper's tables and figures from the device model: one report, with errors.
+"""Reproduces the paper's tables and figures from the device model, in one report with errors.
 
     python -m experiments.reproduce                      # everything
     python -m experiments.reproduce chapters=[table6]    # one table or figure
     python -m experiments.reproduce chapters=[fig11] hydra.run.dir=outputs/fig11
 
-The run folder gets `report.md` and `results.json`. Values are modelled; `fitted` says of each
-whether its reference went into the calibration, which tests/phones/fitting is.
+The run folder gets `report.md` and `results.json`. All values are modelled; `fitted` states for
+each whether its reference was used by the fit, which is in tests/phones/fitting.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,14 +26,14 @@ from llada_jax.phones.graphs import graphs_of, unknown_so_far
 from llada_jax.phones.published_tasks import PublishedTasks
 
 CHAPTERS: Mapping[str, Callable[[PublishedTasks], Chapter]] = {
-    each.__name__: each
-    for each in (
+    chapter.__name__: chapter
+    for chapter in (
         *(table2, dynamics, commits, table6, fig11, fig12, table7, fig13a, fig13c, fig14),
         *(genie, ledger3b, platform, held_out),
     )
 }
 FITTED = "SM8750"
-"""The phone that most figures are of."""
+"""The phone of most figures."""
 OTHERS = "held out: other models"
 IN_SESSIONS = "Figure 11, each session by its own factor"
 COLUMNS = {
@@ -57,7 +57,7 @@ class ReproduceConfig:
 
 
 def reproduce(config: ReproduceConfig, run: Run) -> None:
-    """Computes the chapters, writes the report."""
+    """Computes the chapters, and writes the report."""
     world = PublishedTasks(graphs_of("llada_8b"), config.runs)
     run.begin()
     chapters = [CHAPTERS[name](world) for name in config.chapters]
@@ -69,23 +69,23 @@ def reproduce(config: ReproduceConfig, run: Run) -> None:
 
 def page(chapters: Sequence[Chapter], unknown: Sequence[object] = ()) -> MarkdownPage:
     """Returns the report: a summary, warnings, then a section for each table or figure."""
-    found = MarkdownPage()
-    found.add(TEXTS["about"], markdown_table(list(_summary(chapters))))
-    found.add(TEXTS["about_choices"], _listed(TEXTS["choices"]))
+    report = MarkdownPage()
+    report.add(TEXTS["about"], markdown_table(list(_summary(chapters))))
+    report.add(TEXTS["about_choices"], _listed(TEXTS["choices"]))
     if unknown:
-        found.add("**Warning: operations that the cost model does not know.**", _listed(unknown))
+        report.add("**Warning: operations that the cost model does not know.**", _listed(unknown))
     for chapter in chapters:
         table = markdown_table([_line(row) for row in chapter.rows])
-        found.add(f"## {chapter.title}", table, _listed(chapter.words))
-    return found
+        report.add(f"## {chapter.title}", table, _listed(chapter.words))
+    return report
 
 
 def _listed(words: Sequence[object]) -> str:
-    return "\n".join(f"- {each}" for each in words)
+    return "\n".join(f"- {text}" for text in words)
 
 
 def _summary(chapters: Sequence[Chapter]) -> Iterator[Mapping[str, str]]:
-    """Tells how far predictions are off, by what they are of, and how many bands hold them."""
+    """Yields the errors of predictions by subject, and the share of references within bands."""
     for title, some in _groups(chapters).items():
         errors = [abs(row.error or 0.0) for row in some]
         banded = [row.is_in_band for row in some if row.band]
@@ -104,23 +104,23 @@ def counted(chapters: Sequence[Chapter]) -> dict[str, ResultRow]:
     counts = {}
     for title, rows in _groups(chapters).items():
         counts[f"count/{title}/within_15"] = [*map(is_close, rows)]
-        if banded := [each.is_in_band for each in rows if each.band]:
+        if banded := [result.is_in_band for result in rows if result.band]:
             counts[f"count/{title}/in_band"] = banded
     row = partial(ResultRow, unit="predictions", kind="repeated")
-    return {name: row(name, sum(each), n=len(each)) for name, each in counts.items()}
+    return {name: row(name, sum(hits), n=len(hits)) for name, hits in counts.items()}
 
 
 def _groups(chapters: Sequence[Chapter]) -> dict[str, list[ResultRow]]:
-    """Returns predictions by what they are of; some are in several groups."""
+    """Returns predictions by subject; some have several subjects."""
     every = [row for chapter in chapters for row in chapter.rows]
-    rows, own = [row for row in every if row.is_predicted], by_own_session(every)
-    found: dict[str, list[ResultRow]] = {}
+    rows, in_session = [row for row in every if row.is_predicted], by_own_session(every)
+    groups: dict[str, list[ResultRow]] = {}
     for row in rows:
         for title in _titles(row):
-            found.setdefault(title, []).append(row)
+            groups.setdefault(title, []).append(row)
         if row.name.startswith("fig11/"):
-            found.setdefault(IN_SESSIONS, []).append(own.get(row.name, row))
-    return {**found, "all": rows}
+            groups.setdefault(IN_SESSIONS, []).append(in_session.get(row.name, row))
+    return {**groups, "all": rows}
 
 
 def _titles(row: ResultRow) -> Iterator[str]:
@@ -139,7 +139,7 @@ def _titles(row: ResultRow) -> Iterator[str]:
 
 
 def _what(row: ResultRow) -> str:
-    """Names the phone that a row is of; decoding's statistics are of none."""
+    """Returns the phone of a row; statistics of decoding have none."""
     of_decoding = row.name.startswith(("fig5", "fig8", "fig13a", "fig13b"))
     other = "how decoding goes" if of_decoding else FITTED
     named = next((soc for soc in SOCS if soc in row.name), other)
@@ -148,9 +148,9 @@ def _what(row: ResultRow) -> str:
 
 
 def _line(row: ResultRow) -> Mapping[str, str]:
-    told = cells(row)
-    line = {title: told[field] for title, field in COLUMNS.items()}
-    return {**line, "fitted": told["fitted"] or row.kind, "trace": row.trace_source or ""}
+    texts = cells(row)
+    line = {title: texts[field] for title, field in COLUMNS.items()}
+    return {**line, "fitted": texts["fitted"] or row.kind, "trace": row.trace_source or ""}
 
 
 main = entry_point("reproduce", reproduce, ReproduceConfig)

@@ -1,6 +1,8 @@
-"""What parts of llada.cpp are worth on SM8750: the ablation (Table 6), what fits into the address
-space (Table 7), when a window looks ahead (Figure 13a), what staging takes by resident budget
-(13c), and watts and joules (Figure 14), whose doubt is a factor."""
+"""The effect of llada.cpp's parts on SM8750.
+
+Table 6 is the cumulative ablation, Table 7 what fits the address space, Figure 13a the trigger of
+the lookahead, Figure 13c staging by resident budget, and Figure 14 power and energy.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -20,14 +22,14 @@ from llada_jax.phones.uncertainty import POWER_SPREAD
 from llada_jax.phones.workload import Workload, autoregressive, blockwise, vanilla
 
 ADDRESS_SPACE_MIB = (3840, 4096)
-"""What is known of the limit on SM8750, whose middle the profile has: so much was mapped at one
-time (Seunghui98/nntrainer 52_flash_experts_on_htp_task.md), and more than 32 bits cannot be."""
+"""Bounds of the limit on SM8750, whose middle is in the profile: the most that was ever mapped
+(Seunghui98/nntrainer 52_flash_experts_on_htp_task.md), and 32 bits."""
 METERED = 4
-"""Runs whose energy is averaged."""
+"""Number of runs to average energy over."""
 
 
 class Rung(NamedTuple):
-    """One row of Table 6: which forwards, on which software."""
+    """One row of Table 6: the forwards, and the software that runs them."""
 
     name: str
     published: str
@@ -60,7 +62,7 @@ def ladder(world: PublishedTasks) -> list[Rung]:
 
 
 def table6(world: PublishedTasks) -> Chapter:
-    """Runs the cumulative ablation, and says why each row costs what it costs."""
+    """Runs the cumulative ablation, and states the largest parts of each row's time."""
     cells = world.figures["fig11_s"]["SM8750"]["GSM8K"]["128"]
     fitted = {"CPU": cells["cpu"], "+SCR": cells["llada_cpp"]}
     published = dict(world.published["table6_s"]["rows"]) | fitted
@@ -85,37 +87,37 @@ def _largest(parts: dict[str, float]) -> str:
 
 
 def table7(world: PublishedTasks) -> Chapter:
-    """Says which settings fit into the address space."""
+    """Predicts which settings fit the address space."""
     runtimes: dict[str, Runtime] = {"No SOMR": "remap", "Paging only": "paging", "SOMR": "swap"}
     memory, prompt = load_profile("SM8750").memory, world.task("GSM8K").prompt
     rows, words = [], []
     for setting, batch, target, published in world.published["table7"]["rows"]:
         system, canvas = System(runtime=runtimes[setting]), prompt + target
-        found = footprint(system, world.graphs.model, memory, canvas=canvas, rows=batch)
+        predicted = footprint(system, world.graphs.model, memory, canvas=canvas, rows=batch)
         name = f"table7/{setting.lower().replace(' ', '_')}/{batch}"
         rows.append(
-            modelled(name, 1 if found.fits else -1, "runs (1) or fails (-1)", fitted=False,
+            modelled(name, 1 if predicted.fits else -1, "runs (1) or fails (-1)", fitted=False,
                       kind="informed", source=f"{PAPER}, Table 7",
                       reference=-1 if published == "failed" else 1)
         )  # fmt: skip
-        words.append(f"`{name}`: {_outcome(found, published == 'failed')}.")
+        words.append(f"`{name}`: {_outcome(predicted, published == 'failed')}.")
     limit = memory.address_space_mib
     return chapter("table7", rows, words, ends=ADDRESS_SPACE_MIB, limit=limit)
 
 
-def _outcome(found: Footprint, failed: bool) -> str:
-    """Says whether a setting runs, and whether that hangs on the limit's place."""
+def _outcome(predicted: Footprint, failed: bool) -> str:
+    """Describes whether a setting runs, and whether that depends on the uncertain limit."""
     runs = ("fails", "runs")
-    low, high = (runs[found._replace(limit=limit).fits] for limit in ADDRESS_SPACE_MIB)
-    met = "as published" if found.fits != failed else "not as published"
-    text = f"{runs[found.fits]}, {met}: {found.reason}"
+    low, high = (runs[predicted._replace(limit=limit).fits] for limit in ADDRESS_SPACE_MIB)
+    met = "as published" if predicted.fits != failed else "not as published"
+    text = f"{runs[predicted.fits]}, {met}: {predicted.reason}"
     if low == high:
         return f"{text}; {low} at both ends of the limit's range"
     return f"{text}; it {low} at 3,840 and {high} at 4,096, so the model does not tell"
 
 
 def fig13a(world: PublishedTasks) -> Chapter:
-    """Predicts latency by the number of masks left at which the window grows."""
+    """Predicts latency by the lookahead trigger, a number of remaining masks."""
     figure = world.published["fig13a_trigger_s"]
     published = dict(zip(figure["masks_left"], figure["seconds"], strict=True))
 
@@ -123,25 +125,25 @@ def fig13a(world: PublishedTasks) -> Chapter:
         runs = world.workloads("GSM8K", 128, Techniques(**settings))
         return [*map(phone_of("llada_8b", "SM8750", System()).latency, runs)]
 
-    found = {trigger: seconds(trigger=trigger) for trigger in published}
-    best = min(found, key=lambda trigger: mean_of(found[trigger]).value)
+    predicted = {trigger: seconds(trigger=trigger) for trigger in published}
+    best = min(predicted, key=lambda trigger: mean_of(predicted[trigger]).value)
     optimum = min(published, key=lambda trigger: published[trigger])
     source = f"{PAPER}, Figure 13a (its task is not named)"
     row = partial(modelled, source=source, fitted=False, trace_source=SOURCE)
     rows = [row("fig13a/optimum", best, "masks left", reference=optimum, n=world.runs)]
     rows += [
-        row(f"fig13a/relative/{trigger}", ratio(found[trigger], found[optimum]),
+        row(f"fig13a/relative/{trigger}", ratio(predicted[trigger], predicted[optimum]),
             f"of the time at {optimum}", reference=published[trigger] / published[optimum])
-        for trigger in found if trigger != optimum
+        for trigger in predicted if trigger != optimum
     ]  # fmt: skip
     ladder = dict(world.published["table6_s"]["rows"])
     return chapter(
         "fig13a",
         rows,
         optimum=optimum,
-        more=difference(found[optimum], found[0]),
-        sliding=ratio(found[0], found[optimum]),
-        fixed=ratio(seconds(trigger=0, slides=False), found[optimum]),
+        more=difference(predicted[optimum], predicted[0]),
+        sliding=ratio(predicted[0], predicted[optimum]),
+        fixed=ratio(seconds(trigger=0, slides=False), predicted[optimum]),
         published_zero=published[0] / published[optimum],
         table_six=ladder["+SOMR"] / ladder["+MBSD"],
     )
@@ -162,7 +164,7 @@ def fig13c(world: PublishedTasks) -> Chapter:
 
 
 def fig14(world: PublishedTasks) -> Chapter:
-    """Compares the watts and the joules of four systems."""
+    """Compares the power and the energy of four systems."""
     figure, prompt = world.published["fig14"], world.task("GSM8K").prompt
     llama, on_cpu = (autoregressive(prompt, 128),), System(body="cpu")
     decoded = world.workloads("GSM8K", 128, Techniques())[:METERED]
@@ -175,16 +177,16 @@ def fig14(world: PublishedTasks) -> Chapter:
     rows = []
     for name, (shape, workloads, system) in runs.items():
         timer = phone_of(shape, "SM8750", system)
-        energies = [simulate(each, timer).energy for each in workloads]
-        found = Energy(*map(fmean, zip(*energies, strict=True)))
+        energies = [simulate(workload, timer).energy for workload in workloads]
+        predicted = Energy(*map(fmean, zip(*energies, strict=True)))
         label = name.replace(" ", "_").lower()
         rows += [
             modelled(f"fig14/{label}/{what}", value, unit, fitted=False, reference=published[name],
                      source=f"{PAPER}, Figure 14", band=band(value, POWER_SPREAD, world.spread),
                      trace_source=workloads[0].source)
             for what, value, unit, published in (
-                ("watts", found.watts, "W", figure["power_W"]),
-                ("joules", found.above_idle, "J", figure["energy_J"]),
+                ("watts", predicted.watts, "W", figure["power_W"]),
+                ("joules", predicted.above_idle, "J", figure["energy_J"]),
             )
         ]  # fmt: skip
     joules, watts = figure["energy_J"], figure["power_W"]

@@ -1,5 +1,8 @@
-"""A chapter of the report: rows with references, errors and bands (95 % of a latency, or of the
-ratio of two), reasons in words, and a picture's data."""
+"""A chapter of the report: result rows with references, errors and 95 % bands, and explanations.
+
+The band of a latency comes from the uncertainty of each of the profile's numbers; in the ratio of
+two latencies, uncertainties that both share cancel.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +28,7 @@ LENGTHS = (32, 64, 128)
 SOCS = ("SM8750", "SM8850", "SM8650")
 
 TEXTS = read_yaml(Path(__file__).with_name("chapters.yaml"))
-"""Of each chapter its title and words."""
+"""Title and explanations of each chapter."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +39,15 @@ class Chapter:
     rows: list[ResultRow]
     words: list[str]
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Seconds by cause of some runs, for stacked bars."""
+    """Seconds by cause, for some runs."""
 
 
 def chapter(
     name: str, rows: Sequence[ResultRow], words: Sequence[str] = (), **values: Any
 ) -> Chapter:
-    """Returns a chapter: its own words, then those of `chapters.yaml`, with these values in."""
-    told = [text.format(**values) for text in TEXTS[name]["words"]]
-    return Chapter(TEXTS[name]["title"], list(rows), [*words, *told])
+    """Returns a chapter with `words`, then the texts of `chapters.yaml` filled with `values`."""
+    texts = [text.format(**values) for text in TEXTS[name]["words"]]
+    return Chapter(TEXTS[name]["title"], list(rows), [*words, *texts])
 
 
 def is_close(row: ResultRow) -> bool:
@@ -52,27 +55,27 @@ def is_close(row: ResultRow) -> bool:
     return abs(row.error or 0.0) <= 0.15
 
 
-def modelled(name: str, value: float | Estimate, unit: str, **more: Any) -> ResultRow:
-    """Returns a row; a mean has the interval and the number of its runs. Its kind is "informed" or
-    "repeated" where the reference was not fitted and yet tests nothing."""
+def modelled(name: str, value: float | Estimate, unit: str, **fields: Any) -> ResultRow:
+    """Returns a modelled row; a mean has an interval and the number of runs. Its kind is "informed"
+    or "repeated" if the reference was not fitted to but still does not test the model."""
     if isinstance(value, Estimate):
-        more |= {"n": value.n, "interval": value.interval}
+        fields |= {"n": value.n, "interval": value.interval}
         value = value.value
-    if more.setdefault("kind", "modelled") != "modelled":
-        more["fitted"] = None
-    return ResultRow(name, value, unit, **more)
+    if fields.setdefault("kind", "modelled") != "modelled":
+        fields["fitted"] = None
+    return ResultRow(name, value, unit, **fields)
 
 
 @lru_cache(6)
 def _timers(shape: str, soc: str, system: System) -> list[tuple[ShiftedProfile, ForwardTimer]]:
-    """Returns the profile with each number moved."""
+    """Returns a timer for each uncertain number of the profile, with that number changed."""
     moved = shifted_profiles(load_profile(soc), system.uses)
-    return [(each, _timer(shape, each.profile, system)) for each in moved]
+    return [(change, _timer(shape, change.profile, system)) for change in moved]
 
 
 @cache
 def phone_of(shape: str, soc: str, system: System) -> ForwardTimer:
-    """Returns what prices forwards of a shape on a phone that is cool, as its profile has it."""
+    """Returns the timer of a shape's forwards on a cool phone."""
     return _timer(shape, load_profile(soc), system)
 
 
@@ -81,14 +84,14 @@ def _timer(shape: str, profile: Profile, system: System) -> ForwardTimer:
 
 
 def changes_of(shape: str, soc: str, system: System, workload: Workload) -> dict[str, float]:
-    """Returns by how much a latency's logarithm moves with each number's doubt."""
+    """Returns the change of a latency's logarithm by the uncertainty of each number."""
     alike = workload.with_mean_head_rows()
     base = phone_of(shape, soc, system).latency(alike)
     moved = _timers(shape, soc, system)
-    return log_changes(base, ((each, timer.latency(alike)) for each, timer in moved))
+    return log_changes(base, ((change, timer.latency(alike)) for change, timer in moved))
 
 
 def band(value: float, *doubts: float) -> tuple[float, float]:
-    """Returns 95 % around a value, of independent standard deviations of its logarithm."""
+    """Returns the 95 % band of a value, from independent deviations of its logarithm."""
     factor = math.exp(TWO_SIDED * math.hypot(*doubts))
     return value / factor, value * factor

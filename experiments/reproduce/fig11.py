@@ -1,8 +1,8 @@
-"""Figures 11 and 12: latency of every cell on three phones, and of another model.
+"""Figures 11 and 12: the latency of every cell on three phones, and of another model.
 
-A phone's state slows all that runs in one session, so each cell has two tests: how long a baseline
-takes, and how many times faster the column that shares its session is. The other column's own time
-says nothing more.
+The state of a phone, such as its temperature, slows everything in one session by a common factor.
+So each cell has two tests: the time of a baseline, and the speed-up of the column measured in the
+same session. The time of that column follows from the two and is not a third test.
 """
 
 import math
@@ -41,11 +41,11 @@ SYSTEMS = {
     "llada_cpp": System(runtime="swap"),
 }
 PAIRS = {"cpu_cache": "cpu", "llada_cpp": "npu"}
-"""A column, and the one whose session it shares."""
+"""The baseline in the same session, by column."""
 OWN = "/in_its_session"
-"""Of a time: by the factor of its task's session, in place of the phone's mean."""
+"""Suffix of times that use the factor of their own session instead of the phone's mean."""
 STEADY = "SM8750"
-"""The phone whose sessions vary no more than runs of one session do."""
+"""The phone whose sessions differ no more than runs within a session."""
 LLAMA = {"cpu": System(body="cpu"), "npu": System(runtime="wide")}
 """Llama's baseline keeps all weights mapped, as two sessions of llama.cpp's backend can."""
 
@@ -55,11 +55,11 @@ class Cell(NamedTuple):
 
     soc: str
     seconds: list[float]
-    """Of its runs, in a usual session."""
+    """Times of the runs in a typical session."""
     changes: Mapping[str, float]
-    """By how much its logarithm moves with each number's doubt."""
+    """Change of the logarithm of the time by the uncertainty of each number."""
     workload: float
-    """What is not known of the forwards (prompts, decoding): a deviation of the logarithm."""
+    """Deviation of the logarithm from unknown prompts and decoding."""
     reference: float
     fitted: bool
     source: str
@@ -74,18 +74,18 @@ def fig11(world: PublishedTasks) -> Chapter:
     ]
     own = by_own_session(rows)
     usual = [row for row in rows if row.name in own]
-    found, means = (sum(map(is_close, each)) for each in (own.values(), usual))
+    found, means = (sum(map(is_close, times)) for times in (own.values(), usual))
     sessions = "; ".join(map(_session, SOCS))
     return chapter("fig11", rows, sessions=sessions, own=found, mean=means, cells=len(own))
 
 
 def by_own_session(rows: Iterable[ResultRow]) -> dict[str, ResultRow]:
-    """Returns, by the name of a time, the row that has it by its own session's factor."""
+    """Returns the rows that use the factor of their own session, by the name of the time."""
     return {name: row for row in rows if (name := row.name.removesuffix(OWN)) != row.name}
 
 
 def fig12(world: PublishedTasks) -> Chapter:
-    """Predicts Dream-7B on SM8750, with the prompts and the process of a task of LLaDA's."""
+    """Predicts Dream-7B on SM8750, with the prompts and decoding statistics of a LLaDA task."""
     figure = world.published["fig12_s"]
     rows = []
     for tokens, values in figure["values"].items():
@@ -112,8 +112,8 @@ def _cells_of(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]
 def _own_session(
     prefix: str, base: str, cells: Mapping[int, Mapping[str, Cell]]
 ) -> Iterator[ResultRow]:
-    """Yields how much slower than the cool phone a task's session was, by its fitted cell, and what
-    the other lengths then take."""
+    """Yields the slowdown of a task's session, from its fitted cell, and the times of the other
+    lengths with that factor."""
     *others, last = LENGTHS
     cell = cells[last][base]
     factor = cell.reference / fmean(cell.seconds)
@@ -140,7 +140,7 @@ def _columns(
     for column, runs in workloads.items():
         phone = phone_of(shape, soc, SYSTEMS[column])
         slowdown = phone.profile.session.slowdown(SYSTEMS[column].body)
-        seconds = [slowdown * each for each in map(phone.latency, runs)]
+        seconds = [slowdown * time for time in map(phone.latency, runs)]
         changes = _changes(world, shape, soc, column, tokens)
         found[column] = Cell(
             soc, seconds, changes, open_to[column], known[column], column in fitted, runs[0].source
@@ -159,13 +159,14 @@ def _workloads(world: PublishedTasks, task: str, tokens: int) -> dict[str, tuple
 def _changes(
     world: PublishedTasks, shape: str, soc: str, column: str, tokens: int
 ) -> dict[str, float]:
-    """Returns what the doubts are worth in a column: of one task, as they differ little by it."""
+    """Returns the effect of each uncertainty in a column, from one task, since tasks differ
+    little."""
     run = _workloads(world, TASKS[0], tokens)[column][0]
     return changes_of(shape, soc, SYSTEMS[column], run)
 
 
 def _rows(prefix: str, cells: Mapping[str, Cell], source: str) -> Iterator[ResultRow]:
-    """Yields each column's time, then the times by which one of a session is faster."""
+    """Yields the time of each column, then the speed-ups within sessions."""
     for column, cell in cells.items():
         session = load_profile(cell.soc).session.spread(SYSTEMS[column].body)
         mean = mean_of(cell.seconds)
@@ -188,7 +189,7 @@ def _rows(prefix: str, cells: Mapping[str, Cell], source: str) -> Iterator[Resul
 
 
 def _apart(one: Cell, other: Cell, column: str) -> list[float]:
-    """Returns the doubts of the ratio of two times of a session."""
+    """Returns the uncertainties of the ratio of two times in one session."""
     drift = math.sqrt(2) * load_profile(STEADY).session.spread(SYSTEMS[column].body)
     numbers = {*one.changes, *other.changes}
     apart = [one.changes.get(n, 0.0) - other.changes.get(n, 0.0) for n in numbers]

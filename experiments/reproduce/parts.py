@@ -1,6 +1,8 @@
-"""Parts of a phone alone: passes of the vendor's and of native kernels, a layer, the memory. Genie
-runs two models, a ledger has three others, and AI Hub's were kept from the modelling until it was
-done."""
+"""Measurements of single parts of a phone: forward passes, a layer, the memory.
+
+The passes are Genie's two models, native kernels from a ledger of three other models, and AI Hub's
+models, which were held out until the device model was finished.
+"""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -28,7 +30,7 @@ LEDGER_CLASSES: Mapping[str, tuple[Quant, str]] = {
 
 
 def genie(world: PublishedTasks) -> Chapter:
-    """Predicts Llama-3-8B in Genie on SM8850; the vendor class was fitted to the others."""
+    """Predicts Llama-3-8B in Genie on SM8850; the other rows were fitted."""
     rows = []
     for label, shape in (("3b", "llama32_3b"), ("8b", "llama3_8b")):
         graphs, name = graphs_of(shape, "int4"), f"genie_llama_{label}"
@@ -47,7 +49,7 @@ def genie(world: PublishedTasks) -> Chapter:
 
 
 def ledger3b(world: PublishedTasks) -> Chapter:
-    """Passes of native kernels that llada.cpp's figures know nothing of."""
+    """Predicts passes of native kernels, from a source independent of llada.cpp's figures."""
     ledger, profile = world.published["ledger"], load_profile("SM8750")
     # Attention and norms of the 3B's first column are platform constants.
     known = {("llama32_3b", "w16a16"): world.figures["platform_ledger_3b_w16a16"]}
@@ -60,7 +62,7 @@ def ledger3b(world: PublishedTasks) -> Chapter:
             price = partial(
                 one_pass, graphs_of(shape, quant), profile, kernels=kernels, context=128
             )
-            # Overlap, rows of a pass and the calls' price are read off the 3B's other columns.
+            # Overlap, rows per pass and the price of calls were fitted to the 3B's other columns.
             rows += [
                 modelled(f"{prefix}/{precision}/rows{n}", price(n, head_rows=n) * 1e3, "ms",
                          reference=cells[f"rows{n}_ms"], source=ledger["source"], fitted=fitted,
@@ -71,25 +73,27 @@ def ledger3b(world: PublishedTasks) -> Chapter:
 
 
 def held_out(world: PublishedTasks) -> Chapter:
-    """Scores AI Hub's models on four phones: a pass over a prompt, and one of a single row. Names
-    those that cannot be priced, and why."""
+    """Predicts AI Hub's models on four phones: a pass over a prompt, and one of a single row. Lists
+    models that cannot be priced, with the reason."""
     figures, rows = read_figures("held_out"), []
-    for each in figures["models"]:
-        model = graphs_of(each["shape"]).model.replace(**each["changes"])
-        profile = load_profile(each["soc"])
-        wanted = {each["rows"]: each["pass_ms"], 1: 1e3 / each["tokens_per_second"]}
+    for entry in figures["models"]:
+        model = graphs_of(entry["shape"]).model.replace(**entry["changes"])
+        profile = load_profile(entry["soc"])
+        wanted = {entry["rows"]: entry["pass_ms"], 1: 1e3 / entry["tokens_per_second"]}
         for count, milliseconds in wanted.items():
-            price = partial(one_pass, graphs_of(model, "int4"), rows=count, context=each["context"])
-            found = with_uncertainty(profile, price, System(kernels="vendor").uses)
-            ms = 1e3 * found.seconds
+            price = partial(
+                one_pass, graphs_of(model, "int4"), rows=count, context=entry["context"]
+            )
+            predicted = with_uncertainty(profile, price, System(kernels="vendor").uses)
+            ms = 1e3 * predicted.seconds
             rows.append(
-                modelled(f"held_out/{each['soc']}/{each['name']}/rows{count}", ms, "ms",
+                modelled(f"held_out/{entry['soc']}/{entry['name']}/rows{count}", ms, "ms",
                           reference=milliseconds, source=figures["source"], fitted=False,
-                          band=band(ms, found.relative, profile.session.npu_spread))
+                          band=band(ms, predicted.relative, profile.session.npu_spread))
             )  # fmt: skip
     left_out = (
-        f"Not scored, as {each['why']}: {', '.join(map(_published, each['models']))}."
-        for each in figures["not_scored"]
+        f"Not scored, as {entry['why']}: {', '.join(map(_published, entry['models']))}."
+        for entry in figures["not_scored"]
     )
     return chapter("held_out", rows, [*left_out])
 
@@ -110,7 +114,7 @@ def platform(world: PublishedTasks) -> Chapter:
     for count, wanted in sorted(measured.items()):
         step = product_step(count, sweep["inputs"], sweep["outputs"], weight, "fc")
         seconds = price_on_npu(step, profile.npu["hexkl"], profile.memory).seconds
-        # How many rows share a pass over the weights is read off this sweep.
+        # The number of rows that share a pass over the weights was fitted to this sweep.
         rows.append(
             modelled(f"fc/rows{count}", seconds * 1e6, "us", reference=wanted,
                      source=sweep["source"], fitted=count in fitted,
@@ -133,9 +137,9 @@ def _bandwidths(world: PublishedTasks) -> Iterator[ResultRow]:
     npu = profile.npu["llada_cpp"].dma_gbps
     tasks = [LaneTask("npu", "npu", 1.0, npu * 1e9), LaneTask("cpu", "cpu", 1.0, cpu * 1e9)]
     events = run(tasks, profile.memory.dram_gbps).events
-    overlap = min(each.end for each in events)
-    drawn = sum(min(each.end, overlap) / each.end * each.task.dram_bytes for each in events)
-    values = {"npu": npu, "cpu": cpu, "together": drawn / overlap / 1e9}
+    overlap = min(event.end for event in events)
+    read = sum(min(e.end, overlap) / e.end * e.task.dram_bytes for e in events)
+    values = {"npu": npu, "cpu": cpu, "together": read / overlap / 1e9}
     for name, value in values.items():
         yield modelled(
             f"bandwidth/SM8650/{name}", value, "GB/s", reference=(fitted | published)[name],

@@ -1,12 +1,12 @@
-"""The sampling engine: time, traffic, gates, and the decisions that number formats flip.
+"""Evaluates the sampling engine: time, traffic, gates, and decisions changed by number formats.
 
     python -m experiments.sampling_engine
     python -m experiments.sampling_engine hardware=false
     python -m experiments.sampling_engine vlens=[256,4096] hardware=false
 
-Times are modelled: the published latencies, and two constants of HBM that are fitted to two
-published numbers; the rows say which. Decisions are measured on the functional machine, and gates
-are counted; areas follow from them by one fitted factor.
+Times are modelled from the published latencies and two constants of the HBM, which are fitted to
+two published numbers, marked in the rows. Decisions are measured on the functional simulator. Gates
+are counted; areas are their number times one fitted factor.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,9 +41,9 @@ from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 MODES: tuple[Mode, ...] = get_args(Mode)
 TABLE = f"{paper.PAPER}, table of results"
 BATCHES, BLOCKS = (1, 2, 4, 8, 16, 32), (8, 16, 32, 64)
-"""The paper's sweeps on a GPU."""
+"""Batch sizes and block lengths of the paper's GPU measurements."""
 A6000_FLOPS = 155e12
-"""BF16 in its tensor cores, by NVIDIA's data sheet."""
+"""BF16 in tensor cores, from NVIDIA's data sheet."""
 PEAK_SHARE, MOE_VOCAB = 0.7, 157_184
 
 
@@ -90,7 +90,7 @@ _modelled = partial(ResultRow, kind="modelled")
 
 
 def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
-    """Yields all rows, and writes the programs as text."""
+    """Computes all rows, and writes the programs as text."""
     programs: ProgramsByCase = {
         (mode, vlen): compile_sampler(config.sampling(mode), EngineConfig(vlen=vlen))
         for mode, vlen in product(MODES, config.vlens)
@@ -112,7 +112,7 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
 
 
 def modelled_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
-    """Yields all that is modelled, beside what is published."""
+    """Yields the modelled rows, with published references."""
     hbm, source = fitted_hbm(), f"fitted to {FITTED_TO} of {paper.PAPER}"
     fitted = partial(ResultRow, kind="fitted", source=source)
     yield fitted("fit/hbm_latency_ns", hbm.latency, "ns")
@@ -123,7 +123,8 @@ def modelled_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Ite
 
 
 def latency_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
-    """Yields time, its breakdown and traffic of every program; `performance` is the paper's."""
+    """Yields the time, its breakdown and the traffic of every program; the paper uses
+    `performance`."""
     for (mode, vlen), program in programs.items():
         timing, is_paper = time_program(program), mode == "performance"
         name = f"vlen{vlen}" if is_paper else f"{mode}/vlen{vlen}"
@@ -135,22 +136,22 @@ def latency_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iter
 
 
 def _published(vlen: int) -> dict[str, dict[str, Any]]:
-    """Returns what the paper has of a row at a vector length, and what that was used for. The
-    memory cycles at 2048 are fitted, and so the latency there is informed; what a top-k unit takes
-    was chosen with the published total of the vector cycles in view."""
-    found: dict[str, dict[str, Any]] = {}
+    """Returns the published values at a vector length, with the kind of the modelled ones. Memory
+    cycles at 2048 were fitted, so the latency there is informed; the time of a top-k unit was
+    chosen with knowledge of the published total of vector cycles."""
+    fields: dict[str, dict[str, Any]] = {}
     if vlen in paper.LATENCY_MS:
         kind = {512: "fitted", 2048: "informed"}.get(vlen, "modelled")
-        found["latency_ms"] = {"reference": paper.LATENCY_MS[vlen], "source": TABLE, "kind": kind}
+        fields["latency_ms"] = {"reference": paper.LATENCY_MS[vlen], "source": TABLE, "kind": kind}
     for unit, count in paper.CYCLES_AT_2048.items() if vlen == 2048 else ():
         kind = {"memory": "fitted", "vector": "informed"}.get(unit, "modelled")
         source = f"{paper.PAPER}, breakdown"
-        found[f"{unit}_cycles"] = {"reference": count, "source": source, "kind": kind}
-    return found
+        fields[f"{unit}_cycles"] = {"reference": count, "source": source, "kind": kind}
+    return fields
 
 
 def sensitivity_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
-    """Yields what the published numbers leave out: units as they are in hardware, and noise."""
+    """Yields effects that the published numbers leave out: hardware units, and noise."""
     for vlen in config.vlens:
         ms = time_program(programs["performance", vlen], column="pipelined").cycles.ms
         yield _modelled(f"pipelined/performance/vlen{vlen}/latency_ms", ms, "ms")
@@ -160,13 +161,13 @@ def sensitivity_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> 
 
 
 class GpuBody(NamedTuple):
-    """What a row's forward takes of a model."""
+    """The work of a model's forward."""
 
     weights: int
     vocab: int
 
     def ms(self, rows: int) -> float:
-        """Returns the least time of a step: to read the weights, or to multiply by them."""
+        """Returns the least milliseconds of a step: reading the weights, or multiplying by them."""
         read = 2 * self.weights / paper.GPU_BYTES_PER_SECOND["a6000"]
         return 1e3 * max(read, 2 * self.weights * rows / A6000_FLOPS)
 
@@ -183,11 +184,11 @@ def bodies() -> dict[str, GpuBody]:
 
 
 def share_rows() -> Iterator[ResultRow]:
-    """Yields the largest share of a step that sampling has on the paper's GPU, by model and
-    sampler, and how slow 70 % would need it. The paper has up to 70 %, reached by LLaDA-MoE with a
-    dual cache, and gives neither batch nor block. Here the body reads its weights in BF16 once, all
-    rows take the same experts, and nothing but the block's rows is multiplied: so shares are upper
-    bounds. The unfused sampler takes the paper's time."""
+    """Yields the largest share of a step that sampling takes on the paper's GPU, by model and
+    sampler, and the slowdown of the sampler that would give 70 %. The paper reports up to 70 %, for
+    LLaDA-MoE with a dual cache, without batch or block. The shares are upper bounds: the body reads
+    its BF16 weights once, all rows use the same experts, and only the block's rows are computed.
+    The unfused sampler has the paper's time."""
     for (model, body), sampler in product(bodies().items(), paper.GPU_BYTES_A_LOGIT):
         shares = []
         for rows in {batch * block for batch, block in product(BATCHES, BLOCKS)}:

@@ -1,5 +1,8 @@
-"""What number formats cost: decisions that flip against float32, on random logits and a model's;
-and answers to tasks, decoded with the engine's scores."""
+"""The cost of narrow number formats in the sampling engine, against float32.
+
+Two measures: the share of decisions that change, on random logits and on a model's, and the exact
+match of answers that are decoded with the engine's scores.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -68,9 +71,9 @@ def answer_rows(
         name, right = f"answers/{format}", 0
         yield ResultRow(f"{name}/bytes_a_logit", bits_per_element(format) / 8, "bytes")
         for task in config.tasks:
-            found = _right_answers(model, task, config, format, seed)
-            right += found
-            yield row(f"{name}/{task}", found, config.items)
+            n_right = _right_answers(model, task, config, format, seed)
+            right += n_right
+            yield row(f"{name}/{task}", n_right, config.items)
         yield row(f"{name}/all", right, config.items * len(config.tasks))
 
 
@@ -103,13 +106,13 @@ def engine_scores(
     params: Any, hidden: jax.Array, noise: Any, *, format: LogitFormat, rules: ScoreRules
 ) -> Scores:
     """Returns the engine's tokens and confidences for states [B, C, D]; entropy and margin are NaN.
-    Vectors are float32 where the logits are, and BF16 for every narrower format."""
+    Vectors are float32 for float32 logits, and BF16 for every narrower format."""
     logits = np.asarray(without(logits_of(params, hidden), rules.forbidden))
     block = np.zeros(logits.shape[:2], np.int32)
     inputs = StepInputs(logits, block, block == 0, np.zeros(len(block), np.int32))
-    found = decided(inputs, VLEN, format, "float32" if format == "float32" else "bfloat16")
+    decisions = decided(inputs, VLEN, format, "float32" if format == "float32" else "bfloat16")
     unknown = jnp.full(block.shape, jnp.nan)
-    return Scores(jnp.asarray(found.predictions), jnp.asarray(found.keys), unknown, unknown)
+    return Scores(jnp.asarray(decisions.predictions), jnp.asarray(decisions.keys), unknown, unknown)
 
 
 def decided(
@@ -118,7 +121,7 @@ def decided(
     format: LogitFormat = "float32",
     vectors: VectorFormat = "float32",
 ) -> Decisions:
-    """Returns what the engine decides on logits in a format."""
+    """Returns the engine's decisions on logits in a format."""
     batch, rows, vocab = inputs.logits.shape
     sampling = Sampling(batch=batch, rows=rows, vocab=vocab, mode="one_pass")
     engine = EngineConfig(vlen=vlen, vector_format=vectors, int_bytes=1 << 20)
@@ -129,31 +132,31 @@ def decided(
 def flip_rows(
     config: FlipsConfig, vocab: int, rows: int, vlen: int, seed: int
 ) -> Iterator[ResultRow]:
-    """Counts flips per format of the logits, on BF16 vectors: other tokens, or other commits.
-    `flips/<format>` is on random logits, and `flips/<format>/<model>` on those of a model."""
+    """Yields the share of changed tokens or commits by format of the logits, on BF16 vectors:
+    `flips/<format>` on random logits, `flips/<format>/<model>` on a model's."""
     model = lj.load(config.model)
-    drawn = random_inputs(seed, config.batch, rows, vocab, config.k)
-    chance = [(drawn, decided(drawn, vlen))]
+    inputs = random_inputs(seed, config.batch, rows, vocab, config.k)
+    chance = [(inputs, decided(inputs, vlen))]
     real = list(decoded(model, config, rows, vlen, seed))
     for format in config.formats:
         for source, cases in (("", chance), (f"/{config.model}", real)):
-            flipped = np.concatenate([_flips(*each, vlen, format) for each in cases])
+            flipped = np.concatenate([_flips(*case, vlen, format) for case in cases])
             name, named = f"flips/{format}{source}", model.fingerprint if source else None
             yield ResultRow(name, flipped.mean(), "of decisions", n=flipped.size, fingerprint=named)
 
 
 def _flips(inputs: StepInputs, wanted: Decisions, vlen: int, format: LogitFormat) -> np.ndarray:
-    """Returns which open positions have another token or another mask than wanted."""
-    found = decided(inputs, vlen, format, "bfloat16")
-    flipped = found.predictions != wanted.predictions
-    return (flipped | (found.transfer != wanted.transfer))[inputs.open]
+    """Returns for each open position whether its token or its commit differs from `wanted`."""
+    decisions = decided(inputs, vlen, format, "bfloat16")
+    flipped = decisions.predictions != wanted.predictions
+    return (flipped | (decisions.transfer != wanted.transfer))[inputs.open]
 
 
 def decoded(
     model: lj.Model, config: FlipsConfig, rows: int, vlen: int, seed: int
 ) -> Iterator[tuple[StepInputs, Decisions]]:
     """Yields every step of blocks that the engine decodes in float32: answers to held-out problems,
-    of which the longer ones lose their begin."""
+    cut at the beginning if they are too long."""
     mask_id = model.config.mask_id
     items = islice(word_problems.TASK.items(seed, "test"), config.batch)
     prompts = prompts_of(model, (item.question for item in items))
@@ -172,8 +175,8 @@ def decoded(
 
 
 def random_inputs(seed: int, batch: int, rows: int, vocab: int, k: int) -> StepInputs:
-    """Draws logits of rows that are more or less sure: normal noise, and one id that stands out,
-    how far is uniform, so that confidences fill the range from 0 to 1."""
+    """Draws logits: normal noise, and one id that is higher by a uniform amount, so that
+    confidences cover the range from 0 to 1."""
     rng = np.random.default_rng(seed)
     logits = rng.standard_normal((batch, rows, vocab), dtype=np.float32)
     best = rng.integers(0, vocab, (batch, rows, 1))

@@ -1,13 +1,13 @@
-"""Order matters on Sudoku: a small model, decoded in several orders (after arXiv 2502.06768).
+"""Compares decoding orders on Sudoku with a small model (after arXiv 2502.06768).
 
     python -m experiments.sudoku hydra.run.dir=outputs/sudoku
     python -m experiments.sudoku trained=experiments/sudoku/trained items=1000 blanks=[40,50]
     python -m experiments.sudoku --config-name sudoku_revising hydra.run.dir=outputs/sudoku_revising
 
-It trains a masked-diffusion model on grids drawn here, fits a quality head to it, and decodes
-puzzles of several numbers of blanks: in random order, by confidence, by margin, in parallel, and
-with revision. It replicates the ordering that the paper found, not its test set. The third command
-trains that model on its own errors, and compares ways of mending them. The same command goes on
+The verb trains a masked-diffusion model on random grids, fits a quality head to it, and decodes
+puzzles with several numbers of blanks: in random order, by confidence, by margin, in parallel, and
+with revision. It replicates the paper's ranking of the orders, not its test set. The third command
+trains the model on its own errors, and compares ways to correct them. The same command continues
 from the last checkpoint. The run folder gets `metrics.jsonl`, `checkpoints/`, `model/`,
 `results.json`, `quality_head.json` and `sudoku.png`.
 """
@@ -42,12 +42,12 @@ PUBLISHED: Mapping[str, tuple[float, str]] = {
     "top_margin": (0.9, "arXiv 2502.06768, abstract: about 90 %, on puzzles of its own"),
     "threshold_0.999": (0.943, "nonet's README: 1.28 M parameters, on puzzles of its own"),
 }
-"""Exact match that others report for the same order, on puzzles of their own."""
+"""Published exact match of the same order, on other puzzles."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """What is committed at a threshold, and masked again where the quality head doubts it."""
+    """A decoder that commits at a threshold, and remasks tokens that the quality head doubts."""
 
     name: str
     threshold: float
@@ -74,7 +74,7 @@ class SudokuConfig:
 
     def __post_init__(self) -> None:
         require_counts(self, "grids", "head_steps", "items", "batch_size")
-        names = [each.name for each in (*self.decoders, *self.quality_heads)]
+        names = [decoder.name for decoder in (*self.decoders, *self.quality_heads)]
         require(len(set(names)) == len(names), f"decoders are {names}; allowed: each name once")
         require(len(self.blanks) > 0, "blanks is empty; allowed: one or more numbers")
         for blanks in self.blanks:
@@ -88,13 +88,13 @@ class SudokuConfig:
 
     @property
     def shape(self) -> ModelConfig:
-        """Returns the model's shape with the ids of these canvases."""
+        """The model's shape with the token ids of Sudoku canvases."""
         return self.model.replace(**puzzles.IDS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellsOf(Objective):
-    """Another objective, for which only cells count; markers always stand."""
+    """An objective restricted to cells; markers are never masked."""
 
     inner: Objective
 
@@ -103,7 +103,7 @@ class CellsOf(Objective):
 
 
 def cells_alone(batch: Any) -> Any:
-    """Returns a batch of which no marker is a target."""
+    """Returns a batch without markers among its targets."""
     return batch._replace(target=batch.target & (batch.tokens < puzzles.FIRST_MARKER))
 
 
@@ -116,28 +116,28 @@ def replicate(config: SudokuConfig, run: Run) -> None:
     model = model or _trained(config, run, pool)
     unseen = islice(batches(pool, config.train, puzzles.EOS, config.train.steps), config.head_steps)
     head, _ = fit_quality_head(model.params, model.config, map(cells_alone, unseen))
-    told = {"weight": head.weight.tolist(), "bias": head.bias.item()}
-    run.write("quality_head.json", json.dumps(told) + "\n")
+    content = {"weight": head.weight.tolist(), "bias": head.bias.item()}
+    run.write("quality_head.json", json.dumps(content) + "\n")
     rows = list(tqdm(_scores(config, model, orders(config, head)), unit="result"))
     points: dict[str, list[ScorePoint]] = {}
     for row, blanks in rows[::2]:
         low, high = row.interval or (row.value, row.value)
         order = row.name.partition("/")[0]
         points.setdefault(order, []).append(ScorePoint(blanks, row.value, low, high))
-    drawn = score_curves("Sudoku, by order of commits", points, "empty cells")
-    save(drawn, run.folder / "sudoku.png")
+    figure = score_curves("Sudoku, by order of commits", points, "empty cells")
+    save(figure, run.folder / "sudoku.png")
     run.finish([row for row, _ in rows])
 
 
 def trained_before(folder: str, shape: ModelConfig) -> lj.Model:
-    """Loads a model of the shape that is asked for. Raises ValueError for another."""
-    found, params, _ = load_params(folder, "float32")
-    require(found == shape, f"trained {folder!r} is {found}; allowed: {shape}")
-    return lj.Model(found, params, None)
+    """Loads a trained model of a shape. Raises ValueError for another."""
+    stored, params, _ = load_params(folder, "float32")
+    require(stored == shape, f"trained {folder!r} is {stored}; allowed: {shape}")
+    return lj.Model(stored, params, None)
 
 
 def _trained(config: SudokuConfig, run: Run, pool: puzzles.Pool) -> lj.Model:
-    """Trains a model, and keeps it in the Hugging Face layout."""
+    """Trains a model, and stores it in the Hugging Face layout."""
     objective = CellsOf(inner=config.objective)
     parent = None if config.parent is None else trained_before(config.parent, config.shape).params
     state = train(run.folder, config.shape, config.train, pool, parent=parent, objective=objective)
@@ -147,23 +147,23 @@ def _trained(config: SudokuConfig, run: Run, pool: puzzles.Pool) -> lj.Model:
 
 
 def orders(config: SudokuConfig, head: QualityHead) -> dict[str, SamplerConfig]:
-    """Returns ways of decoding by name, the whole canvas in view."""
+    """Returns samplers by name, each with the whole canvas visible."""
     whole = {"gen_length": puzzles.LENGTH, "block_length": puzzles.LENGTH, "steps": puzzles.LENGTH}
-    found = {each.name: each.sampler.replace(**whole) for each in config.decoders}
-    for each in config.quality_heads:
-        rule = QualityRemask.of(head, threshold=each.threshold, doubt=each.doubt)
-        found[each.name] = SamplerConfig.from_flat(rule=rule, **whole)
-    return found
+    samplers = {decoder.name: decoder.sampler.replace(**whole) for decoder in config.decoders}
+    for head_config in config.quality_heads:
+        rule = QualityRemask.of(head, threshold=head_config.threshold, doubt=head_config.doubt)
+        samplers[head_config.name] = SamplerConfig.from_flat(rule=rule, **whole)
+    return samplers
 
 
 def _scores(
-    config: SudokuConfig, model: lj.Model, asked: Mapping[str, SamplerConfig]
+    config: SudokuConfig, model: lj.Model, samplers: Mapping[str, SamplerConfig]
 ) -> Iterator[tuple[ResultRow, int]]:
     """Yields exact match and forwards of each order on puzzles of each number of blanks."""
     for blanks in config.blanks:
-        given = puzzles.scored_puzzles(config.seed + 1, blanks, config.items)
-        for order, sampler in asked.items():
-            right, forwards = _decoded(model, sampler, given, config)
+        to_solve = puzzles.scored_puzzles(config.seed + 1, blanks, config.items)
+        for order, sampler in samplers.items():
+            right, forwards = _decoded(model, sampler, to_solve, config)
             name, n = f"{order}/{blanks}_blanks", len(right)
             reference, source = PUBLISHED.get(order, (None, None))
             known = {"reference": reference, "source": source}
@@ -172,13 +172,18 @@ def _scores(
 
 
 def _decoded(
-    model: lj.Model, sampler: SamplerConfig, given: Sequence[puzzles.Puzzle], config: SudokuConfig
+    model: lj.Model,
+    sampler: SamplerConfig,
+    to_solve: Sequence[puzzles.Puzzle],
+    config: SudokuConfig,
 ) -> tuple[list[bool], list[int]]:
     right: list[bool] = []
     forwards: list[int] = []
-    for first in range(0, len(given), config.batch_size):
-        asked, solutions = zip(*given[first : first + config.batch_size], strict=True)
-        result = lj.infill(model, [*map(puzzles.canvas, asked)], sampler, seed=config.seed + first)
+    for first in range(0, len(to_solve), config.batch_size):
+        blanked, solutions = zip(*to_solve[first : first + config.batch_size], strict=True)
+        result = lj.infill(
+            model, [*map(puzzles.canvas, blanked)], sampler, seed=config.seed + first
+        )
         answers = (puzzles.cells_of(tokens).tolist() for tokens in result.generated)
         right += map(operator.eq, answers, solutions)
         forwards += np.asarray(result.nfe).tolist()

@@ -5,8 +5,8 @@
     python -m experiments.train --config-name train_moe hydra.run.dir=outputs/tiny_moe
     python -m experiments.train --config-name train_all hydra.run.dir=outputs/all
 
-The same command resumes a run that was stopped, from its last checkpoint; with more steps it is
-prolonged, and other settings are refused. The run folder gets `config.yaml`, `env.json`,
+The same command resumes an interrupted run from its last checkpoint. More steps prolong it; other
+changed settings are refused. The run folder gets `config.yaml`, `env.json`,
 `training.json`, `metrics.jsonl`, `results.json`, `tokenizer/`, `checkpoints/` and the model,
 `model/`.
 """
@@ -49,10 +49,10 @@ TOKENIZER_TEXTS = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """A tokenizer to take, or to learn from the mixture's own texts."""
+    """A tokenizer to reuse, or to train on the texts of the mixture."""
 
     source: str | None = None
-    """A bundled model or a folder; None: learn one of `vocab_size` entries."""
+    """A bundled model or a folder, or None to train a tokenizer of `vocab_size` entries."""
     vocab_size: int = 768
 
 
@@ -65,9 +65,9 @@ class RunConfig:
     score: ScoreConfig
     mesh: MeshConfig = ONE_DEVICE
     parent: str | None = None
-    """A bundled model or a model's folder: training begins with its parameters and tokenizer."""
+    """A bundled model or a folder, with whose parameters and tokenizer training begins."""
     objective: Objective = MASKED
-    """By its name: masked or self_fill (`llada_jax.training.objectives`)."""
+    """masked or self_fill (`llada_jax.training.objectives`)."""
 
     def __post_init__(self) -> None:
         _ = config_to_hf(self.model)  # checks that the model can be exported
@@ -84,7 +84,7 @@ class RunConfig:
 
     @property
     def tasks(self) -> list[Task]:
-        """Each task of the mixture once, in its order."""
+        """The different tasks of the mixture, in its order."""
         return list(map(load_task, dict.fromkeys(share.name for share in self.data.tasks)))
 
 
@@ -99,7 +99,7 @@ def with_special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig
 
 
 def tokenizer_of(config: RunConfig, run: Run) -> Tokenizer:
-    """Returns the tokenizer of the parent or the source, or else one that is learnt first."""
+    """Returns the tokenizer of the parent or the source, or trains one first."""
     source = config.parent or config.tokenizer.source
     if source is not None:
         tokenizer = read_tokenizer(model_path(source))
@@ -117,8 +117,8 @@ def tokenizer_of(config: RunConfig, run: Run) -> Tokenizer:
 
 def train_and_export(config: RunConfig, run: Run) -> None:
     """Trains from the last checkpoint in the run folder, scores the model and exports it. Raises
-    ValueError, before anything is written, where the folder's training is another one, or has gone
-    further than is asked."""
+    ValueError, before anything is written, if the folder has a training with other settings or with
+    more steps."""
     settings = {**asdict(config), "objective": repr(config.objective)}
     settings["versions"] = config.data.versions
     training = Training.of(settings, resume_command("train")).resumed(run.folder)
@@ -138,16 +138,16 @@ def train_and_export(config: RunConfig, run: Run) -> None:
 
 
 def parent_params(name: str, model: ModelConfig, seed: int = 0) -> ModelParams:
-    """Returns float32 parameters of a model of this shape, or of the dense one that a mixture is
-    upcycled from. Raises ValueError for another shape."""
+    """Returns float32 parameters of a model of this shape, or, for a mixture, of the dense model
+    that it is upcycled from. Raises ValueError for another shape."""
     config, params, tokenizer = load_params(name, "float32")
     require(tokenizer is not None, f"parent {name!r} has no tokenizer; allowed: one that has")
     sparse = model.moe is not None and config.moe is None
-    found, wanted = asdict(config), asdict(dense_shape(model) if sparse else model)
-    for field in (each for each in wanted if not each.endswith("_id")):
+    stored, wanted = asdict(config), asdict(dense_shape(model) if sparse else model)
+    for field in (name for name in wanted if not name.endswith("_id")):
         require(
-            found[field] == wanted[field],
-            f"model.{field} is {wanted[field]!r}; allowed: {found[field]!r}, as of parent {name!r}",
+            stored[field] == wanted[field],
+            f"model.{field} is {wanted[field]!r}; allowed: {stored[field]!r}, as of {name!r}",
         )
     return upcycle(params, model, seed) if sparse else params
 
@@ -168,12 +168,12 @@ def finish(
     reliability = reliability_by_task(model, measured)
     parent = None if config.parent is None else Parent.of(config.parent)
     metrics = read_metrics(run.folder)
-    told = {
+    details = {
         "name": HydraConfig.get().runtime.choices["architecture@model"],
         "environment": json.loads((run.folder / "env.json").read_text()),
         **{"commands": commands, "scores": scores, "parent": parent},
     }
-    card = model_card(model.config, metrics, reliability, vars(config) | told)
+    card = model_card(model.config, metrics, reliability, vars(config) | details)
     folder, log_before = run.folder / "model", parent.log if parent else ()
     export_model(folder, model.config, model.params, tokenizer, card, metrics, log_before)
     run.fingerprint = fingerprint(folder)

@@ -1,5 +1,8 @@
-"""What a model is trained on: a mixture of tasks, told in stages. An example is a pure function of
-its index, with which stage, task, difficulty and kind of example are drawn."""
+"""The training data of a model: a mixture of tasks, in stages.
+
+An example is a pure function of the seed and its index, which decide the stage, the task, the
+difficulty and the kind of example. So a resumed training sees the same examples.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,20 +18,20 @@ from llada_jax.training.data import Example, ExampleSource
 
 SENTENCE_END = re.compile(r"(?<=[.?]) ")
 LOOKED_THROUGH = 1000
-FURTHER = 10**9
-"""From an item that is passed over to the next one of its place; no run has as many examples."""
+CANDIDATE_STEP = 10**9
+"""Step between candidates for one index, larger than any run's number of examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskShare:
-    """A task and how often it is drawn, compared with the others; its difficulties alike."""
+    """A task with its weight in the mixture; its difficulties are drawn uniformly."""
 
     name: str
     weight: float = 1.0
     difficulties: tuple[int, ...] = ()
-    """None given: the task's default."""
+    """Empty for the task's default."""
     containing: str | None = None
-    """Only items whose question has this text: of a kind that a model has not learnt, say."""
+    """Draw only items with this text in the question, such as a kind that is hard to learn."""
 
     def __post_init__(self) -> None:
         for difficulty in self.difficulties:
@@ -51,32 +54,32 @@ class TaskShare:
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """Returns the difficulties that are drawn."""
+        """The difficulties to draw from."""
         return self.difficulties or (self.task.default_difficulty,)
 
     def item(self, seed: int, index: int, difficulty: int, *, drill: bool = False) -> Item:
-        """Draws from the training split a place's first item that has what it must."""
+        """Returns the first training item for an index that contains the required text."""
         items = (
-            self.task.item(seed, place, "train", difficulty=difficulty, drill=drill)
-            for place in count(index, FURTHER)
+            self.task.item(seed, candidate, "train", difficulty=difficulty, drill=drill)
+            for candidate in count(index, CANDIDATE_STEP)
         )
         return next(item for item in items if (self.containing or "") in item.question)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """So many steps, in which some examples are not questions with their answers."""
+    """A number of steps with the same tasks and kinds of examples."""
 
     steps: int
     tasks: tuple[TaskShare, ...] = ()
-    """None given: the mixture's."""
+    """Empty for the mixture's tasks."""
     retell_share: float = 0.0
-    """Share of examples that only repeat some sentences of the question, from which a model learns
-    to copy long before it does so from answers."""
+    """Share of examples that repeat some sentences of the question. A model learns copying from
+    them long before it learns it from answers."""
     drill_share: float = 0.0
     """Share of examples that are drills."""
     drills: tuple[TaskShare, ...] = ()
-    """Tasks that they are drawn from."""
+    """Tasks to draw the drills from."""
 
     def __post_init__(self) -> None:
         require_counts(self, "steps")
@@ -95,7 +98,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureConfig:
-    """Tasks, and stages one after the other; the last one goes on without end."""
+    """Tasks, and stages in their order; the last stage has no end."""
 
     seed: int = 1
     tasks: tuple[TaskShare, ...]
@@ -110,7 +113,7 @@ class MixtureConfig:
 
     @property
     def versions(self) -> dict[str, int]:
-        """Returns the versions of all tasks that are drawn from, in any stage."""
+        """Returns the versions of all tasks of all stages."""
         of_stages = (share for stage in self.stages for share in (*stage.tasks, *stage.drills))
         return {share.name: share.task.version for share in (*self.tasks, *of_stages)}
 
@@ -121,7 +124,7 @@ class MixtureConfig:
 
 
 def example_source(tokenizer: Tokenizer, config: MixtureConfig, batch_size: int) -> ExampleSource:
-    """Makes chats of one question; the answer ends with the token that ends a turn."""
+    """Returns a source of chats with one question; an answer ends with the end-of-turn token."""
     end = tokenizer.encode("<|eot_id|>")
 
     def source(index: int) -> Example:
@@ -142,7 +145,7 @@ def example_source(tokenizer: Tokenizer, config: MixtureConfig, batch_size: int)
 
 
 def mixture_texts(config: MixtureConfig) -> Iterator[str]:
-    """Yields questions and answers without end, from which a tokenizer is learnt."""
+    """Yields an infinite series of questions and answers to train a tokenizer on."""
     for index in count():
         rng = Random(f"{config.seed} {index}")
         share = _one_of(config.tasks, rng)
@@ -154,7 +157,7 @@ def _one_of(shares: Sequence[TaskShare], rng: Random) -> TaskShare:
 
 
 def _some_sentences(rng: Random, text: str) -> str:
-    """Returns some sentences in any order, so that each must be found by what is seen of it."""
+    """Returns some sentences in random order, so that each must be found by its visible words."""
     sentences = SENTENCE_END.split(text)
     count = rng.randint(1, len(sentences))
     if rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""The model card of a trained model: everything that is needed to train and to judge it again."""
+"""Writes the model card of a trained model: all that is needed to train and evaluate it again."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,16 +22,16 @@ Metrics = Sequence[Mapping[str, Any]]
 
 
 class Parent(NamedTuple):
-    """The model whose parameters a training began with."""
+    """The model that a training began with."""
 
     name: str
     training: str
-    """What its card says of its own training, and of those before."""
+    """The sections of its card about its training and earlier ones."""
     log: Metrics
 
     @classmethod
     def of(cls, name: str) -> "Parent":
-        """Reads a bundled model's or a folder's card and log, where it has them."""
+        """Reads the card and the log of a bundled model or a folder, if present."""
         folder = model_path(name)
         card = folder / CARD_FILE
         text = card.read_text(encoding="utf-8") if card.exists() else ""
@@ -39,10 +39,10 @@ class Parent(NamedTuple):
 
 
 def model_card(
-    model: ModelConfig, metrics: Metrics, reliability: Mapping[str, Reliability], told: Any
+    model: ModelConfig, metrics: Metrics, reliability: Mapping[str, Reliability], details: Any
 ) -> str:
-    """Writes Markdown, by `model_card.jinja`, with front matter for the Hugging Face hub. All else
-    that is `told` the template shows as it is, and it fails where something lacks."""
+    """Returns Markdown from `model_card.jinja`, with front matter for the Hugging Face hub.
+    `details` are further variables of the template, which fails if one is missing."""
     folder = FileSystemLoader(Path(__file__).parent)
     templates = Environment(
         loader=folder, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
@@ -51,18 +51,18 @@ def model_card(
     rows = _with_minutes(metrics)
     names = dict.fromkeys(name for row in metrics for name in row if name.endswith(EXACT_MATCH))
     return templates.get_template("model_card.jinja").render(
-        told,
+        details,
         model=model,
         parameters=param_count(model),
         metrics=rows,
         curve=thinned(rows, CURVE_ROWS),
-        probed=[name.removesuffix(EXACT_MATCH) for name in names],  # while the model was trained
-        reliability=[(canvas, *_summary(each)) for canvas, each in reliability.items()],
+        probed=[name.removesuffix(EXACT_MATCH) for name in names],  # during training
+        reliability=[(canvas, *_summary(diagram)) for canvas, diagram in reliability.items()],
     )
 
 
 def _summary(diagram: Reliability) -> tuple[int, float, float]:
-    """Returns the number of predictions, the share of them that is right, and the error."""
+    """Returns the number of predictions, their accuracy, and the calibration error."""
     n, right = int(diagram.counts.sum()), float(np.nansum(diagram.accuracy * diagram.counts))
     return n, right / n, diagram.expected_calibration_error
 
@@ -79,7 +79,7 @@ def _containing(share: TaskShare) -> str:
 
 
 def _with_minutes(metrics: Metrics) -> list[Mapping[str, Any]]:
-    """Adds to each row the minutes since the training began."""
+    """Adds to each row the minutes since the start of the training."""
     rows, total, previous = [], 0.0, 0
     for row in metrics:
         total += row["seconds_per_step"] * (row["step"] - previous) / 60

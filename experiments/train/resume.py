@@ -1,5 +1,7 @@
-"""A training that is resumed is the one that was begun: same settings, same versions of its tasks.
-`training.json` of the run folder has both, with the commands that it was trained by."""
+"""Ensures that a resumed training continues the stored one: same settings, same task versions.
+
+`training.json` in the run folder has both, with the commands that trained the model.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,26 +18,26 @@ FREE = (
     *("steps", "decay_steps", "log_every", "checkpoint_every", "keep_checkpoints"),
     "evaluate_every",
 )
-"""Of `train`: a run may be prolonged, and watched otherwise. So may `score`."""
+"""Settings of `train` that may change: a run may be prolonged, and evaluated differently."""
 
 
 class Training(NamedTuple):
-    """What made a model: settings of all that went into it, and the commands in their order."""
+    """The origin of a model: all settings that affect it, and the commands in their order."""
 
     settings: Mapping[str, Any]
     commands: Sequence[str]
 
     @classmethod
     def of(cls, config: Mapping[str, Any], command: str) -> "Training":
-        """Begins a training with a configuration's sections of plain values."""
-        fixed = {name: each for name, each in config.items() if name not in ("score", "mesh")}
-        fixed["train"] = {key: each for key, each in fixed["train"].items() if key not in FREE}
+        """Returns a new training from the sections of a configuration, as plain values."""
+        fixed = {name: part for name, part in config.items() if name not in ("score", "mesh")}
+        fixed["train"] = {key: v for key, v in fixed["train"].items() if key not in FREE}
         return cls(json.loads(json.dumps(fixed)), [command])
 
     def resumed(self, folder: Path) -> "Training":
-        """Returns this training as what goes on with the one in a folder, if there is one. Raises
-        ValueError where that is damaged, of another format or unknown, or has other settings, the
-        first of which is named."""
+        """Returns this training as the continuation of the one in a folder, if there is one. Raises
+        ValueError if that file is missing or damaged, or has other settings; the message names the
+        first of these."""
         path = folder / TRAINING
         if not path.exists():
             require(
@@ -53,5 +55,5 @@ class Training(NamedTuple):
         return Training(self.settings, list(dict.fromkeys([*earlier["commands"], *self.commands])))
 
     def as_json(self) -> str:
-        """Returns the content of its file."""
+        """Returns the content of `training.json`."""
         return json.dumps({"format": FORMAT, **self._asdict()}, indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""How well a model answers each task of its mixture, while it is trained and at the end."""
+"""Scores a model on each task of its mixture, during training and at its end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,33 +14,33 @@ from llada_jax.text import Tokenizer
 from llada_jax.training.loop import Evaluate
 
 LONG = 128
-"""Tokens of an answer, above which a token a step takes minutes for a hundred items."""
+"""Answers with more tokens are scored on fewer items: 100 of them take minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreConfig:
-    """How a model is judged: each task by LLaDA's plain sampler on items of the test split, and by
-    the same with nothing but the prefix and the block in view."""
+    """Settings of scoring: each task by LLaDA's plain sampler on test items, with the whole canvas
+    visible and with only the prefix and the block visible."""
 
     items: int = 500
     long_items: int = 100
-    """Of tasks with answers of more than `LONG` tokens, in place of `items`."""
+    """Number of items for tasks with answers of more than `LONG` tokens."""
     batch_size: int = 50
     seed: int = 2
     block_length: int = 32
     probe_items: int = 50
-    """Items of another seed that the model answers every `train.evaluate_every` steps."""
+    """Number of items, of another seed, to score every `train.evaluate_every` steps."""
     probe_threshold: float = 0.9
 
     def __post_init__(self) -> None:
         require_counts(self, "items", "long_items", "batch_size", "probe_items")
 
     def items_of(self, task: Task) -> int:
-        """Returns how many items of a task are scored."""
+        """Returns the number of items of a task."""
         return min(self.items, self.long_items) if task.gen_length > LONG else self.items
 
     def samplers(self, task: Task) -> dict[str, SamplerConfig]:
-        """Returns the two samplers of one token a step."""
+        """Returns the two samplers, which commit a token per step."""
         length = task.gen_length
         plain = SamplerConfig.from_flat(
             gen_length=length, block_length=self.block_length, steps=length
@@ -77,11 +77,11 @@ def exact_match(
 def probe(
     tasks: Sequence[Task], config: ScoreConfig, model: ModelConfig, tokenizer: Tokenizer
 ) -> Evaluate:
-    """Makes the function that tells what a model in training can do by now."""
+    """Returns a function that scores the current parameters of a training."""
 
     def answered(params: ModelParams) -> dict[str, float]:
         answering, found = Model(model, params, tokenizer), {}
-        for task in tasks:  # with confident tokens in parallel, which takes a fraction of the time
+        for task in tasks:  # confident tokens in parallel, which takes a fraction of the time
             blockwise = config.samplers(task)["blockwise"]
             sampler = blockwise.replace(threshold=config.probe_threshold)
             row = exact_match(task.name, answering, task, sampler, config.probe)

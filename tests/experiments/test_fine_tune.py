@@ -41,7 +41,7 @@ def run(random_model, files, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_trains_goes_on_scores_and_exports(run, files, tmp_path, random_model):
+def test_fine_tuning_resumes_scores_and_exports(run, files, tmp_path, random_model):
     run("train.steps=2", "dtype=int8")
     folder = tmp_path / "run"
     run("dtype=int8", f"test_file={files / 'others.jsonl'}")

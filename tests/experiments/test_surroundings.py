@@ -68,7 +68,7 @@ def test_a_model_is_not_loaded_without_a_device(error, monkeypatch):
     ("platforms", "verb", "arguments"),
     [("cuda", "generate", ["model=tiny"]), ("nope", "train", SHORT)],
 )
-def test_no_such_device(platforms, verb, arguments, tmp_path):
+def test_a_missing_device_is_reported(platforms, verb, arguments, tmp_path):
     arguments = (*arguments, f"hydra.run.dir={tmp_path}/run")
     code, told = started('exec "$@"', verb, *arguments, JAX_PLATFORMS=platforms)
     line = f"error: JAX_PLATFORMS is '{platforms}', and JAX finds no such device here; allowed: cpu"

@@ -32,7 +32,7 @@ def test_a_run_becomes_a_page(run_folder, tmp_path):
     assert '"title":"one"' in (tmp_path / "page.html").read_text()
 
 
-def test_what_cannot_be_shown_is_named(run_folder, tmp_path):
+def test_a_missing_trace_or_phone_is_reported(run_folder, tmp_path):
     with pytest.raises(ValueError, match=r"has no trace.npz; allowed: the folder of a run that"):
         _replay(str(tmp_path), ViewConfig(run="none"))
     with pytest.raises(ValueError, match="SM1"):

@@ -1,1 +1,1 @@
-"""The suite `rivals`: our backends and other people's programs, in turns on one machine."""
+"""The suite `rivals`: our backends and other programs, timed in alternation on one machine."""

@@ -1,7 +1,7 @@
-"""The child's side of a contender: it answers each line with seconds. Standard library only.
+"""The protocol of a contender's process, for interpreters with the standard library alone.
 
-A child prints one line that says what it is. Then each line on standard input is a JSON list of a
-piece of work and a number, and each answer one of `seconds` and of those that passed in the layers.
+The process prints one line that describes it. Each line on standard input is then a JSON list of a
+task's name and a number; the answer is a JSON list of its seconds and the seconds in the layers.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class LayerClock:
-    """Adds up the seconds that pass in the layers."""
+    """Sums the seconds spent in the layers."""
 
     def __init__(self) -> None:
         self.seconds = self._began = 0.0
@@ -26,7 +26,7 @@ class LayerClock:
 
 
 def answer_lines(about: str, clock: LayerClock, works: Mapping[str, Callable[[int], Any]]) -> None:
-    """Answers until standard input ends. What libraries print goes to standard error."""
+    """Answers until standard input ends. Output of libraries is redirected to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print(json.dumps(about), file=answers, flush=True)

@@ -1,5 +1,7 @@
-"""Who is timed: contenders, children that time themselves whenever they are asked, in turns with
-others; and programs that decode by themselves, which are timed from outside."""
+"""Contenders: processes that time a task on request, and complete programs timed from outside.
+
+A contender stays loaded between requests, so that it can be timed in alternation with another one.
+"""
 
 import json
 import os
@@ -18,49 +20,49 @@ from experiments.harness.run import REPOSITORY
 
 
 class Timed(NamedTuple):
-    """Seconds of a piece of work, and those of them that its layers took."""
+    """Seconds of a task, and the part of them in the layers."""
 
     seconds: float
     layers: float
 
     def at_depth(self, times: float) -> float:
-        """Returns the seconds of a model with so many times the layers."""
+        """Returns the seconds of a model with `times` as many layers."""
         return self.seconds + (times - 1) * self.layers
 
     @property
     def head(self) -> float:
-        """Returns the seconds of the product with the vocabulary, and of what is made of it."""
+        """Returns the seconds outside the layers: the product with the vocabulary and its use."""
         return self.seconds - self.layers
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Who is timed: a module of this folder, the interpreter that has its libraries, and what the
-    module is told."""
+    """A program to time: a module of this folder, an interpreter with its libraries, and
+    options."""
 
     name: str
     module: str
     numbers: Numbers
-    """What its products multiply, which says whose peak its share is of."""
-    told: Mapping[str, Any] = field(default_factory=dict)
+    """The format of its products, whose peak its speed is compared with."""
+    options: Mapping[str, Any] = field(default_factory=dict)
     python: str = sys.executable
     decodes: bool = True
-    """Whether it decodes; of others the forwards of a decoding are timed."""
+    """Whether it decodes by itself; otherwise the forwards of a decoding run are timed."""
 
 
 class Missing(ValueError):
-    """A contender that is not here, in one line."""
+    """A contender cannot run here; the message is one line."""
 
 
 class ContenderProcess:
-    """A contender's process, which is asked to time itself."""
+    """The running process of a contender."""
 
     def __init__(self, contender: Contender, process: subprocess.Popen[str], errors: IO[str]):
         self.contender, self._process, self._errors = contender, process, errors
         self.about: str = self._answer("the start")
 
     def ask(self, work: str, number: int) -> Timed:
-        """Has a piece of work timed. Raises Missing if the process ends before it answers."""
+        """Times a task. Raises Missing if the process ends before it answers."""
         assert self._process.stdin
         with suppress(BrokenPipeError):
             print(json.dumps([work, number]), file=self._process.stdin, flush=True)
@@ -78,9 +80,9 @@ class ContenderProcess:
 
 
 @contextmanager
-def started(contender: Contender, told: Mapping[str, Any]) -> Iterator[ContenderProcess]:
-    """Runs a contender's process. Raises Missing if it does not get ready."""
-    settings = json.dumps({**told, **contender.told})
+def running(contender: Contender, options: Mapping[str, Any]) -> Iterator[ContenderProcess]:
+    """Runs a contender's process. Raises Missing if it does not become ready."""
+    settings = json.dumps({**options, **contender.options})
     command = [contender.python, "-m", f"experiments.bench.rivals.{contender.module}", settings]
     with tempfile.TemporaryFile("w+") as errors, ExitStack() as stack:
         try:
@@ -100,8 +102,8 @@ def started(contender: Contender, told: Mapping[str, Any]) -> Iterator[Contender
 
 
 def seconds_a_step(command: str, values: Mapping[str, object], few: int, many: int) -> float:
-    """Runs a command with `{steps}` and other `{values}` in few steps and in many; what the model's
-    loading takes is in both. Raises Missing if it fails."""
+    """Returns the seconds of a step of a command with `{steps}` and other `{values}`: the
+    difference of many and few steps, since both include loading. Raises Missing if it fails."""
     few_seconds, many_seconds = (_seconds(command.format(steps=n, **values)) for n in (few, many))
     return (many_seconds - few_seconds) / (many - few)
 
@@ -119,5 +121,5 @@ def _seconds(command: str) -> float:
 
 
 def left_out(name: str, why: str) -> None:
-    """Says in a line who is not timed."""
+    """Prints a contender that is not timed, and the reason."""
     print(f"left out: {name}: {why}", file=sys.stderr)

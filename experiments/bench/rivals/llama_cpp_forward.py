@@ -1,9 +1,9 @@
-"""llama.cpp, by its Python package: for an interpreter that has `llama_cpp`, and nothing of ours.
+"""llama.cpp as a contender, for an interpreter with `llama_cpp` and without this project.
 
     python -m experiments.bench.rivals.llama_cpp_forward SETTINGS
 
-It makes its own format of a GGUF file where that is missing. Its LLaDA has no cache: the rows of a
-forward see each other alone, and a step of decoding is a forward of the whole canvas.
+It quantizes the GGUF file if needed. Its LLaDA has no KV cache: the rows of a forward see only each
+other, and a decoding step is a forward of the whole canvas.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _name.argtypes, _name.restype = [ctypes.c_void_p], ctypes.c_char_p
 
 
 def quantize(source: Path, target: Path, kind: str) -> None:
-    """Makes a file of a kind such as `Q4_K_M`, as the package's own quantizer does by default."""
+    """Quantizes a file to a kind such as `Q4_K_M`, by the package's quantizer."""
     params = lib.llama_model_quantize_default_params()
     params.ftype, params.nthread = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind}"), THREADS
     part = target.with_suffix(".part")
@@ -35,7 +35,7 @@ def quantize(source: Path, target: Path, kind: str) -> None:
 
 
 class LlamaCppModel:
-    """A model, and a context for batches of up to so many rows."""
+    """A model, and a context for batches of at most `most_rows` rows."""
 
     def __init__(self, path: Path, most_rows: int, clock: LayerClock):
         self._model = lib.llama_model_load_from_file(bytes(path), lib.llama_model_default_params())
@@ -50,7 +50,8 @@ class LlamaCppModel:
         self._batch = lib.llama_batch_init(most_rows, 0, 1)
 
     def _after_node(self, tensor: Any, asked: bool, _: Any) -> bool:
-        """Says whether it wants a node's result, and is called again once that is there."""
+        """Callback of llama.cpp: returns whether to observe a node, and stops the clock after
+        it."""
         if not asked:
             self._clock.stop()
         return not asked or _name(tensor) == b"result_norm"
@@ -65,18 +66,18 @@ class LlamaCppModel:
         self._clock.start()
         if lib.llama_decode(self._context, batch):
             raise RuntimeError(f"llama.cpp cannot decode {rows} rows")
-        lib.llama_get_logits(self._context)  # waits for them
+        lib.llama_get_logits(self._context)  # waits for the result
 
 
 def main(settings: str) -> None:
-    """Quantizes where it must, loads, and answers."""
-    told = json.loads(settings)
-    source, kind = Path(told["gguf"]), told["kind"]
+    """Quantizes if needed, loads the model, and answers requests."""
+    options = json.loads(settings)
+    source, kind = Path(options["gguf"]), options["kind"]
     path = source.with_name(f"{kind}.gguf")
     if not path.exists():
         quantize(source, path, kind)
     clock = LayerClock()
-    forward = LlamaCppModel(path, told["most_rows"], clock)
+    forward = LlamaCppModel(path, options["most_rows"], clock)
     units = re.findall(r"(\w+) = 1", lib.llama_print_system_info().decode())
     about = f"llama.cpp of llama-cpp-python {lib.__version__}: {' '.join(units)}"
     answer_lines(about, clock, {"forward": forward.run})

@@ -1,9 +1,9 @@
-"""One of ours as a child: LiteRT or XLA, driven as the sampler's host loop drives it.
+"""This project's LiteRT and XLA backends as contenders, driven by the sampler's host loop.
 
     python -m experiments.bench.rivals.ours SETTINGS
 
-A forward is the last rows of a canvas against a cache of all of it, and their scores. Decoding is
-that of Fast-dLLM's dual cache: each block begins with a forward of the whole canvas.
+A forward computes and scores the last rows of a canvas against a cache of all of it. Decoding uses
+the dual cache of Fast-dLLM: each block begins with a forward of the whole canvas.
 """
 
 import json
@@ -48,49 +48,49 @@ def clocked(denoiser: Denoiser, clock: LayerClock) -> Denoiser:
 
 
 class Ours:
-    """What a child of ours can be asked for."""
+    """The tasks of this contender."""
 
-    def __init__(self, denoiser: Denoiser, params: Params, config: ModelConfig, told: Any):
+    def __init__(self, denoiser: Denoiser, params: Params, config: ModelConfig, options: Any):
         self._denoiser, self._params, self._config = denoiser, params, config
-        self._told = told
-        self._cache = denoiser.empty_cache(params, 1, told["cached"])
+        self._options = options
+        self._cache = denoiser.empty_cache(params, 1, options["cached"])
 
     def forward(self, rows: int) -> Scores:
-        """Runs and scores one forward. Raises FloatingPointError if no numbers come of it."""
-        cached = self._told["cached"]
+        """Runs and scores one forward. Raises FloatingPointError for NaN or infinity."""
+        cached = self._options["cached"]
         positions = jnp.arange(cached - rows, cached, dtype=jnp.int32)[None]
         live, every = jnp.ones_like(positions, bool), jnp.ones((1, cached), bool)
-        asked = make_rows(jnp.zeros_like(positions), positions, live, every)
-        out = self._denoiser.forward_rows(self._params, asked, self._cache)
+        request = make_rows(jnp.zeros_like(positions), positions, live, every)
+        out = self._denoiser.forward_rows(self._params, request, self._cache)
         scores = self._denoiser.score_rows(self._params, out.hidden, None)
         require_finite_results(f"{rows} rows", scores.confidence)
         return scores
 
     def decode(self, steps: int) -> None:
-        """Decodes a prompt in so many steps."""
-        gen, told = self._told["gen_length"], self._told
+        """Decodes a prompt in `steps` steps."""
+        gen, options = self._options["gen_length"], self._options
         sampler = SamplerConfig.from_flat(
-            gen_length=gen, block_length=told["block_length"], steps=steps, cache="dual"
+            gen_length=gen, block_length=options["block_length"], steps=steps, cache="dual"
         )
-        prompt = [list(range(told["prompt_length"]))]
+        prompt = [list(range(options["prompt_length"]))]
         decode(self._denoiser, self._params, self._config, prompt, sampler, loop="host")
-        self._cache = self._denoiser.empty_cache(self._params, 1, told["cached"])
+        self._cache = self._denoiser.empty_cache(self._params, 1, options["cached"])
 
 
 def main(settings: str) -> None:
-    """Opens an exported folder, or makes parameters, and answers."""
-    told = json.loads(settings)
-    runtime, numbers = told["kind"].split("/")
-    config, clock = ModelConfig(**told["model"]), LayerClock()
+    """Opens an export, or generates parameters, and answers requests."""
+    options = json.loads(settings)
+    runtime, numbers = options["kind"].split("/")
+    config, clock = ModelConfig(**options["model"]), LayerClock()
     rules = score_rules(with_ids(SamplerConfig(), config))
     params = None
     if runtime == "litert":
-        denoiser = Session(ExportedProgram(Path(told["folder"])), rules).denoiser()
+        denoiser = Session(ExportedProgram(Path(options["folder"])), rules).denoiser()
     else:
         denoiser = denoiser_for(config, rules)
         quant = "int8" if numbers == "int8" else "float32"
         params = random_params(config, quant, dtype="bfloat16")
-    ours = Ours(clocked(denoiser, clock), params, config, told)
+    ours = Ours(clocked(denoiser, clock), params, config, options)
     package = {"litert": "ai-edge-litert", "xla": "jaxlib"}[runtime]
     about = f"{package} {version(package)}"
     answer_lines(about, clock, {"forward": ours.forward, "decode": ours.decode})

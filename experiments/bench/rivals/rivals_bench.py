@@ -1,8 +1,8 @@
-"""The suite `rivals`: LLaDA-8B's shape with random weights, ours and other people's programs.
+"""The suite `rivals`: LLaDA-8B's shape with random weights, in our backends and other programs.
 
-Each contender is a process. The first of ours and one other take turns, so that a busy moment hits
-both, and the ratio is that of neighbours. Some layers with weights of their own are run, more than
-a cache holds, and the time in layers is scaled to the model's depth.
+Each contender is a process. Our first backend and one other program run in alternation, and ratios
+are taken within a round, so that other work on the machine slows both. Only some layers are run,
+more than a processor's cache holds; the time in the layers is scaled to the model's depth.
 """
 
 import os
@@ -30,8 +30,8 @@ from experiments.bench.rivals.contender import (
     Missing,
     Timed,
     left_out,
+    running,
     seconds_a_step,
-    started,
 )
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import spread
@@ -75,12 +75,12 @@ class RivalsBenchConfig:
         for kind in self.ours:
             require(kind in kinds, f"ours has {kind!r}; allowed: {', '.join(kinds)}")
         require(bool(self.ours), f"ours is {self.ours}; allowed: one or more")
-        for each in self.llama_cpp + self.programs:
-            require("=" in each, f"{each!r} names no rival; allowed: its name, =, and what it is")
+        for rival in self.llama_cpp + self.programs:
+            require("=" in rival, f"{rival!r} names no rival; allowed: its name, =, and what it is")
 
 
 def time_rivals(model: ModelConfig, config: RivalsBenchConfig, repeats: int) -> Iterator[ResultRow]:
-    """Returns the rows of the suite. Raises ValueError for what it cannot time."""
+    """Returns the rows of the suite. Raises ValueError for settings that it cannot time."""
     require(
         config.layers <= model.n_layers,
         f"layers is {config.layers}; allowed: up to the model's {model.n_layers}",
@@ -93,13 +93,15 @@ class _Suite:
         self._model, self._config, self._repeats = model, config, repeats
         self._shape = model.replace(n_layers=config.layers)
         self._deeper = model.n_layers / config.layers
-        self._products = sum(each.weights for each in body_matrices(model)) + head_weights(model)
+        self._products = sum(matrix.weights for matrix in body_matrices(model)) + head_weights(
+            model
+        )
         self._scratch = self._gguf = Path(config.scratch).resolve()
         self._steps = GEN_LENGTH // config.tokens_per_step
         self._peaks: dict[str, Peak] = {}
 
     def timed(self) -> Iterator[ResultRow]:
-        """Yields all rows; the weights lie in a folder of their own, which is gone then."""
+        """Yields all rows. The weights are in a temporary folder."""
         require_disk(self._scratch, 12 * param_count(self._shape), "weights in all their formats")
         self._scratch.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=self._scratch) as folder:
@@ -110,10 +112,10 @@ class _Suite:
             with self._running(mine) as ours:
                 yield self._error(mine)
                 for work, number, times in self._works():
-                    asked = [ours.ask(work, number) for _ in range(times + 1)]
-                    yield from self._seconds(ours, work, number, asked[1:])
-                for each in others:
-                    yield from self._beside(ours, each)
+                    times_taken = [ours.ask(work, number) for _ in range(times + 1)]
+                    yield from self._seconds(ours, work, number, times_taken[1:])
+                for other in others:
+                    yield from self._compare(ours, other)
                 for program in self._config.programs:
                     yield from self._canvas_steps(ours, *program.split("=", 1))
 
@@ -133,26 +135,26 @@ class _Suite:
     def _contenders(self) -> Iterator[Contender]:
         for kind in self._config.ours:
             numbers = "bfloat16" if kind == "xla/bfloat16" else "int8"
-            told = {"kind": kind, "folder": str(self._scratch / kind)}
-            yield Contender(kind, "ours", numbers, told)
+            settings = {"kind": kind, "folder": str(self._scratch / kind)}
+            yield Contender(kind, "ours", numbers, settings)
         if self._config.torch_python is None:
             left_out("Fast-dLLM in PyTorch", "rivals.torch_python names no interpreter")
         else:
-            told = {"checkout": self._config.fast_dllm}
+            settings = {"checkout": self._config.fast_dllm}
             python = self._config.torch_python
-            yield Contender("fast_dllm/bfloat16", "torch_fast_dllm", "bfloat16", told, python)
+            yield Contender("fast_dllm/bfloat16", "torch_fast_dllm", "bfloat16", settings, python)
         if not self._config.llama_cpp:
             left_out("llama.cpp", "rivals.llama_cpp names no interpreter")
-        for each in self._config.llama_cpp:
-            build, python = each.split("=", 1)
+        for rival in self._config.llama_cpp:
+            build, python = rival.split("=", 1)
             for kind in self._config.formats:
-                told = {"gguf": str(self._gguf), "kind": kind, "most_rows": CACHED}
+                settings = {"gguf": str(self._gguf), "kind": kind, "most_rows": CACHED}
                 name = f"{build}/{kind}"
-                yield Contender(name, "llama_cpp_forward", "int8", told, python, decodes=False)
+                yield Contender(name, "llama_cpp_forward", "int8", settings, python, decodes=False)
 
     @contextmanager
     def _running(self, contender: Contender) -> Iterator[ContenderProcess]:
-        """Starts a contender once the weights that it reads are there."""
+        """Runs a contender, after writing the weights that it reads."""
         runtime, _, quant = contender.name.partition("/")
         folder = self._scratch / contender.name
         if runtime == "litert":
@@ -160,36 +162,38 @@ class _Suite:
             settings = ExportConfig(quant=cast(Quant, quant), rows=rows, caches=(CACHED,))
             folder.parent.mkdir(exist_ok=True)
             export_random(folder, self._shape, settings)
-        elif "gguf" in contender.told and not self._gguf.exists():
+        elif "gguf" in contender.options and not self._gguf.exists():
             write_gguf(self._gguf, self._shape, RandomWeights(self._shape, "float32"))
-        told = {"model": asdict(self._shape), "cached": CACHED, "prompt_length": PROMPT_LENGTH}
-        told |= {"gen_length": GEN_LENGTH, "block_length": BLOCK_LENGTH}
-        with started(contender, told) as running:
-            yield running
+        settings = {"model": asdict(self._shape), "cached": CACHED, "prompt_length": PROMPT_LENGTH}
+        settings |= {"gen_length": GEN_LENGTH, "block_length": BLOCK_LENGTH}
+        with running(contender, settings) as process:
+            yield process
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _beside(self, ours: ContenderProcess, other: Contender) -> Iterator[ResultRow]:
-        """Times another one in turns with ours. Where it is missing, or ends, it says so."""
+    def _compare(self, ours: ContenderProcess, other: Contender) -> Iterator[ResultRow]:
+        """Times another contender in alternation with ours. Prints a line if it cannot run."""
         try:
-            with self._running(other) as running:
+            with self._running(other) as process:
                 yield self._error(other)
                 for work, number, times in self._works():
-                    asked = self._in_turns(ours, running, work, number, times)
-                    yield from self._seconds(running, work, number, [each for _, each in asked])
+                    times_taken = self._in_turns(ours, process, work, number, times)
+                    yield from self._seconds(
+                        process, work, number, [theirs for _, theirs in times_taken]
+                    )
                     for part, of in self._parts(work).items():
-                        ratios = [of(theirs) / of(ours) for ours, theirs in asked]
+                        ratios = [of(theirs) / of(ours) for ours, theirs in times_taken]
                         name = f"ratio/{_named(part, other, number)}"
                         yield from spread(name, ratios, f"x {ours.contender.name}")
         except Missing as error:
             left_out(other.name, str(error))
 
     def _parts(self, work: str) -> dict[str, Callable[[Timed], float]]:
-        """Returns what is told of a piece of work: its seconds, and those of a forward's head."""
+        """Returns the reported parts of a task: its seconds, and for forwards those of the head."""
         parts = {work: lambda timed: timed.at_depth(self._deeper)}
         return parts | ({"head": lambda timed: timed.head} if work == "forward" else {})
 
     def _works(self) -> Iterator[tuple[str, int, int]]:
-        """Yields what is asked for, with how many rows or steps, and how often."""
+        """Yields each task with its number of rows or steps, and the number of rounds."""
         yield from (("forward", rows, self._repeats) for rows in self._config.rows)
         yield "decode", self._steps, DECODINGS
 
@@ -204,13 +208,13 @@ class _Suite:
 
         calls = partial(ours.ask, work, number), theirs
         for call in calls:
-            call()  # what it compiles, and what the one before left in the caches
-        asked = []
+            call()  # compiles, and replaces the other contender's data in the caches
+        times_taken = []
         for turn in range(times):
             first, second = calls if turn % 2 else reversed(calls)
             pair = first(), second()
-            asked.append(pair if turn % 2 else pair[::-1])
-        return asked
+            times_taken.append(pair if turn % 2 else pair[::-1])
+        return times_taken
 
     def _error(self, contender: Contender) -> ResultRow:
         _, _, kind = contender.name.partition("/")
@@ -222,19 +226,21 @@ class _Suite:
         return ResultRow(f"weight_error/{contender.name}", error, "of the weights' size")
 
     def _seconds(
-        self, running: ContenderProcess, work: str, number: int, asked: list[Timed]
+        self, process: ContenderProcess, work: str, number: int, times_taken: list[Timed]
     ) -> Iterator[ResultRow]:
-        contender, about = running.contender, running.about
+        contender, about = process.contender, process.about
         for part, of in self._parts(work).items():
-            yield from spread(_named(part, contender, number), list(map(of, asked)), "s", about)
+            yield from spread(
+                _named(part, contender, number), list(map(of, times_taken)), "s", about
+            )
         if work == "forward" and contender.numbers in self._peaks:
-            seconds = statistics.median(each.at_depth(self._deeper) for each in asked)
+            seconds = statistics.median(timed.at_depth(self._deeper) for timed in times_taken)
             speed = 2 * number * self._products / seconds
             share = speed / self._peaks[contender.numbers].ops_per_second
             yield ResultRow(f"peak_share/{contender.name}/{number}", share, "of the peak")
 
     def _canvas_steps(self, ours: ContenderProcess, name: str, command: str) -> Iterator[ResultRow]:
-        """Times a program's step of the whole canvas beside ours, of the layers that there are."""
+        """Times a program's step of the whole canvas and ours, both with the few layers."""
         values = {
             "gguf": self._scratch / f"{self._config.formats[-1]}.gguf",
             "prompt": ",".join(map(str, range(PROMPT_LENGTH))),

@@ -1,10 +1,10 @@
-"""Fast-dLLM in PyTorch in bfloat16, for an interpreter that has PyTorch, and nothing of ours.
+"""Fast-dLLM in PyTorch in bfloat16 as a contender, for an interpreter without this project.
 
     python -m experiments.bench.rivals.torch_fast_dllm SETTINGS
 
-With the folder of a checkout of Fast-dLLM its own model and its own decoding are timed. Else this
-is its published algorithm, written here: the dual cache, confidences in float64 of every row's
-logits, and the most confident ones committed.
+With a checkout of Fast-dLLM, its model and its decoding are timed. Without one, this module
+implements the published algorithm: the dual cache, confidences in float64 from the logits of every
+row, and the most confident tokens are committed.
 """
 
 import importlib
@@ -24,7 +24,7 @@ WIDE = torch.bfloat16
 
 
 class TorchLLaDA:
-    """LLaDA with random weights, and one cache of a whole canvas."""
+    """LLaDA with random weights, and a KV cache of a whole canvas."""
 
     def __init__(self, shape: Any, length: int, clock: LayerClock):
         heads = shape.n_heads * shape.head_dim
@@ -74,20 +74,20 @@ class TorchLLaDA:
         gate, up = (functional.linear(x, layer[name]) for name in ("gate", "up"))
         return hidden + functional.linear(functional.silu(gate) * up, layer["down"])
 
-    def decode(self, told: Any, steps: int) -> None:
-        """Begins each block with a forward of the whole canvas; the block's own ones follow."""
-        length = told.prompt_length + told.gen_length
+    def decode(self, options: Any, steps: int) -> None:
+        """Decodes block by block: a forward of the whole canvas, then forwards of the block."""
+        length = options.prompt_length + options.gen_length
         canvas = torch.full((length,), self._shape.mask_id)
-        canvas[: told.prompt_length] = torch.arange(told.prompt_length)
-        steps = steps * told.block_length // told.gen_length
-        for first in range(told.prompt_length, length, told.block_length):
+        canvas[: options.prompt_length] = torch.arange(options.prompt_length)
+        steps = steps * options.block_length // options.gen_length
+        for first in range(options.prompt_length, length, options.block_length):
             masked = torch.zeros(length, dtype=torch.bool)
-            masked[first : first + told.block_length] = True
+            masked[first : first + options.block_length] = True
             for step in range(steps):
-                start, stop = (first, first + told.block_length) if step else (0, length)
+                start, stop = (first, first + options.block_length) if step else (0, length)
                 logits = self.forward(canvas, start, stop)
                 rows = slice(start, stop)
-                commit(canvas[rows], masked[rows], logits, told.block_length // steps)
+                commit(canvas[rows], masked[rows], logits, options.block_length // steps)
 
 
 def _random(*shape: int) -> Any:
@@ -95,19 +95,19 @@ def _random(*shape: int) -> Any:
 
 
 def _normed(x: Any, weight: Any) -> Any:
-    """Normalises in float32, cast back before the weight multiplies."""
+    """RMS norm in float32, cast back before the product with the weight."""
     wide = x.float()
     return (wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt()).to(x.dtype) * weight
 
 
 def _rotated(x: Any, cos: Any, sin: Any) -> Any:
-    """Turns by RoPE's half rotation, in float32."""
+    """Applies RoPE by half rotation, in float32."""
     left, right = x.float().chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
 
 
 def commit(canvas: Any, masked: Any, logits: Any, count: int) -> None:
-    """Commits the most confident of the masked rows; all three are of the same rows."""
+    """Commits the `count` most confident masked rows, in place."""
     token = logits.argmax(-1)
     confidence = logits.to(torch.float64).softmax(-1).gather(-1, token[:, None])[:, 0]
     chosen = torch.where(masked, confidence, -torch.inf).topk(count).indices
@@ -115,7 +115,7 @@ def commit(canvas: Any, masked: Any, logits: Any, count: int) -> None:
 
 
 class Checkout:
-    """Fast-dLLM's own files."""
+    """The model and the decoding of a Fast-dLLM checkout."""
 
     def __init__(self, folder: Path, shape: Any, clock: LayerClock):
         sys.path.insert(0, str(folder / "llada"))
@@ -140,7 +140,7 @@ class Checkout:
         self._mask_id, self._cache = shape.mask_id, None
 
     def forward(self, canvas: Any, first: int, stop: int) -> Any:
-        """Returns logits [rows, V], as its loop asks for them."""
+        """Returns logits [rows, V], called as in its loop."""
         if first == 0:
             out = self._model(canvas[None], use_cache=True)
             self._cache = out.past_key_values
@@ -150,37 +150,39 @@ class Checkout:
         cached = {"past_key_values": self._cache, "use_cache": True}
         return self._model(canvas[None, first:stop], replace_position=replaced, **cached).logits[0]
 
-    def decode(self, told: Any, steps: int) -> None:
-        """Decodes as its program does."""
-        prompt = torch.arange(told.prompt_length)[None]
+    def decode(self, options: Any, steps: int) -> None:
+        """Decodes with its function."""
+        prompt = torch.arange(options.prompt_length)[None]
         self._generate(
-            self._model, prompt, steps=steps, gen_length=told.gen_length,
-            block_length=told.block_length, mask_id=self._mask_id,
+            self._model, prompt, steps=steps, gen_length=options.gen_length,
+            block_length=options.block_length, mask_id=self._mask_id,
         )  # fmt: skip
 
 
 def main(settings: str) -> None:
-    """Makes a model, and answers."""
-    told, clock = SimpleNamespace(**json.loads(settings)), LayerClock()
-    shape = SimpleNamespace(**told.model)
+    """Builds a model, and answers requests."""
+    options, clock = SimpleNamespace(**json.loads(settings)), LayerClock()
+    shape = SimpleNamespace(**options.model)
     torch.manual_seed(0)
     with torch.inference_mode():
-        if told.checkout:
-            model = Checkout(Path(told.checkout), shape, clock)
+        if options.checkout:
+            model = Checkout(Path(options.checkout), shape, clock)
         else:
-            model = TorchLLaDA(shape, told.cached, clock)
-        canvas = torch.full((told.cached,), shape.mask_id)
-        model.forward(canvas, 0, told.cached)  # fills the cache
+            model = TorchLLaDA(shape, options.cached, clock)
+        canvas = torch.full((options.cached,), shape.mask_id)
+        model.forward(canvas, 0, options.cached)  # fills the cache
 
         def forward(rows: int) -> None:
-            logits = model.forward(canvas, told.cached - rows, told.cached)
+            logits = model.forward(canvas, options.cached - rows, options.cached)
             commit(canvas[-rows:].clone(), torch.ones(rows, dtype=torch.bool), logits, 1)
 
-        source = "its own checkout" if told.checkout else "the published algorithm, written here"
+        source = (
+            "its own checkout" if options.checkout else "the published algorithm, implemented here"
+        )
         units = torch.backends.cpu.get_cpu_capability()
         amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
         about = f"PyTorch {torch.__version__}, {units}{', AMX' if amx else ''}; {source}"
-        decode = partial(model.decode, told)
+        decode = partial(model.decode, options)
         answer_lines(about, clock, {"forward": forward, "decode": decode})
 
 

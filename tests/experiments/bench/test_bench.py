@@ -30,7 +30,7 @@ def composed(*overrides):
 
 
 @pytest.mark.slow
-def test_packed_canvases_beside_one_after_the_other(tmp_path):
+def test_packed_canvases_are_compared_with_single_ones(tmp_path):
     pytest.importorskip("litert_converter")
     small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
     special = [f"++architecture.{name}_id=null" for name in ("eos", "eot", "pad")]
@@ -86,7 +86,7 @@ def test_results_name_the_model_that_was_loaded(random_model, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stream_beside_batches(random_model, tmp_path):
+def test_a_stream_is_compared_with_batches(random_model, tmp_path):
     told = ["items=6", "batch=3", "places=[2]", "turns=2", "samplers=[threshold]"]
     told = [f"continuous.{each}" for each in told]
     config = composed("suite=continuous", f"model={random_model}", *told)
@@ -99,7 +99,7 @@ def test_a_stream_beside_batches(random_model, tmp_path):
     assert len(rows) == 2 + 9
 
 
-def test_loading_beside_loading_unseen():
+def test_loading_is_timed_with_and_without_the_check():
     rows = {row.name: row.value for row in time_loading(lj.load("tiny"), 2)}
     for when in ("first", "again"):
         assert rows[f"loading/{when}/checked"] > 0
@@ -107,7 +107,7 @@ def test_loading_beside_loading_unseen():
 
 
 @pytest.mark.parametrize("suite", ["hot_paths", "rivals", "packed", "loading"])
-def test_one_time_has_no_quartiles(suite) -> None:
+def test_a_single_time_has_no_quartiles(suite) -> None:
     with pytest.raises(ValueError, match="repeats is 1; allowed: 2 or more"):
         BenchConfig(suite=suite, repeats=1)
 
@@ -129,7 +129,7 @@ def test_programs_do_not_grow_with_depth_and_processes_start_faster_again(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_budget_of_experts_beside_all_of_them(tmp_path):
+def test_a_budget_of_experts_is_compared_with_all_in_memory(tmp_path):
     told = ["dtypes=[int4]", "shares=[0.25]", "policies=[hybrimoe]", f"scratch={tmp_path}"]
     shape = ["width=64", "n_layers=2", "n_heads=2", "n_kv_heads=2", "head_dim=32", "vocab_size=512"]
     moe = ["n_experts=8", "experts_per_token=2", "expert_width=32"]

@@ -20,7 +20,7 @@ def test_the_kernel(numbers, threads, cores):
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C compiler here")
-def test_tiles_that_the_system_keeps_to_itself_are_no_peak(monkeypatch):
+def test_amx_tiles_that_the_system_forbids_are_not_used(monkeypatch):
     class Refused:
         def __init__(self, kernel):
             self._kernel = kernel

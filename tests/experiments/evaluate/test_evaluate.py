@@ -112,7 +112,7 @@ def test_tiles_are_read_and_stored_with_the_answers(tmp_path, random_model):
     assert found == [each.tolist() for each in expected.generated]
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(finished, tmp_path, monkeypatch):
+def test_an_interrupted_run_is_resumed(finished, tmp_path, monkeypatch):
     folder, asked = tmp_path / "run", []
 
     def interrupted(trial, indices):
@@ -131,7 +131,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(finished, tmp_path, monkeyp
     assert texts(folder) == texts(finished)
 
 
-def test_each_answer_says_what_decoded_it_though_the_run_went_on_with_another(finished, tmp_path):
+def test_each_answer_keeps_the_environment_that_decoded_it(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     batches = GenerationStore.load(finished / "generations").batches()
     assert [batch.environment for batch in batches] == [environment()] * 2
@@ -184,7 +184,7 @@ def test_the_folder_of_another_experiment_is_refused_and_kept(finished, tmp_path
     assert contents(tmp_path / "run") == before
 
 
-def test_a_run_has_the_files_that_it_says_and_no_others(finished):
+def test_a_run_writes_exactly_the_documented_files(finished):
     files = {path.name for path in finished.iterdir()}
     assert files == {"config.yaml", "env.json", "metrics.jsonl", "results.json", "generations"}
 
@@ -216,7 +216,7 @@ def test_a_phone_is_asked_of_stored_traces(finished, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["yes_no", "sudoku"])
-def test_every_task_brings_its_own_answer_length(task, tmp_path, random_model):
+def test_each_task_sets_its_answer_length(task, tmp_path, random_model):
     arguments = [f"model={random_model}", f"task={task}", "task.items=1", "sampler=blockwise"]
     run(tmp_path / "run", *arguments, "sampler.threshold=0.001")
     (generation,) = GenerationStore.load(tmp_path / "run" / "generations").generations()
@@ -248,7 +248,7 @@ def test_unknown_names_are_answered_with_those_that_exist(group, tmp_path, monke
     assert not (tmp_path / "run").exists()
 
 
-def test_a_damaged_file_is_named_and_kept(finished, tmp_path):
+def test_a_damaged_file_is_reported_and_kept(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     path = tmp_path / "run" / "generations" / "000003.jsonl"
     path.write_text(path.read_text()[:-20])

@@ -58,7 +58,7 @@ def test_one_task_needs_one_table_and_phones_have_their_columns():
     assert lines[-1] == "traces: a toy"
 
 
-def test_a_decoder_stands_beside_thresholds_of_equal_quality():
+def test_costs_are_relative_to_a_threshold_of_equal_quality():
     def tally(right: int, cost: int, rows: int = 32) -> Tally:
         marks = tuple(i < right for i in range(100))
         return Tally(marks, (cost,) * 100, (1,) * 100, rows=(cost * rows,) * 100)
@@ -87,5 +87,5 @@ def test_a_decoder_stands_beside_thresholds_of_equal_quality():
         (SamplerConfig.preset("token_edit"), "0.7, 0.5"),
     ],
 )
-def test_what_a_decoder_compares_confidence_with(sampler, text):
+def test_thresholds_of_a_sampler_are_shown(sampler, text):
     assert thresholds_of(sampler) == text

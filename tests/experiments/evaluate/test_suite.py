@@ -49,13 +49,13 @@ def finished(tmp_path_factory, random_model) -> tuple[Path, dict[str, dict]]:
     return folder, run(folder, f"model={random_model}")
 
 
-def test_a_decoder_that_reads_no_tiles_ends_a_suite_that_has_them(tmp_path):
+def test_a_suite_with_tiles_refuses_a_decoder_without_a_worker(tmp_path):
     with pytest.raises(SystemExit, match="tiles is 'q4_0', backend is 'xla' and the sampler has"):
         run(tmp_path / "run", "tiles=q4_0")
     assert not any((tmp_path / "run").iterdir())
 
 
-def test_a_decoders_regime_stands_beside_the_papers(finished):
+def test_the_regime_of_a_decoder_has_published_references(finished):
     _, rows = finished
     for name in ("llada", "hasty"):
         card = {what: rows[f"decoding/{name}/regime/{what}"] for what in PUBLISHED}
@@ -112,7 +112,7 @@ def test_a_finished_suite_decodes_nothing_again(finished, random_model, monkeypa
     assert run(folder, f"model={random_model}") == rows
 
 
-def test_others_are_drawn_beside_the_line_of_thresholds(
+def test_thresholds_are_one_curve_and_other_decoders_are_points(
     finished, random_model, tmp_path, monkeypatch
 ):
     shutil.copytree(finished[0], tmp_path / "run")
@@ -152,7 +152,7 @@ def test_a_finished_suite_is_judged_again_and_timed_on_phones(
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_suite_is_not_replaced_by_what_cannot_go_on_with_it(finished, begun, tmp_path):
+def test_the_folder_of_a_suite_is_refused_for_another_run(finished, begun, tmp_path):
     folder = tmp_path / "suite"
     shutil.copytree(finished[0], folder)
     if not begun:

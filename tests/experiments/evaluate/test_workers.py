@@ -58,7 +58,7 @@ def stored(folder: Path) -> dict[str, object]:
     return found | {"settings": settings, "files": sorted(each.name for each in path.iterdir())}
 
 
-def test_three_workers_of_which_one_is_killed_leave_what_one_run_leaves(
+def test_three_workers_with_one_killed_give_the_files_of_a_single_run(
     run, alone, tmp_path, monkeypatch
 ):
     folder, answers = tmp_path / "run", Trial.answers
@@ -86,7 +86,7 @@ def test_three_workers_of_which_one_is_killed_leave_what_one_run_leaves(
     assert sorted(p.name for p in folder.iterdir()) == sorted(p.name for p in alone.iterdir())
 
 
-def test_a_killed_worker_goes_on_and_then_nothing_is_left_to_decode(run, alone, tmp_path):
+def test_a_killed_worker_is_resumed_and_finishes(run, alone, tmp_path):
     for rank in (2, 0, 1):
         run(*worker(rank))
     assert "worker 2 of 3 decoded 0 items" in run(*worker(2))

@@ -109,7 +109,7 @@ def test_bad_input(override, message):
         read_config(ExpertsConfig, composed(override))
 
 
-def test_a_model_that_does_not_exist_is_told_before_the_run(tmp_path):
+def test_an_unknown_model_is_reported_before_the_run(tmp_path):
     config = composed("routing.model=nowhere", "parts=[routing]")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         experts(read_config(ExpertsConfig, config), Run(tmp_path, config))

@@ -7,7 +7,7 @@ from experiments.experts.hybrimoe_tables import desktop_costs
 from llada_jax.experts.shapes import DEEPSEEK, QWEN2
 
 
-def test_an_expert_of_deepseek_costs_what_the_authors_say():
+def test_the_cost_of_a_deepseek_expert_is_the_published_one():
     costs = desktop_costs(DEEPSEEK, "prefill")
     assert costs.accelerator == pytest.approx(0.452e-3)
     assert costs.transfer == pytest.approx(0.4179e-3)

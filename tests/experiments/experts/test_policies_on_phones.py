@@ -52,7 +52,7 @@ def test_unknown_kernels():
         phone_costs("SM8750", LLADA_MOE, cpu="fast")
 
 
-def test_stored_routing_is_like_what_is_published():
+def test_statistics_of_stored_routing_are_near_published_ones():
     assert {path.stem for path in STORED.iterdir()} == set(RoutingConfig().tasks)
     trace = RoutingTrace.load(STORED / "yes_no.npz")
     rows = {row.name.removeprefix("here/"): row for row in statistics_of(trace, "here")}

@@ -49,7 +49,7 @@ def expected_result(random_model: Path) -> lj.Result:
     return lj.generate(model, [prompt], SAMPLER, trace=True)
 
 
-def test_the_run_folder_holds_what_it_should(finished):
+def test_the_run_folder_has_the_documented_files(finished):
     folder, _ = finished
     assert {path.name for path in folder.iterdir()} == RUN_FILES
     config = OmegaConf.load(folder / "config.yaml")
@@ -71,7 +71,7 @@ def test_the_answer_and_the_trace_are_those_of_the_library(finished, random_mode
     assert printed.splitlines()[-1].startswith("look at it: python -m experiments.view ")
 
 
-def test_results_say_what_they_are(finished):
+def test_results_have_units_and_kinds(finished):
     folder, printed = finished
     results = json.loads((folder / "results.json").read_text())
     assert {tuple(row) for row in results} == {("name", "value", "unit", "kind", "fingerprint")}
@@ -96,7 +96,7 @@ def test_results_say_what_they_are(finished):
     assert all(name in printed for name in values)
 
 
-def test_a_run_ends_with_what_it_would_take_on_phones(random_model, tmp_path):
+def test_a_run_ends_with_modelled_times_on_phones(random_model, tmp_path):
     arguments = [f"model={random_model}", f"prompt={PROMPT}", f"hydra.run.dir={tmp_path}"]
     lines = run_main([*arguments, "loop=host", "phones=[SM8750]", "plain_sampler=true"])
     beside = [line.split() for line in lines.splitlines() if " s " in line]
@@ -133,7 +133,7 @@ def test_a_terminal_gets_the_live_canvas(random_model, tmp_path, monkeypatch):
     assert PROMPT in printed and "16 forwards" in printed
 
 
-def test_the_compiled_loop_alone_has_no_times_of_steps(random_model, tmp_path):
+def test_the_compiled_loop_has_no_times_of_steps(random_model, tmp_path):
     arguments = [f"model={random_model}", "loop=compiled", f"hydra.run.dir={tmp_path}"]
     printed = run_main([*arguments, f"prompt={PROMPT}"])
     assert "masks left" not in printed and "host_loop" not in printed
@@ -141,7 +141,7 @@ def test_the_compiled_loop_alone_has_no_times_of_steps(random_model, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_worker_that_reads_tiles_skips_the_compiled_loop_and_says_so(random_model, tmp_path):
+def test_a_refresh_worker_skips_the_compiled_loop_with_a_reason(random_model, tmp_path):
     pytest.importorskip("llvmlite")
     printed = run_main([
         f"model={random_model}", "sampler=staged", "sampler.theta_visible=0.0001",
@@ -166,7 +166,7 @@ def test_a_worker_that_reads_tiles_skips_the_compiled_loop_and_says_so(random_mo
     assert lj.Trace.load(tmp_path / "trace.npz").same_decoding(expected.trace)
 
 
-def test_infilling_keeps_what_is_not_masked(random_model, tmp_path):
+def test_infilling_keeps_unmasked_tokens(random_model, tmp_path):
     arguments = [f"model={random_model}", "loop=host", f"hydra.run.dir={tmp_path}", "infill=true"]
     run_main([*arguments, "prompt=2+2=<|mask|>, and 3*3=<|mask|>."])
     tokenizer = Tokenizer.from_folder(random_model)
@@ -274,7 +274,7 @@ def test_settings_make_the_constraint_that_is_asked_for(tmp_path):
         assert ConstraintSettings(json_schema=given).build() == lj.json_schema(schema)
 
 
-def test_two_of_them_and_no_file_are_refused(tmp_path):
+def test_two_constraints_and_a_missing_file_are_refused(tmp_path):
     with pytest.raises(ValueError, match="regex, choice are set; allowed: one"):
         ConstraintSettings(regex="a", choice=("a",)).build()
     with pytest.raises(ValueError, match="allowed: a file"):

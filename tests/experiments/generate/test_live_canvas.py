@@ -47,7 +47,7 @@ def test_a_frame_shows_prompt_settled_masked_and_fresh_tokens():
     assert styles[-1] == (STATUS, "dim")
 
 
-def test_a_prompt_of_its_own_replaces_the_prompt_tokens():
+def test_a_prompt_text_replaces_the_prompt_tokens():
     page = CanvasPage(PAGE.decode, PAGE.special_ids, prompt="What is two\nand two?")
     text = drawn(page=page).plain
     assert text == f"What is two\nand two?\n\n two is░ four∎∎\n\n{STATUS}"
@@ -59,7 +59,7 @@ def test_a_narrow_terminal_wraps():
     assert max(map(len, lines)) <= 12 and "".join(lines[3:]) == STATUS
 
 
-def test_a_low_terminal_shows_where_the_work_goes_on():
+def test_a_low_terminal_shows_the_first_mask():
     page = CanvasPage(PAGE.decode, PAGE.special_ids, prompt="\n".join("abcdefgh"))
     assert drawn(page=page, height=5).plain == f"h\n\n two is░ four∎∎\n\n{STATUS}"
 

@@ -29,7 +29,7 @@ def test_a_process_leaves_its_programs(named, tmp_path):
     assert list((tmp_path / "own" if named else folder).glob("*-cache"))
 
 
-def test_what_is_set_holds(monkeypatch, tmp_path):
+def test_environment_variables_win(monkeypatch, tmp_path):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
     enable_compilation_cache(tmp_path)
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == ""

@@ -109,7 +109,7 @@ OUTSIDE = "../" * 9 + "tmp"
          "defaults.0.override hydra/launcher"),
     ],
 )  # fmt: skip
-def test_a_file_that_sets_what_hydra_acts_on(text, key, config):
+def test_a_file_that_sets_hydra_is_refused(text, key, config):
     told = re.escape(" ".join(key.split()))
     with pytest.raises(SystemExit, match=rf"conf/mine\.yaml sets {told} to .* may not; allowed"):
         config(text)
@@ -179,7 +179,7 @@ def test_the_command_line_is_the_users_own(tmp_path):
     assert "logging.NullHandler" in (tmp_path / "beside" / "hydra.yaml").read_text()
 
 
-def test_a_pickle_is_no_configuration(config, tmp_path):
+def test_a_pickle_is_refused(config, tmp_path):
     with pytest.raises(SystemExit, match=r"--experimental-rerun is 'a.pickle'; allowed: none"):
         config("seed: 3", "--exp", "a.pickle")
 
@@ -196,7 +196,7 @@ def test_a_pickle_is_no_configuration(config, tmp_path):
         ("defaults: [override hydra/launcher: mine, _self_]\nhydra: {mode: MULTIRUN}", "sweep/0"),
     ],
 )
-def test_what_a_file_may_set(text, folder, tmp_path):
+def test_allowed_hydra_settings_in_a_file(text, folder, tmp_path):
     (tmp_path / "hydra" / "launcher").mkdir(parents=True)
     (tmp_path / "hydra" / "launcher" / "mine.yaml").write_text("defaults: [basic]")
     (tmp_path / "mine.yaml").write_text(text)

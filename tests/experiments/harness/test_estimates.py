@@ -23,7 +23,7 @@ def test_a_mean_golden():
     assert str(found).startswith("2.50 ± 2.0")
 
 
-def test_one_run_tells_nothing():
+def test_a_single_run_has_no_interval():
     found = mean_of([5.0])
     assert found.interval is None
     assert str(found) == "5.00 (one run)"
@@ -31,7 +31,7 @@ def test_one_run_tells_nothing():
         mean_of([])
 
 
-def test_pairs_tell_apart_what_means_alone_do_not():
+def test_paired_differences_are_more_precise_than_means():
     rng = np.random.default_rng(0)
     common = rng.normal(10, 3, 24)
     slower = common + 0.2 + rng.normal(0, 0.1, 24)

@@ -75,7 +75,7 @@ GOES_ON = "resume with: " + shlex.join([*COMMAND, "hydra.run.dir='a run'", "seed
         ("wrapped", "error: tensor 3: No space left on device\n"),
     ],
 )
-def test_a_disk_that_takes_no_more(reason, line, stopped):
+def test_a_full_disk_is_reported_with_the_resume_command(reason, line, stopped):
     assert stopped(raising(REASONS[reason])) == (74, line + GOES_ON)
 
 
@@ -86,7 +86,7 @@ def test_a_disk_that_takes_no_more(reason, line, stopped):
         ("bad", "error: seed is 3; allowed: 4"),
     ],
 )
-def test_bad_input_has_no_command_that_goes_on(reason, line, stopped):
+def test_bad_input_has_no_resume_command(reason, line, stopped):
     assert stopped(raising(REASONS[reason])) == (1, line)
 
 
@@ -122,7 +122,7 @@ def test_a_signal_while_a_verb_is_imported(interruptible, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_reader_who_has_enough_is_told_nothing():
+def test_a_closed_pipe_ends_the_run_silently():
     verb = [sys.executable, "-m", "experiments.inspect", "--help"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(verb, cwd=REPOSITORY, **pipes) as process:
@@ -132,7 +132,7 @@ def test_a_reader_who_has_enough_is_told_nothing():
 
 
 @pytest.mark.parametrize("options", [[], ["--run"]])
-def test_the_folder_of_a_run_without_one_of_its_own_is_told(options, stopped):
+def test_the_resume_command_has_the_default_folder(options, stopped):
     code, told = stopped(raising(REASONS["full"]), *options, folder=None)
     goes_on = told.splitlines()[1].split()
     assert code == 74 and goes_on[:5] == ["resume", "with:", *COMMAND]
@@ -140,7 +140,7 @@ def test_the_folder_of_a_run_without_one_of_its_own_is_told(options, stopped):
     assert goes_on[-2].startswith("hydra.run.dir=outputs/nothing/20")
 
 
-def test_a_sweep_goes_on_in_its_own_folder(stopped):
+def test_the_resume_command_of_a_sweep_has_its_folder(stopped):
     code, told = stopped(raising(REASONS["full"]), "-m", "hydra.sweep.dir=swept", folder=None)
     goes_on = "resume with: python -m experiments.nothing -m hydra.sweep.dir=swept seed=3\n"
     assert code == 74 and told.endswith(goes_on)
@@ -157,7 +157,7 @@ def test_a_command_line_that_composes_nothing(stopped):
     assert code == 1 and told.startswith("error: Could not override 'nothing.more'. To append")
 
 
-def test_a_file_that_is_no_yaml(stopped, tmp_path):
+def test_a_file_that_is_not_yaml(stopped, tmp_path):
     (tmp_path / "bad.yaml").write_text("a: {b: ]")
     named = ("--config-dir", str(tmp_path), "--config-name", "bad")
     code, told = stopped(lambda: None, *named, folder=None)
@@ -182,7 +182,7 @@ def test_a_bug_is_shown_whole(tmp_path):
         run_experiment(main, [f"hydra.run.dir={tmp_path}/run"])
 
 
-def test_a_thread_has_no_signals_to_mind(tmp_path):
+def test_a_thread_installs_no_signal_handlers(tmp_path):
     main = entry_point("nothing", lambda config, run: run.begin(), Settings)
     thread = threading.Thread(target=run_experiment, args=(main, [f"hydra.run.dir={tmp_path}/run"]))
     thread.start()

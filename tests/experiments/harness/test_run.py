@@ -43,7 +43,7 @@ def test_metrics_and_results(run, capsys):
     assert capsys.readouterr().out.splitlines()[1].split() == ["steps", "2", "steps", "measured"]
 
 
-def test_what_json_cannot_say_is_an_error(run):
+def test_nan_in_json_is_an_error(run):
     run.begin()
     with pytest.raises(ValueError, match="not JSON compliant"):
         run.record({"loss": float("nan")})

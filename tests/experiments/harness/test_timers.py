@@ -8,7 +8,7 @@ import pytest
 from experiments.harness.timers import in_new_process, in_turns, spread, times_in_turns
 
 
-def test_a_forward_without_numbers_has_no_time():
+def test_a_forward_with_nan_is_not_timed():
     with pytest.raises(FloatingPointError, match="wide: NaN or infinite"):
         times_in_turns({"wide": lambda: jnp.full(2, jnp.inf)}, repeats=1)
 
@@ -27,7 +27,7 @@ def test_spread():
     assert (low, median, high) == (2, 3, 4)
 
 
-def test_what_it_gives_and_raises_comes_back(monkeypatch):
+def test_results_and_exceptions_of_a_new_process_are_passed_on(monkeypatch):
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
     assert in_new_process(os.getpid) != os.getpid()
     told = in_new_process(

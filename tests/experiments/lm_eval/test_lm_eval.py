@@ -128,7 +128,7 @@ def test_bare_and_wrong_answers_score_as_the_filters_say():
     assert {row.value for name, row in wrong.items() if "norm" not in name} == {0.0}
 
 
-def test_prompts_are_what_the_tasks_describe(right):
+def test_prompts_follow_the_task_files(right):
     model, _, _ = right
     first = {}
     for request in model.requests:
@@ -207,7 +207,7 @@ def finished(tmp_path_factory):
     return folder, result.stdout
 
 
-def test_the_run_folder_says_what_happened(finished):
+def test_the_run_folder_has_samples_and_settings(finished):
     folder, printed = finished
     rows = json.loads((folder / "results.json").read_text())
     assert [(row["name"], row["n"], row["kind"]) for row in rows] == [
@@ -240,7 +240,7 @@ def samples_of(folder, task):
     ]
 
 
-def test_a_task_of_ones_own_is_a_file_in_another_folder(tmp_path):
+def test_a_custom_task_is_a_file_in_another_folder(tmp_path):
     folder = REPOSITORY / "tests" / "evaluation" / "user_tasks"
     settings = [f"task_folder={folder}", "tasks=[spelling]", "chat=false"]
     config = config_of(f"data={tmp_path}", *settings)

@@ -116,7 +116,7 @@ def test_a_right_answer_scores_in_full(tmp_path, task, lines, splits, metric):
     ("task", "item", "metric"),
     [("humaneval", ADDED, "pass@1/create_test"), ("mbpp", TRIPLED, "pass_at_1")],
 )
-def test_code_runs_where_its_user_said_so(tmp_path, monkeypatch, task, item, metric):
+def test_code_runs_only_with_run_code(tmp_path, monkeypatch, task, item, metric):
     hf = pytest.importorskip("evaluate")
     monkeypatch.setattr(hf, "load", lambda name: Executed())  # the metric itself is on the network
     monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "0")
@@ -180,6 +180,6 @@ def test_data_of_a_whole_group_are_not_each_tasks_own(tmp_path):
         ("minerva_math", "task minerva_math_algebra needs antlr4 4.11"),
     ],
 )
-def test_what_cannot_run_is_refused_before_work_starts(task, message):
+def test_tasks_that_cannot_run_are_refused_before_work_starts(task, message):
     with pytest.raises(ValueError, match=message):
         harness_tasks([task], Path("nowhere"), runs_code=False)

@@ -130,7 +130,7 @@ def test_a_custom_rule_and_its_baseline_are_two_curves(tmp_path):
     assert n_intervals == 2 * 2  # of two curves, in the axes and in the legend
 
 
-def test_figures_grow_with_their_bars_and_follow_the_data():
+def test_figures_grow_with_their_bars_and_axes_follow_the_data():
     few, many = (
         score_bars("a", {f"decoder {i}": ScorePoint(1, 0.1, 0.05, 0.2) for i in range(n)})
         for n in (2, 14)

@@ -36,11 +36,11 @@ def test_every_environment_is_listed_once(tmp_path):
     assert told(answered(tmp_path, old, old, new)) == [("a" * 10, "1.0"), ("b" * 10, "1.1")]
 
 
-def test_a_run_that_was_begun_again_is_of_those_who_answered(tmp_path):
+def test_a_restarted_run_has_the_environments_of_its_answers(tmp_path):
     assert told(answered(tmp_path, environment("a"))) == [("a" * 10, "1.0")]
 
 
-def test_answers_that_do_not_say_are_of_the_last_beginning_or_unknown(tmp_path):
+def test_answers_without_an_environment_use_env_json_or_are_unknown(tmp_path):
     assert told(answered(tmp_path / "old", None)) == [("z" * 10, "1.0")]
     assert told(answered(tmp_path / "mixed", None, environment("b"))) == [
         ("unknown", "unknown"),
@@ -48,7 +48,7 @@ def test_answers_that_do_not_say_are_of_the_last_beginning_or_unknown(tmp_path):
     ]
 
 
-def test_a_suite_is_of_all_its_cells(tmp_path):
+def test_a_suite_has_the_environments_of_all_cells(tmp_path):
     (tmp_path / "env.json").write_text(json.dumps(environment("z")))
     for name in ("b", "a"):
         answered(tmp_path / "cells" / name, environment(name))

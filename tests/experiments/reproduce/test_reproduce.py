@@ -68,7 +68,7 @@ def within(rows, bound: float = 0.15) -> float:
     return sum(error <= bound for error in errors) / len(errors)
 
 
-def test_figure_11_is_met_where_it_was_promised(chapter):
+def test_figure_11_is_reproduced(chapter):
     found = chapter("fig11")
     of = {
         soc: [row for row in found.rows if row.name.startswith(f"fig11/{soc}/")]
@@ -117,7 +117,7 @@ UNDECIDED = "table7/no_somr/256"
 """It hangs on where in its known range the limit of the address space lies."""
 
 
-def test_the_address_space_is_met_where_its_limit_does_not_matter(chapter):
+def test_the_address_space_is_reproduced_away_from_its_limit(chapter):
     memory = chapter("table7")
     words = dict(zip([row.name for row in memory.rows], memory.words, strict=False))
     for row in memory.rows:
@@ -158,7 +158,7 @@ AI_HUB = {
 """Models whose passes were kept from the modelling, by chip."""
 
 
-def test_what_was_held_out_is_scored_or_says_why_not(chapter):
+def test_held_out_models_are_scored_or_have_a_reason(chapter):
     found = chapter("held_out")
     scored = {tuple(row.name.split("/")[1:3]) for row in found.rows}
     left_out = {(soc, name) for name, soc in re.findall(r"`(\S+)` on ([^(]+) \(", str(found.words))}
@@ -167,7 +167,7 @@ def test_what_was_held_out_is_scored_or_says_why_not(chapter):
     assert sum(words.startswith("Not scored, as ") for words in found.words) == 3
 
 
-def test_what_is_not_met_is_said(world, chapter):
+def test_misses_are_listed(world, chapter):
     found = chapter("fig13a")
     optimum = found.rows[0]
     assert optimum.reference == 4
@@ -194,7 +194,7 @@ def test_means_of_runs_have_intervals_and_single_runs_none(chapter):
     assert low < rows["table6/scr"].value < high < 1.2 * low
 
 
-def test_every_row_says_what_it_is(chapter):
+def test_every_row_has_its_kind(chapter):
     for found in (
         chapter("table2"),
         chapter("dynamics"),
@@ -265,7 +265,7 @@ def written(folder, *page) -> str:
     return (folder / "report.md").read_text()
 
 
-def test_the_report_admits_what_was_chosen_with_the_figures_in_view(tmp_path):
+def test_the_report_lists_choices_informed_by_the_figures(tmp_path):
     text = written(tmp_path, [])
     for choice in (
         "no mapping event",

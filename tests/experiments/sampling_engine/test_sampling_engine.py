@@ -47,7 +47,7 @@ def test_it_runs(tmp_path):
     assert "V_RED_MAX_IDX" in (tmp_path / "one_pass.asm").read_text()
 
 
-def test_the_published_case_is_the_default_and_stands_beside_its_source():
+def test_the_default_is_the_published_case_with_its_source():
     config = read_config(SamplingEngineConfig, composed())
     assert config == SamplingEngineConfig() and config.is_published_case
     programs = {

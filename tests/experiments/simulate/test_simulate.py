@@ -81,7 +81,7 @@ def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("runtime", "varies"), [("swap", True), ("delayed", False)])
-def test_a_trace_counts_what_stays_mapped(runtime, varies):
+def test_the_counters_of_a_trace_include_resident_weights(runtime, varies):
     phone, config = lj.phone("SM8750", runtime=runtime), composed("tokens=32")
     found = phone.time(blockwise(64, 32), config.shape)
     counters = simulate.counters_of(phone, found, config)
@@ -92,7 +92,7 @@ def test_a_trace_counts_what_stays_mapped(runtime, varies):
     assert counters.mapped_mib < phone.profile.memory.address_space_mib
 
 
-def test_a_mixture_says_how_many_experts_it_runs(tmp_path, capsys, monkeypatch):
+def test_a_mixture_reports_its_experts_per_layer(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(simulate, "workloads_of", lambda config, model: (blockwise(8, 32),))
     changes = ("phones=[SM8750]", "shape=tiny_moe", "pictures=false")
     simulate.simulate_run(composed(*changes), Run(tmp_path / "run", OmegaConf.create({})))
@@ -126,7 +126,7 @@ def test_bad_settings_are_named(override, message):
         ({"system": SimpleNamespace(kernels="x")}, "kernels is 'x'; allowed: hexkl, llada_cpp"),
     ],
 )
-def test_what_does_not_exist_is_named_before_a_folder_appears(
+def test_unknown_names_are_reported_before_a_folder_appears(
     tmp_path, monkeypatch, changes, message
 ):
     monkeypatch.setattr(simulate, "workloads_of", lambda config, model: (blockwise(64, 128),))
@@ -142,7 +142,7 @@ def rows_of(system: System) -> dict[str, float]:
     return {row.name.removeprefix("SM8750/"): row.value for row in rows}
 
 
-def test_a_head_on_the_npu_takes_its_time_and_room():
+def test_a_head_on_the_npu_costs_time_and_memory():
     rows, on_cpu = rows_of(System(scores_on="npu")), rows_of(System())
     assert rows["part/scores"] > 0 and "part/scores" not in on_cpu
     assert rows["must_be_mapped"] > on_cpu["must_be_mapped"]

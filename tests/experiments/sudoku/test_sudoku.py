@@ -20,8 +20,8 @@ from experiments.sudoku.puzzles import (
     cells_of,
     puzzle,
     random_grid,
+    random_symmetry,
     scored_puzzles,
-    seen_otherwise,
 )
 from llada_jax.evaluation.tasks.sudoku import UNITS, count_solutions
 from tests.experiments.in_process import run_experiment
@@ -49,7 +49,7 @@ def test_grids_are_full_and_differ():
 def test_a_symmetry_leaves_a_grid_full():
     grid = np.array(random_grid(Random(1))).reshape(9, 9)
     rng = np.random.default_rng(0)
-    seen = [seen_otherwise(grid, rng).reshape(-1).tolist() for _ in range(20)]
+    seen = [random_symmetry(grid, rng).reshape(-1).tolist() for _ in range(20)]
     assert all(map(is_full, seen))
     assert len({tuple(each) for each in seen}) == 20
 
@@ -111,7 +111,7 @@ def test_a_run_decodes_in_every_order(tmp_path):
     assert not (tmp_path / "again/checkpoints").exists()
 
 
-def test_what_was_trained_before_has_the_recipes_shape():
+def test_a_trained_model_must_have_the_configured_shape():
     with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
         config = read_config(entry.SudokuConfig, compose("sudoku"))
     folder = str(REPOSITORY / "experiments/sudoku/trained")

@@ -61,7 +61,7 @@ def test_items_may_have_to_contain_a_text(tokenizer):
     assert len(set(questions)) == 40
 
 
-def test_tasks_are_drawn_by_weight_and_ask_for_their_own_length(tokenizer):
+def test_tasks_are_drawn_by_weight_with_their_answer_length(tokenizer):
     draw = source(tokenizer, PLAIN, tasks=(WORDS, SUMS))
     lengths = Counter(draw(index).gen_length for index in range(400))
     assert 0.7 < lengths[128] / (lengths[128] + lengths[64]) < 0.8
@@ -112,7 +112,7 @@ def test_drills_are_those_of_the_tasks(tokenizer, name):
     assert example.gen_length is None
 
 
-def test_a_stage_may_have_tasks_of_its_own(tokenizer):
+def test_a_stage_may_have_other_tasks(tokenizer):
     stages = Stage(steps=1, tasks=(SUMS,)), PLAIN
     draw = source(tokenizer, *stages, full_length_share=0.0)
     assert {draw(index).gen_length for index in range(BATCH)} == {64}

@@ -33,7 +33,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_longer_run_that_is_watched_otherwise_goes_on_and_has_both_commands(folder):
+def test_a_prolonged_run_keeps_both_commands(folder):
     longer = TRAIN.replace(steps=3000, decay_steps=500, log_every=1, checkpoint_every=9,
                            keep_checkpoints=1, evaluate_every=7)  # fmt: skip
     found = training(longer, score={"items": 9}).resumed(folder)

@@ -84,7 +84,7 @@ def test_every_recipe_is_valid(name, start):
         assert read_config(entry.RunConfig, compose(name)).train.start == start
 
 
-def test_an_objective_is_named():
+def test_an_unknown_objective_is_refused():
     assert read_config(entry.RunConfig, composed()).objective == Masked()
     assert read_config(entry.RunConfig, composed("objective=self_fill")).objective == SelfFill()
     with pytest.raises(ValueError, match="objective is 'rl'; allowed: masked, self_fill"):
@@ -169,7 +169,7 @@ def test_a_run_leaves_a_model_that_loads(finished):
     assert 0 <= json.loads(log[-1])["countdown/exact_match"] <= 1
 
 
-def test_the_card_tells_how_to_repeat_it(finished):
+def test_the_card_has_the_commands_to_repeat_the_training(finished):
     folder = finished[0] / "model"
     card = (folder / "README.md").read_text()
     assert "python -m experiments.train train.steps=4" in card and "Start: random weights" in card
@@ -184,7 +184,7 @@ def test_the_card_tells_how_to_repeat_it(finished):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_in_a_child(finished, tmp_path):
+def test_a_run_is_resumed_in_a_child_process(finished, tmp_path):
     """Whose tokenizer is its parent's, and whose card says how both were trained."""
     parent, folder = finished[0] / "model", tmp_path / "child"
     own = f"parent={parent}", "objective=self_fill", f"hydra.run.dir={folder}"

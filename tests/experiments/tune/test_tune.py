@@ -134,7 +134,7 @@ def test_bad_settings_leave_nothing(tmp_path, random_model, change, said):
 
 
 @pytest.mark.parametrize("soc", ["SM8650", "SM8750"])
-def test_a_price_is_what_the_phone_says_with_its_session(soc):
+def test_a_price_includes_the_phones_session(soc):
     runs = [Workload((Forward(32, 128, 32),) * n, 256, 0, "drawn") for n in (3, 5)]
     phone = lj.phone(soc)
     whole = phone.time(Workload(runs[0].forwards + runs[1].forwards, 256, 0, ""), "llada_8b")
@@ -145,7 +145,7 @@ def test_a_price_is_what_the_phone_says_with_its_session(soc):
     assert planned.seconds == pytest.approx(price.seconds, rel=0.1)
 
 
-def test_every_setting_that_no_task_sets_can_be_swept():
+def test_every_setting_except_the_tasks_can_be_swept():
     names = SamplerConfig.setting_types().keys()
     assert {each.name for each in fields(Axes)} == names - {"gen_length", "steps"}
     axes = read_config(
@@ -193,7 +193,7 @@ def composed(*overrides: str) -> TuneConfig:
         return read_config(TuneConfig, compose("tune", overrides=[*overrides]))
 
 
-def test_what_optuna_proposed_is_counted(tmp_path, monkeypatch):
+def test_proposals_of_optuna_are_counted(tmp_path, monkeypatch):
     over = "{threshold: [0.7, 0.8, 0.9], block_length: [8, 16, 32]}"
     own = "{cache: blockwise, threshold: 0.9, block_length: 32}"
     config = composed("budget=7", f"families=[{{name: a, sampler: {own}, over: {over}}}]")
@@ -208,7 +208,7 @@ def test_what_optuna_proposed_is_counted(tmp_path, monkeypatch):
         assert proposed == 2, "five are the family's own and its neighbours"
 
 
-def test_what_is_wrong_everywhere_is_given_up_after_its_first_items(monkeypatch):
+def test_a_bad_sampler_is_abandoned_after_its_first_items(monkeypatch):
     asked = []
 
     def judged(judge, sampler, items, count):
@@ -232,7 +232,7 @@ def candidate_of(seconds, lost, joules):
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=8), st.booleans())
-def test_the_front_is_what_no_other_beats(costs, measured):
+def test_the_front_is_pareto_optimal(costs, measured):
     known = [(s, lost, math.nan if measured else float(j)) for s, lost, j in costs]
     candidates = [candidate_of(*cost) for cost in known]
     kept = front(candidates)

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.bench.peak import Peak, instruction_sets
 from experiments.bench.rivals import rivals_bench
-from experiments.bench.rivals.contender import Contender, Missing, Timed, seconds_a_step, started
+from experiments.bench.rivals.contender import Contender, Missing, Timed, running, seconds_a_step
 from experiments.bench.rivals.rivals_bench import RivalsBenchConfig, time_rivals
 from llada_jax.config import ModelConfig
 
@@ -74,7 +74,7 @@ def test_others_are_compared_turn_by_turn(timed):
     assert names[first - 1 : first + 7] == [one, other, other, one, one, other, other, one]
 
 
-def test_the_head_stands_alone_too(timed):
+def test_the_head_is_reported_separately(timed):
     rows, _ = timed()
     assert rows["head/litert/int8/4"].value == pytest.approx(4 * 0.2)
     assert rows["ratio/head/fast_dllm/bfloat16/4"].value == pytest.approx(3)
@@ -94,13 +94,13 @@ def test_shares_are_of_the_peak_of_the_numbers(timed):
     assert rows["peak_share/litert/int8/4"].value == pytest.approx(expected)
 
 
-def test_errors_stand_beside_the_speed(timed):
+def test_weight_errors_are_reported_with_the_speed(timed):
     rows, _ = timed()
     assert rows["weight_error/xla/bfloat16"].value == 0
     assert 0 < rows["weight_error/litert/int8"].value < rows["weight_error/llama.cpp/Q4_0"].value
 
 
-def test_who_crashes_or_is_missing_is_named_and_the_others_go_on(timed, capsys):
+def test_a_missing_or_crashing_contender_does_not_stop_the_others(timed, capsys):
     rows, _ = timed(torch_python=None, llama_cpp=("amx=crashes", "llama.cpp=plain"))
     assert "forward/llama.cpp/Q4_0/2" in rows and "forward/amx/Q4_0/2" not in rows
     lines = capsys.readouterr().err.splitlines()
@@ -118,7 +118,7 @@ def test_a_program_is_timed_by_its_steps(tokens_per_step, timed, capsys):
     assert "left out: gone: " in capsys.readouterr().err
 
 
-def test_a_program_that_fails_says_why():
+def test_a_failing_program_is_reported_with_the_reason():
     with pytest.raises(Missing, match=r"no such model \(status 3\)"):
         seconds_a_step(
             f"{sys.executable} -c 'import sys; print(\"no such model\"); sys.exit(3)'", {}, 1, 2
@@ -131,11 +131,11 @@ def test_a_program_that_fails_says_why():
 )
 def test_a_child_that_cannot_begin(python, message):
     child = Contender("x", "torch_fast_dllm", "bfloat16", python=python)
-    with pytest.raises(Missing, match=message), started(child, {}):
+    with pytest.raises(Missing, match=message), running(child, {}):
         raise AssertionError("it ran")
 
 
-def test_what_lies_in_the_scratch_folder_stays(timed, tmp_path):
+def test_files_in_the_scratch_folder_are_kept(timed, tmp_path):
     theirs = tmp_path / "scratch" / "theirs.txt"
     theirs.parent.mkdir()
     theirs.write_text("kept")
