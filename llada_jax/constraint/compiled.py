@@ -50,7 +50,7 @@ def compiled(
 
 
 def _encoded(texts: tuple[str, ...], tokenizer: Tokenizer) -> list[list[int]]:
-    found = [tokenizer.encode(text) for text in texts]
+    found = [tokenizer.encoding(text).ids for text in texts]
     for text, tokens in zip(texts, found, strict=True):
         spelled = tokenizer.decode(tokens, skip_special_tokens=False)
         require(

@@ -84,7 +84,7 @@ def own_steps(
             rest += bytes([byte[path[-1]]])
             path.append(int(next_state[path[-1], rest[-1]]))
         words = rest.rstrip(b" ")  # a space at the end may be one token with what follows
-        first = tokenizer.encode(words.decode(errors="ignore"))[:1]
+        first = tokenizer.encoding(words.decode(errors="ignore")).ids[:1]
         spelled = tokens.get(first[0], b"") if first else b""
         if spelled and words.startswith(spelled):
             found[state] = path[len(spelled)]
