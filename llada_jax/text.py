@@ -4,6 +4,7 @@ import hashlib
 import json
 import operator
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -38,6 +39,7 @@ TOKENIZER_FILES = (
     _VOCABULARY, _MERGES, _ADDED,
 )  # fmt: skip
 MAX_DECODED_IDS = 1 << 20
+_SHOWN = 8  # characters in a warning
 _MAX_ID = (1 << 32) - 1  # of the tokenizers library; ids that no token has decode to nothing
 
 
@@ -102,7 +104,7 @@ class Tokenizer:
             template = _default_template(metadata.get(GGUF_TEMPLATE), path)
             roles = gguf_roles(metadata)
         except ValueError as error:
-            hint = "a tokenizer.json beside the file is read instead"
+            hint = "a tokenizer.json beside the file would be read instead"
             raise ValueError(shortened(f"{path}: {error} ({hint})")) from error
         return cls(backend, roles, template)
 
@@ -163,11 +165,37 @@ class Tokenizer:
 
         Raises ValueError for text with lone surrogates, for text that is too long (the bound is 1
         to 8 MB for usual tokenizers, less for those whose normalizer can lengthen a text), and if
-        the tokenizer fails.
+        the tokenizer fails. Warns once of characters that it has no token for, which decoding does
+        not give back.
         """
-        return self._encode(text, add_special_tokens=add_special_tokens).ids
+        found = self.encoding(text, add_special_tokens=add_special_tokens)
+        unknown = self.special_tokens.get("unk_token")
+        if unknown is not None and self._id("unk_token") in found.ids:
+            self._warn_of_unknown(text, unknown, found)
+        return found.ids
 
-    def _encode(self, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
+    def _warn_of_unknown(self, text: str, unknown: str, found: tokenizers.Encoding) -> None:
+        lost = (text[slice(*span)] for token, span in zip(found.tokens, found.offsets, strict=True)
+                if token == unknown)  # fmt: skip
+        lost = sorted({each for each in lost if unknown not in each})
+        if lost and not self._has_warned:
+            self._has_warned.append(True)
+            more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+            shown = ", ".join(f"{each!r:.20}" for each in lost[:_SHOWN])
+            warnings.warn(
+                f"the tokenizer has no token for {shown}{more}: each becomes {unknown}, and is "
+                "lost when it is decoded",
+                stacklevel=3,
+            )
+
+    @cached_property
+    def _has_warned(self) -> list[bool]:
+        return []
+
+    def encoding(self, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
+        """Returns what the tokenizers library knows of a text: ids, tokens, and their places.
+
+        Raises ValueError as `encode`, and does not warn."""
         self.check_text(text)
         with one_sentence("the tokenizer cannot encode the text"):
             return self.backend.encode(text, add_special_tokens=add_special_tokens)
@@ -296,7 +324,7 @@ class Tokenizer:
 
     def _control_spans(self, text: str) -> list[Span]:
         """Returns where a text spells control tokens."""
-        found, added = self._encode(text), self.backend.get_added_tokens_decoder()
+        found, added = self.encoding(text), self.backend.get_added_tokens_decoder()
         return [  # unknown characters have the unknown token as well, once for each byte
             span
             for i, span in zip(found.ids, found.offsets, strict=True)

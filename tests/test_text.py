@@ -44,6 +44,16 @@ def test_printable_ascii_survives_encode_and_decode(text):
     assert TINY.decode(TINY.encode(text), skip_special_tokens=False) == text
 
 
+def test_characters_that_are_lost_are_named_once():
+    tokenizer = with_template(None)
+    with pytest.warns(
+        UserWarning, match=r"no token for '\\t', 'é', '中', '👍': each becomes <.unk"
+    ):
+        tokenizer.encode("a\thé👍lo中é")
+    tokenizer.encode("é and ü")  # a second warning would be an error here
+    with_template(None).encode("a <|unk|> b")
+
+
 def test_decode_skips_special_tokens_and_takes_arrays():
     ids = np.array([*TINY.encode("Tom had 12 pens."), TINY.mask_id, TINY.eos_id], np.int32)
     assert TINY.decode(ids) == "Tom had 12 pens."
@@ -163,6 +173,7 @@ def test_the_familys_own_way_takes_what_a_message_spells():
     assert ids == TINY.encode(TINY.apply_chat_template(chat)) != TINY.encode_chat(chat)
 
 
+@pytest.mark.filterwarnings("ignore:the tokenizer has no token for")
 def test_characters_of_private_use_in_a_message_stay():
     content = "\ue000<|eot_id|>\ue001"
     ids = TINY.encode_chat([{"role": "user", "content": content}])

@@ -22,7 +22,7 @@ from llada_jax.checkpoint.huggingface import (
 )
 from llada_jax.checkpoint.sources import Checkpoint
 from llada_jax.checkpoint.tensors import Dtype, read_params
-from llada_jax.config import ModelConfig, require, require_choice
+from llada_jax.config import ModelConfig, require, require_choice, shortened
 from llada_jax.io.content import content_hash, file_state
 from llada_jax.model.params import ModelParams
 from llada_jax.text import TOKENIZER_FILES, Tokenizer, has_tokenizer
@@ -101,9 +101,13 @@ def read_tokenizer(source: Path | None) -> Tokenizer | None:
     if source is None:
         return None
     folder = source if source.is_dir() else source.parent
-    if source.is_file() and not has_tokenizer(folder):
-        return Tokenizer.from_gguf(read_header(source, GGUF_LISTS)[0], source)
-    return Tokenizer.from_folder(folder)
+    if source.is_dir() or has_tokenizer(folder):
+        return Tokenizer.from_folder(folder)
+    try:
+        metadata, _ = read_header(source, GGUF_LISTS)
+    except ValueError as error:
+        raise ValueError(shortened(f"{source} is no GGUF file: {error}")) from error
+    return Tokenizer.from_gguf(metadata, source)
 
 
 def _require_model_folder(path: Path) -> None:

@@ -52,7 +52,7 @@ def compiled(
 
 
 def _encode(texts: tuple[str, ...], tokenizer: Tokenizer) -> list[list[int]]:
-    encoded = [tokenizer.encode(text) for text in texts]
+    encoded = [tokenizer.encoding(text).ids for text in texts]
     for text, tokens in zip(texts, encoded, strict=True):
         spelled = tokenizer.decode(tokens, skip_special_tokens=False)
         require(

@@ -84,7 +84,7 @@ def canonical_steps(
             text += bytes([byte[path[-1]]])
             path.append(int(next_state[path[-1], text[-1]]))
         words = text.rstrip(b" ")  # a final space may share a token with the text after it
-        first = tokenizer.encode(words.decode(errors="ignore"))[:1]
+        first = tokenizer.encoding(words.decode(errors="ignore")).ids[:1]
         spelled = tokens.get(first[0], b"") if first else b""
         if spelled and words.startswith(spelled):
             steps[state] = path[len(spelled)]

@@ -62,6 +62,9 @@ def test_a_gguf_file_with_a_tokenizer_beside_it(tmp_path: Path) -> None:
     _, params, tokenizer_path = load_params(path)
     assert same_bits(params, loaded(MODEL)[1])
     assert tokenizer_path == path and read_tokenizer(path) is None
+    (tmp_path / "other.gguf").write_bytes(b"GG")
+    with pytest.raises(ValueError, match=r"other.gguf is no GGUF file: its header leaves the file"):
+        read_tokenizer(tmp_path / "other.gguf")
     (tmp_path / "tokenizer.json").write_text("{}")
     assert load_params(path)[2] == tmp_path
 

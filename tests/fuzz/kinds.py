@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from llada_jax.checkpoint import load_params, save_huggingface
+from llada_jax.checkpoint import load_params, read_tokenizer, save_huggingface
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import Generation, GenerationBatch, GenerationStore
 from llada_jax.evaluation.task import Item
@@ -30,6 +30,7 @@ from llada_jax.experts.routing import (
     row_reuse,
 )
 from llada_jax.io.archive import save_archive
+from llada_jax.model.families.config_json import config_from_hf
 from llada_jax.phones.calibration.calibrate import calibrate
 from llada_jax.phones.calibration.measurements import read_measurements
 from llada_jax.phones.profile import PROFILES, load_profile
@@ -38,6 +39,7 @@ from llada_jax.sampler.replay import replay
 from llada_jax.sampler.trace import Trace
 from llada_jax.testing import TOY
 from llada_jax.text import Tokenizer
+from llada_jax.training.sft import read_examples
 from tests.backend.models import GQA, random_params
 from tests.checkpoint.folders import write_shards
 from tests.constraint.random_forms import pattern_and_text, schema_and_text
@@ -56,6 +58,13 @@ from tests.phones.calibration.test_measurements import QNN_HEADER, field, real
 from tests.phones.calibration.test_measurements import ROW as MEASURED
 from tests.sampler.drawn_trace import drawn_trace
 from tests.tokenizer_families import FAMILIES
+from tests.tokenizer_files import (
+    TEMPLATE,
+    add_metadata,
+    gguf_metadata,
+    sentencepiece_metadata,
+    write_folder,
+)
 
 MODEL = GQA.replace(n_layers=1)
 TINY = Path(__file__).parents[2] / "llada_jax" / "assets" / "tiny"
@@ -192,13 +201,119 @@ class TokenizerFiles:
         return done._replace(states_other=True)  # another tokenizer is as good as this one
 
     def load(self, folder: Path) -> Any:
-        tokenizer = Tokenizer.from_folder(folder)
+        return self._used(Tokenizer.from_folder(folder))
+
+    def _used(self, tokenizer: Tokenizer) -> Any:
         ids = tokenizer.encode("Tom had <|mask|> 12 pens.")
         chat = None
         if tokenizer.chat_template is not None:
             chat = tokenizer.encode_chat([{"role": "user", "content": "2 + 3"}])
         known = (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.mask_id)
         return ids, tokenizer.decode(ids), chat, known, tokenizer.vocab_size
+
+
+class VocabularyFiles(TokenizerFiles):
+    """`vocab.json` and `merges.txt`, and what goes with them."""
+
+    def build(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        write_folder(folder, "Qwen2Tokenizer", chat_template=TEMPLATE)
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        path = rng.choice(sorted(folder.iterdir()))
+        if path.suffix == ".json":
+            return damage_json_file(rng, path)._replace(states_other=True)
+        lines = ["a", "a b c", "Q Q", " ", "a  b", "\u2028 a", "he he", "t h"] * rng.choice(
+            [1, 9999]
+        )
+        kind = rng.choice(["bytes", "bytes", "lines"])
+        if kind == "bytes":
+            return Damage(damage_bytes(rng, path), states_other=True)
+        path.write_text("\n".join(rng.sample(lines, rng.randrange(1, len(lines)))))
+        return Damage("other merges", states_other=True)
+
+
+class GgufTokenizer(TokenizerFiles):
+    """Tokenizers in the metadata of GGUF files: their bytes, and their values."""
+
+    def build(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self._write(folder, gguf_metadata("gpt-2"))
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        if rng.random() < 0.3:
+            return Damage(damage_bytes(rng, folder / "model.gguf"), states_other=True)
+        metadata = rng.choice([gguf_metadata("gpt-2"), sentencepiece_metadata()])
+        key = f"tokenizer.{rng.choice(['ggml.tokens', 'ggml.scores', 'ggml.token_type'])}"
+        long = {"tokens": ["a" * 10**5, "", "a"], "scores": [1e38, -1e38], "token_type": [9, -1]}
+        value = rng.choice([*long[key.rpartition(".")[2]], None])
+        kind = rng.choice(["damage", "damage", "list"])
+        if kind == "damage":
+            metadata, done = damage_json(rng, metadata, "metadata")
+            label = done.label
+        else:
+            items = metadata.get(key) or [value]
+            items[rng.randrange(len(items))] = value
+            metadata, label = {**metadata, key: items}, f"{key}: {str(value)[:20]}"
+        (folder / "metadata.json").write_text(json.dumps(metadata))
+        return Damage(label, states_other=True)
+
+    def load(self, folder: Path) -> Any:
+        if (folder / "metadata.json").exists():
+            metadata = json.loads((folder / "metadata.json").read_text())
+            tokenizer = Tokenizer.from_gguf(metadata, folder / "metadata.json")
+        else:
+            tokenizer = read_tokenizer(folder / "model.gguf")
+        return tokenizer and self._used(tokenizer)
+
+    def _write(self, folder: Path, metadata: dict[str, Any]) -> None:
+        import gguf
+
+        out = gguf.GGUFWriter(folder / "model.gguf", "llada")
+        add_metadata(out, metadata)
+        out.add_tensor("a", np.zeros(8, np.float32))
+        out.write_header_to_file()
+        out.write_kv_data_to_file()
+        out.write_tensors_to_file()
+        out.close()
+
+
+class TrainingFile:
+    """Examples to fine-tune on, a line each."""
+
+    def build(self, folder: Path) -> None:
+        TokenizerFiles().build(folder)
+        chat = [{"role": "user", "content": "3+4"}, {"role": "assistant", "content": "7"}]
+        lines = [{"messages": chat}, {"prompt": "1+1=", "completion": "2"}]
+        (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        path = folder / "data.jsonl"
+        kind = rng.choice(["bytes", "json", "json", "json", "text", "encoding"])
+        if kind == "bytes":
+            return Damage(damage_bytes(rng, path), states_other=True)
+        lines = path.read_text().splitlines()
+        if kind == "encoding":
+            encoding = rng.choice(["utf-16", "utf-8-sig", "utf-32", "latin-1"])
+            path.write_bytes("\n".join(lines).replace("=", "\xe9").encode(encoding))
+            return Damage(encoding, states_other=True)
+        if kind == "text":
+            texts = ["<|mask|>", "\ud800", "a" * 10**7, "\u2028\x85", "<|eot_id|>" * 99, ""]
+            line, label = {"prompt": rng.choice(texts), "completion": rng.choice(texts)}, "texts"
+        else:
+            line, done = damage_json(rng, json.loads(rng.choice(lines)), "line")
+            label = done.label
+        ending = rng.choice(["\n", "\r\n", "\n\n \n", ""])
+        path.write_text(ending.join([lines[0], json.dumps(line), lines[1], ""]))
+        return Damage(label, states_other=True)
+
+    def load(self, folder: Path) -> Any:
+        config = config_from_hf(json.loads((TINY / "config.json").read_text()))
+        tokenizer = Tokenizer.from_folder(folder)
+        examples = read_examples(folder / "data.jsonl", tokenizer, config, 32)
+        if any({3, 6} & {*example.answer[:-1]} for example in examples):
+            raise AssertionError("an answer has a control token")
+        return examples
 
 
 def _replaced(pattern: Mapping[str, str], content: str) -> dict[str, Any]:
@@ -939,6 +1054,9 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "tokenizer": (TokenizerFiles(), 20),
     "hostile tokenizer": (HostileTokenizer(), 16),
     "text": (Texts(), 16),
+    "vocabulary files": (VocabularyFiles(), 8),
+    "gguf tokenizer": (GgufTokenizer(), 8),
+    "training file": (TrainingFile(), 8),
     "gguf": (Gguf(), 26),
     "trace": (Traces(), 20),
     "routing trace": (RoutingTraces(), 6),

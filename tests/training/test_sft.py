@@ -99,6 +99,7 @@ def test_control_tokens_in_answers_are_text(read):
             assert TOKENIZER.decode(answer) == text and not {*answer} & {0, 3, 6}
 
 
+@pytest.mark.filterwarnings("ignore:the tokenizer has no token for")
 def test_lines_end_with_a_line_feed_alone(read, tmp_path):
     ends = "\u2028\u2029\u0085\x1c"
     pair = json.dumps({"prompt": f"1{ends}", "completion": "2"}, ensure_ascii=False)
