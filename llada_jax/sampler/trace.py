@@ -56,8 +56,8 @@ class Trace(TraceData):
         given.
 
         Args:
-          timed: runs of this trace's row on phones (`lj.phone("SM8750").time(trace, shape)`), whose
-            timelines are shown.
+          timed: runs of this trace's row on phones, as `lj.phone("SM8750").time(trace, shape)`
+            returns them, to show their timelines.
         """
         timelines = [phone_timeline(run) for run in timed]
         runs = [replay(self, row) | {"phones": timelines}]
