@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TABLE = re.compile(r"^(<!-- table (\w+) -->\n)(.*?)^(<!-- end -->)", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z`\[*])")
@@ -33,7 +34,7 @@ class Page:
 
     @cached_property
     def text(self) -> str:
-        """What a reader sees."""
+        """The text that a reader sees."""
         return COMMENT.sub("", self.source)
 
     @cached_property
@@ -43,8 +44,9 @@ class Page:
 
     @property
     def rows(self) -> list[str]:
-        """Lines of tables."""
-        return [line for line in self.prose.splitlines() if line.startswith("|")]
+        """Lines of the tables that are written by hand."""
+        lines = FENCE.sub("", TABLE.sub("", self.source)).splitlines()
+        return [line for line in lines if line.startswith("|")]
 
     @property
     def sentences(self) -> Iterator[str]:
@@ -61,27 +63,27 @@ class Page:
 
     @property
     def anchors(self) -> set[str]:
-        """What GitHub makes of the headings."""
+        """The anchors that GitHub derives from the headings."""
         headings = re.findall(r"^#+ (.+)$", self.prose, re.MULTILINE)
-        return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+        return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
 
     @property
     def commands(self) -> list[list[str]]:
-        """Returns those of the page."""
+        """The words of each command."""
         return commands_in(self.text)
 
 
 def commands_in(text: str) -> list[list[str]]:
     """Words of each `python -m experiments.<verb> ...`; the first is the verb."""
-    found = [match.replace("\\\n", " ") for match in COMMAND.findall(text)]
-    words = [shlex.split(each, comments=True)[2:] for each in found]
-    return [[verb.removeprefix("experiments."), *more] for verb, *more in words]
+    lines = [match.replace("\\\n", " ") for match in COMMAND.findall(text)]
+    words = [shlex.split(line, comments=True)[2:] for line in lines]
+    return [[verb.removeprefix("experiments."), *rest] for verb, *rest in words]
 
 
 def precise_figures(text: str) -> set[str]:
     """Figures of three digits or more, on which two statements hardly agree by chance."""
-    found = FIGURE.findall(WITHOUT_FIGURES.sub("", text))
-    return {each for each in found if len(re.sub(r"[.,]", "", each).lstrip("0")) > 2}
+    figures = FIGURE.findall(WITHOUT_FIGURES.sub("", text))
+    return {figure for figure in figures if len(re.sub(r"[.,]", "", figure).lstrip("0")) > 2}
 
 
 README = Page(ROOT / "README.md")

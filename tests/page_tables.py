@@ -1,0 +1,87 @@
+"""Writes the generated tables of the pages: `python -m tests.page_tables [NAME=RESULTS ...]`.
+
+A page marks the place of a table by its name, and this command writes what is between the markers:
+
+    <!-- table swap_gap -->
+    | 800 MiB | 21.6 |
+    <!-- end -->
+
+`docs/tables/swap_gap.txt` is the template: its first line names the results, others have fields:
+
+    results/swap.json
+    | 800 MiB | {gap/800/greedy:.1f} |
+
+`docs/results/<name>.json` has rows of the `results.json` that the page's command wrote; an argument
+`NAME=RESULTS` takes them from another run. A field is `{row:format}`, with a factor
+`{100*row:format}`, `{row|low:format}` for another entry of the row (low and high end of its
+interval, half of it, error, n, value divided by n), or `{row / other:format}` for a ratio.
+"""
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+from tests.pages import PAGES, ROOT, TABLE
+
+DOCS = ROOT / "docs"
+_FIELD = re.compile(r"\{(?:([\d.]+)\*)?([^{}|]+?)(?:\|(\w+))?:([^{}:]*)\}")
+
+
+def with_tables(text: str) -> str:
+    """Returns a page's text with filled tables. Raises KeyError for a result that is not stored."""
+    return TABLE.sub(lambda marked: f"{marked[1]}{_filled(marked[2])}{marked[4]}", text)
+
+
+def template(name: str) -> tuple[str, str]:
+    """Returns the file of results that a table reads, and its text with fields."""
+    results, _, text = (DOCS / f"tables/{name}.txt").read_text("utf-8").partition("\n")
+    return results, text
+
+
+def _filled(name: str) -> str:
+    results, text = template(name)
+    rows = {row["name"]: row for row in json.loads((DOCS / results).read_text("utf-8"))}
+    return _FIELD.sub(lambda field: _value(rows, *field.groups()), text)
+
+
+def _value(rows: dict[str, dict], factor: str, names: str, entry: str, format_: str) -> str:
+    value, *divisors = (_entry(rows[name], entry or "value") for name in names.split(" / "))
+    number = float(factor or 1) * value / math.prod(divisors)
+    return f"{number:{format_}}"
+
+
+def _entry(row: dict, entry: str) -> float:
+    low, high = row.get("interval", (math.nan, math.nan))
+    share = row["value"] / row.get("n", math.nan)
+    return (row | {"low": low, "high": high, "half": (high - low) / 2, "share": share})[entry]
+
+
+def store(name: str, results: Path) -> None:
+    """Keeps the rows of a run that pages show. A name `file/part` puts `part/` before the names of
+    its rows, so that one file can have several runs."""
+    name, _, part = name.partition("/")
+    file = DOCS / f"results/{name}.json"
+    templates = [template(path.stem) for path in (DOCS / "tables").glob("*.txt")]
+    fields = [
+        field
+        for source, text in templates
+        if source == f"results/{name}.json"
+        for field in _FIELD.findall(text)
+    ]
+    shown = {row for field in fields for row in field[1].split(" / ")}
+    rows = json.loads(file.read_text("utf-8")) if file.exists() and part else []
+    kept = {row["name"]: row for row in rows}
+    for row in json.loads(results.read_text("utf-8")):
+        full_name = "/".join(filter(None, [part, row["name"]]))
+        kept[full_name] = row | {"name": full_name}
+    lines = ",\n".join(json.dumps(row) for row in kept.values() if row["name"] in shown)
+    file.write_text(f"[\n{lines}\n]\n", "utf-8")
+
+
+if __name__ == "__main__":
+    for name, _, path in (argument.partition("=") for argument in sys.argv[1:]):
+        store(name, Path(path))
+    for page in PAGES:
+        page.path.write_text(with_tables(page.source), "utf-8")
