@@ -144,7 +144,12 @@ class Engine:
     def __init__(self, model: lj.Model, backend: str, places: int, max_waiting: int) -> None:
         require(places >= 1, f"places is {places}; allowed: 1 or more")
         require(max_waiting >= 1, f"queue is {max_waiting}; allowed: 1 or more")
-        self.model, self.backend, self.places, self.max_waiting = model, backend, places, max_waiting
+        self.model, self.backend, self.places, self.max_waiting = (
+            model,
+            backend,
+            places,
+            max_waiting,
+        )
         self.forwards = 0
         """Forwards so far, each counted once for all its sequences."""
         self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -218,9 +223,7 @@ class Engine:
 
     def _is_alone(self, request: Request) -> bool:
         sampler = request.sampler
-        return (
-            self.backend != "xla" or self._on_mesh or sampler.parity.wide or sampler.has_worker
-        )
+        return self.backend != "xla" or self._on_mesh or sampler.parity.wide or sampler.has_worker
 
     def _options(self, request: Request) -> dict[str, Any]:
         options = {"backend": self.backend, "seed": request.seed, "constraint": request.constraint}
