@@ -103,8 +103,8 @@ class Service:
 
     # Requests
 
-    async def asked(self, http: Http, *, chat: bool) -> tuple[dict[str, Any], Asked]:
-        """Returns the body of a request and what it asks for."""
+    async def asked(self, http: Http, *, chat: bool) -> Asked:
+        """Returns what a request asks for."""
         content = bytearray()
         async for part in http.stream():
             content += part
@@ -117,7 +117,7 @@ class Service:
             message = f"model is {name!r:.60}; allowed: {self.name!r}"
             raise Refused(404, message, "model_not_found")
         options = {"model": self.model, "sampler": self.sampler, "seed": self.seed}
-        return body, await run_in_threadpool(partial(asked_of, body, chat=chat, **options))
+        return await run_in_threadpool(partial(asked_of, body, chat=chat, **options))
 
     async def started(self, asked: Asked) -> "tuple[Request, asyncio.Queue[Any]]":
         """Queues a request; its changes arrive in an asyncio queue."""
@@ -174,7 +174,7 @@ class Service:
     # Paths
 
     async def completion(self, http: Http, *, chat: bool) -> Response:
-        body, asked = await self.asked(http, chat=chat)
+        asked = await self.asked(http, chat=chat)
         if asked.choices:
             return await self.scored(asked, chat)
         request, events = await self.started(asked)
@@ -245,7 +245,7 @@ class Service:
 
     async def canvas(self, http: Http) -> Response:
         """Streams what each forward does to the canvas of one chat."""
-        _, asked = await self.asked(http, chat=True)
+        asked = await self.asked(http, chat=True)
         if len(asked.prompts) != 1 or asked.choices:
             raise Refused(400, "n or llada.choices are set; allowed on a canvas: one answer")
         request, events = await self.started(asked)
@@ -284,7 +284,7 @@ class Service:
 
     async def share(self, http: Http) -> Response:
         """Returns a run, decoded again by its seed, as the page that replays it."""
-        _, asked = await self.asked(http, chat=True)
+        asked = await self.asked(http, chat=True)
 
         def page() -> str:
             result = lj.generate(
