@@ -73,7 +73,9 @@ def asked_of(
     own = _typed(given, "llada", {}, dict, "an object")
     for name in own:
         allowed = "sampler, preset, choices"
-        require(name in ("sampler", "preset", "choices"), f"llada.{name:.60}; allowed: {allowed}")
+        require(
+            name in ("sampler", "preset", "choices"), f"llada has {name!r:.60}; allowed: {allowed}"
+        )
     changes = {"temperature": _number(given, "temperature", sampler.temperature, 0, 2)}
     if "temperature" not in given:
         changes = {}
@@ -165,7 +167,7 @@ def _sampler(
         plain = isinstance(value, bool | int | float | str | None)
         require(
             plain and not (isinstance(value, str) and ":" in value),  # a name of code to import
-            f"llada.sampler.{name:.60} is {value!r:.60}; allowed: a number, a name, true or false",
+            f"llada.sampler has {name!r:.60}, which is {value!r:.60}; allowed: a number, a name, true or false",
         )
     preset = own.get("preset")
     require(

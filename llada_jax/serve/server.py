@@ -547,7 +547,8 @@ def _status_of(error: str | None) -> int:
 
 def _error(error: Refused) -> dict[str, Any]:
     kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
+    message = str(error).encode("utf-8", "backslashreplace").decode()  # of halves of characters
+    return {"error": {"message": message, "type": kind, "param": None, "code": error.code}}
 
 
 def _refusal(error: Refused, headers: dict[str, str]) -> Response:

@@ -135,7 +135,8 @@ def test_labels_have_probabilities(client):
 
 def test_the_canvas_ends_as_the_answer(http, expected):
     answer = http.post("/canvas", json={"messages": CHAT})
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    lines = [each for each in answer.text.splitlines() if each.startswith("data: {")]
+    events = [json.loads(each.removeprefix("data: ")) for each in lines]
     head, *forwards = events
     assert head["length"] == 16 and head["block"] == 8
     assert [each["forward"] for each in forwards] == list(range(1, len(forwards) + 1))
@@ -152,7 +153,8 @@ def test_a_shared_run_is_a_page(http):
 
 def test_the_page_loads_nothing_from_elsewhere(http):
     page = http.get("/")
-    assert page.status_code == 200 and "default-src 'none'" in page.headers["content-security-policy"]
+    assert page.status_code == 200
+    assert "default-src 'none'" in page.headers["content-security-policy"]
     assert not any(each in page.text for each in ("http://", "https://", "<link", "@import"))
 
 
@@ -183,7 +185,8 @@ def ask(**changes):
 WRONG = [
     [], 3, "text", None, {}, {"messages": []}, {"messages": "hi"}, {"messages": [1]},
     *({"messages": [{"role": role, "content": "x"}]} for role in (None, 1, "tool", "nobody", [])),
-    *({"messages": [{"role": "user", "content": c}]} for c in (None, 3, {}, [1], [{"type": "image"}])),
+    *({"messages": [{"role": "user", "content": content}]}
+      for content in (None, 3, {}, [1], [{"type": "image"}])),
     *(ask(max_tokens=value) for value in (0, -1, 1.5, "8", True, 10**9, [], {})),
     *(ask(max_completion_tokens=value) for value in (0, "x", 10**12)),
     *(ask(n=value) for value in (0, -1, 17, "2", 1.5, True, [])),
@@ -215,6 +218,7 @@ WRONG = [
         {"sampler": {"mask_id": -1}}, {"sampler": {"mask_id": 10**9}}, {"sampler": {"steps": 0}},
         {"sampler": {"remasking": "none"}}, {"sampler": {"cache": "all"}},
     )),
+    ask(llada={"\ud800": 1}), ask(llada={"sampler": {"\ud800": 1}}),
     ask(llada={"choices": ["a"]}, n=2), ask(llada={"choices": ["a"]}, stream=True),
     *(ask(**{name: value}) for name, value in (
         ("top_p", 0.5), ("frequency_penalty", 1), ("presence_penalty", "x"), ("tools", [{}]),
