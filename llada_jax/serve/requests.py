@@ -167,7 +167,8 @@ def _sampler(
         plain = isinstance(value, bool | int | float | str | None)
         require(
             plain and not (isinstance(value, str) and ":" in value),  # a name of code to import
-            f"llada.sampler has {name!r:.60}, which is {value!r:.60}; allowed: a number, a name, true or false",
+            f"llada.sampler has {name!r:.60}: {value!r:.60}; allowed: a number, a name, true or "
+            "false",
         )
     preset = own.get("preset")
     require(
