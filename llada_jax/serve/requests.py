@@ -72,10 +72,8 @@ def asked_of(
     given = {name: value for name, value in body.items() if value is not None}
     own = _typed(given, "llada", {}, dict, "an object")
     for name in own:
-        allowed = "sampler, preset, choices"
-        require(
-            name in ("sampler", "preset", "choices"), f"llada has {name!r:.60}; allowed: {allowed}"
-        )
+        allowed = ("sampler", "preset", "choices")
+        require(name in allowed, f"llada has {name!r:.60}; allowed: {', '.join(allowed)}")
     changes = {"temperature": _number(given, "temperature", sampler.temperature, 0, 2)}
     if "temperature" not in given:
         changes = {}
