@@ -17,7 +17,7 @@ from llada_jax.api.loading import Model, has_tiles
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.resources import available_cores
 from llada_jax.config import Loop, require
-from llada_jax.constraint.batch import Constraints, compile_constraints
+from llada_jax.constraint.batch import CompiledConstraints, Constraints, compile_constraints
 from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.revision.tile_multiplier import TileMultiplier
 from llada_jax.revision.tiled_forward import tiled_denoiser
@@ -81,7 +81,12 @@ def generate(
 
 
 def start(
-    model: Model, prompts: Prompts, config: SamplerConfig | None = None, *, seed: Seeds = 0
+    model: Model,
+    prompts: Prompts,
+    config: SamplerConfig | None = None,
+    *,
+    seed: Seeds = 0,
+    constraint: Constraints | None = None,
 ) -> tuple[Decoding, DecodeState]:
     """Returns the arguments of `step`: a model with its sampler, and the state before any forward::
 
@@ -105,7 +110,8 @@ def start(
         "confidence_dtype or noise_dtype is 'float64'; allowed: 'float32' in a single step",
     )
     require(not config.stop, f"stop is {config.stop!r}; allowed in single steps, as ids: ()")
-    run = checked_run(denoiser, model.params, model.config, prompts, config, seed=seed)
+    texts = _texts(model, config, constraint)
+    run = checked_run(denoiser, model.params, model.config, prompts, config, seed=seed, texts=texts)
     return run.decoding, run.state(range(len(run.prompts)))
 
 
@@ -188,10 +194,7 @@ def _settings(
         refreshing = _refreshing(refresh_on, config, model, threads)
     worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="revision")
     threads.enter_context(worker)  # the last to start, so the first to end: its job runs the others
-    texts = None
-    if constraint is not None:
-        ends = end_ids(config, model.config)
-        texts = compile_constraints(constraint, model.tokenizer, ends, model.config.vocab_size)
+    texts = _texts(model, config, constraint)
     needs_host = on_step or not denoiser.traceable or config.has_worker
     return {
         "denoiser": denoiser,
@@ -203,6 +206,16 @@ def _settings(
         "texts": texts,
         "to_text": model.tokenizer and model.tokenizer.decode,
     }
+
+
+def _texts(
+    model: Model, config: SamplerConfig, constraint: Constraints | None
+) -> CompiledConstraints | None:
+    """Returns the constraints with their automata, or None."""
+    if constraint is None:
+        return None
+    ends = end_ids(config, model.config)
+    return compile_constraints(constraint, model.tokenizer, ends, model.config.vocab_size)
 
 
 def _of_model(result: Result, model: Model) -> Result:

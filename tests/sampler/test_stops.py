@@ -54,7 +54,8 @@ def test_a_row_stops_at_the_end_of_the_block_that_has_the_string(loop, settings,
     tokens, text = result.generated[0], to_text(whole.generated[0])
     assert before_stop(to_text(tokens), (wanted,)) == text[:first]
     assert result.nfe[0] < whole.nfe[0] and len(tokens) == 32
-    assert (tokens[24:] == EOS).all(), "what was not decoded is EOS"
+    if "accept" not in settings:  # staged tokens become final later
+        assert (tokens[24:] == EOS).all(), "what was not decoded is EOS"
     if wanted not in to_text(whole.generated[1]):
         np.testing.assert_array_equal(result.generated[1], whole.generated[1])
         assert result.nfe[1] == whole.nfe[1]

@@ -1,0 +1,311 @@
+"""`llada serve` as its clients see it: OpenAI's own client, and requests that are refused."""
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+import llada_jax as lj
+
+pytest.importorskip("starlette", reason="needs the extra serve")
+pytest.importorskip("openai", reason="needs OpenAI's client")
+
+import httpx
+import openai
+import uvicorn
+
+from llada_jax.serve.server import ServerSettings, Service
+
+SAMPLER = lj.SamplerConfig.preset("blockwise", gen_length=16, block_length=8)
+CHAT = [{"role": "user", "content": "Anna had 6 apples. She ate 1. How many are left?"}]
+
+
+@contextmanager
+def serving(**settings):
+    """Runs a server in a thread; yields its service and address."""
+    service = Service(lj.load("tiny"), SAMPLER, ServerSettings(**settings))
+    config = uvicorn.Config(service.app(), port=0, log_level="error", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield service, f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def model(server):
+    return server[0].model
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server[1]}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def http(server):
+    with httpx.Client(base_url=server[1], timeout=120) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    return lj.generate(model, [model.tokenizer.encode_chat(CHAT)], SAMPLER).text[0]
+
+
+def test_models(client):
+    assert [each.id for each in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+
+
+def test_a_chat_is_what_generate_gives(client, model, expected):
+    found = client.chat.completions.create(
+        model="tiny", messages=CHAT, logprobs=True, top_logprobs=1
+    )
+    (choice,) = found.choices
+    assert choice.message.content == expected and choice.finish_reason in ("stop", "length")
+    tokens = choice.logprobs.content
+    assert "".join(each.token for each in tokens).strip() == expected.strip()
+    assert all(each.logprob <= 0 and each.top_logprobs[0].token == each.token for each in tokens)
+    assert found.usage.prompt_tokens == len(model.tokenizer.encode_chat(CHAT))
+    assert found.usage.completion_tokens == len(tokens)
+    own = choice.model_extra["llada"]
+    assert len(own["steps"]) == len(tokens) and max(own["steps"]) < own["forwards"]
+    assert found.model_extra["llada"]["sampler"]["threshold"] == 0.9
+
+
+def test_a_stream_never_takes_text_back(client, expected):
+    stream = client.chat.completions.create(
+        model="tiny", messages=CHAT, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    texts = [each.choices[0].delta.content for each in chunks if each.choices]
+    assert "".join(texts) == expected and len(texts) > 2
+    assert chunks[-2].choices[0].finish_reason and chunks[-1].usage.total_tokens > 0
+
+
+def test_samples_have_the_seeds_of_a_batch(client, model):
+    config = SAMPLER.replace(temperature=0.9, eos_early_stop=True)
+    prompt = model.tokenizer.encode("2+2=", add_special_tokens=True)
+    expected = lj.generate(model, [prompt] * 2, config, seed=5)
+    found = client.completions.create(model="tiny", prompt="2+2=", n=2, seed=5, temperature=0.9)
+    assert [each.text for each in found.choices] == expected.text
+
+
+def test_stop_and_max_tokens(client, expected):
+    stop = expected[3:6]
+    found = client.chat.completions.create(model="tiny", messages=CHAT, stop=[stop])
+    assert found.choices[0].message.content == expected[: expected.index(stop)]
+    assert found.choices[0].finish_reason == "stop"
+    found = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=3)
+    assert found.usage.completion_tokens == 3 and found.choices[0].finish_reason == "length"
+
+
+def test_json_and_choices(client):
+    pytest.importorskip("outlines_core", reason="needs the extra constraint")
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    found = client.chat.completions.create(model="tiny", messages=CHAT, response_format=form)
+    assert json.loads(found.choices[0].message.content)["a"] in (1, 2)
+
+
+def test_labels_have_probabilities(client):
+    extra = {"llada": {"choices": ["yes", "no"]}}
+    found = client.chat.completions.create(model="tiny", messages=CHAT, extra_body=extra)
+    labels = found.model_extra["llada"]["choices"]
+    best = max(labels, key=lambda each: each["probability"])
+    assert found.choices[0].message.content == best["text"]
+    assert sum(each["probability"] for each in labels) == pytest.approx(1)
+
+
+def test_the_canvas_ends_as_the_answer(http, expected):
+    answer = http.post("/canvas", json={"messages": CHAT})
+    lines = [each for each in answer.text.splitlines() if each.startswith("data: {")]
+    events = [json.loads(each.removeprefix("data: ")) for each in lines]
+    head, *forwards = events
+    assert head["length"] == 16 and head["block"] == 8
+    assert [each["forward"] for each in forwards] == list(range(1, len(forwards) + 1))
+    assert forwards[-1]["text"] == expected and forwards[-1]["finish"]
+    assert forwards[-1]["phones"]["SM8750"] > 0
+    cells = {cell[0]: cell for each in forwards for cell in each["cells"]}
+    assert "".join(cells[at][1] for at in sorted(cells)).startswith(expected[:8])
+
+
+def test_a_shared_run_is_a_page(http):
+    page = http.post("/share", json={"messages": CHAT})
+    assert page.status_code == 200 and page.text.startswith("<!doctype html>")
+
+
+def test_the_page_loads_nothing_from_elsewhere(http):
+    page = http.get("/")
+    assert page.status_code == 200
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not any(each in page.text for each in ("http://", "https://", "<link", "@import"))
+
+
+def test_health_and_metrics(http):
+    assert http.get("/health").json()["status"] == "ok"
+    text = http.get("/metrics").text
+    assert "llada_tokens_total" in text and 'path="/v1/chat/completions",status="200"' in text
+
+
+def test_a_client_that_leaves_frees_its_slot(client, server):
+    service, _ = server
+    stream = client.chat.completions.create(
+        model="tiny", messages=CHAT, stream=True, max_tokens=128,
+        extra_body={"llada": {"preset": "llada", "sampler": {"block_length": 8}}},
+    )  # fmt: skip
+    next(iter(stream))
+    stream.close()
+    deadline = time.monotonic() + 120
+    while service.engine.n_running + service.engine.n_waiting and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert service.engine.n_running == service.engine.n_waiting == 0
+
+
+def ask(**changes):
+    return {"messages": CHAT, **changes}
+
+
+WRONG = [
+    [], 3, "text", None, {}, {"messages": []}, {"messages": "hi"}, {"messages": [1]},
+    *({"messages": [{"role": role, "content": "x"}]} for role in (None, 1, "tool", "nobody", [])),
+    *({"messages": [{"role": "user", "content": content}]}
+      for content in (None, 3, {}, [1], [{"type": "image"}])),
+    *(ask(max_tokens=value) for value in (0, -1, 1.5, "8", True, 10**9, [], {})),
+    *(ask(max_completion_tokens=value) for value in (0, "x", 10**12)),
+    *(ask(n=value) for value in (0, -1, 17, "2", 1.5, True, [])),
+    *(ask(seed=value) for value in ("x", 1.5, 2**64, [], True)),
+    *(ask(temperature=value) for value in (-1, 3, "hot", [], True)),
+    *(ask(stop=value) for value in (3, [3], [""], "", ["a"] * 5, {}, [None], True)),
+    *(ask(stream=value) for value in ("yes", 1, [])),
+    *(ask(stream_options=value) for value in (3, [], {"include_usage": 2})),
+    *(ask(logprobs=value) for value in (3, "x", [])),
+    *(ask(logprobs=True, top_logprobs=value) for value in (-1, 2, 20, "x", 1.5, True, [])),
+    ask(top_logprobs=1), ask(logprobs=True, top_logprobs=1, temperature=1),
+    *(ask(response_format=value) for value in (
+        3, "json", [], {}, {"type": "json_object"}, {"type": 3}, {"type": []},
+        {"type": "json_schema"}, {"type": "json_schema", "json_schema": 3},
+        {"type": "json_schema", "json_schema": {"schema": 3}},
+        {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}},
+        {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/x"}}},
+        {"type": "regex"}, {"type": "regex", "regex": 3}, {"type": "regex", "regex": "("},
+        {"type": "choice"}, {"type": "choice", "choice": "x"}, {"type": "choice", "choice": [""]},
+    )),
+    *(ask(llada=value) for value in (
+        3, [], {"x": 1}, {"preset": 3}, {"preset": "best"}, {"preset": "/etc/passwd.json"},
+        {"preset": []}, {"choices": 3}, {"choices": [""]}, {"choices": ["x"] * 65},
+        {"sampler": 3}, {"sampler": {"x": 1}}, {"sampler": {"gen_length": 8}},
+        {"sampler": {"threshold": "x"}}, {"sampler": {"threshold": [1]}},
+        {"sampler": {"accept": "os:system"}}, {"sampler": {"window": "os:path"}},
+        {"sampler": {"block_length": 0}}, {"sampler": {"block_length": "x"}},
+        {"sampler": {"block_length": 7.5}}, {"sampler": {"latency_table": "/etc/passwd"}},
+        {"sampler": {"mask_id": -1}}, {"sampler": {"mask_id": 10**9}}, {"sampler": {"steps": 0}},
+        {"sampler": {"remasking": "none"}}, {"sampler": {"cache": "all"}},
+    )),
+    ask(llada={"\ud800": 1}), ask(llada={"sampler": {"\ud800": 1}}),
+    ask(llada={"choices": ["a"]}, n=2), ask(llada={"choices": ["a"]}, stream=True),
+    *(ask(**{name: value}) for name, value in (
+        ("top_p", 0.5), ("frequency_penalty", 1), ("presence_penalty", "x"), ("tools", [{}]),
+        ("tool_choice", "required"), ("logit_bias", {"1": 2}), ("functions", []), ("prompt", "x"),
+        ("modalities", ["audio"]), ("x" * 500, 1), ("best_of", 2),
+    )),
+    ask(messages=[{"role": "user", "content": "x" * 20_000}]),
+    ask(messages=[{"role": "user", "content": "\ud800"}]),
+    ask(messages=CHAT * 257),
+]  # fmt: skip
+WRONG_PROMPTS = [
+    None, 3, "", [], {}, [""], [3.5], [-1], [10**9], [True], [[]], [[-1]], [["a"]], [None],
+    ["a"] * 17, [1] * 100_000, "x" * 100_000,
+]  # fmt: skip
+RAW = [b"", b"{", b"[1", b"\xff\xfe", b"{'a': 1}", b"nan", b"[" * 100_000, b'{"messages": NaN}']
+WRONG_PATHS = [
+    ("GET", "/v1/chat/completions"), ("POST", "/v1/models"), ("GET", "/x"), ("PUT", "/"),
+    ("GET", "/../../etc/passwd"), ("GET", "/v1/models/big"),
+]  # fmt: skip
+
+
+def refusal(answer):
+    """Checks that an answer is one sentence in OpenAI's form; returns it."""
+    assert 400 <= answer.status_code < 500, answer.text
+    message = answer.json()["error"]["message"]
+    assert message and "\n" not in message and len(message) <= 1000
+    assert not any(each in message for each in ("Traceback", "/work", "site-packages", ".py"))
+    return message
+
+
+def test_two_hundred_malformed_requests_are_a_sentence_each(http):
+    count = len(RAW) + len(WRONG_PATHS)
+    for path, bodies in (
+        ("/v1/chat/completions", WRONG),
+        ("/v1/completions", [{"prompt": prompt} for prompt in WRONG_PROMPTS]),
+        ("/canvas", [*WRONG[:20], ask(n=2)]),
+        ("/share", WRONG[:20]),
+    ):
+        for body in bodies:
+            content = json.dumps(body, allow_nan=True)
+            refusal(http.post(path, content=content))
+            count += 1
+    for content in RAW:
+        refusal(http.post("/v1/chat/completions", content=content))
+    for method, path in WRONG_PATHS:
+        refusal(http.request(method, path))
+    refusal(http.post("/v1/chat/completions", json=ask(model="big")))
+    assert refusal(http.post("/canvas", content=b" " * (1 << 20) + b"  ")).startswith("the body is")
+    assert count >= 200
+
+
+def test_a_full_queue_and_a_late_request_and_a_key():
+    with serving(api_key="secret", queue=1, timeout=1e-3) as (service, address):
+        with httpx.Client(base_url=address, timeout=120) as http:
+            assert http.get("/health").status_code == 200
+            assert http.get("/v1/models").status_code == 401
+            http.headers["Authorization"] = "Bearer secret"
+            assert http.get("/v1/models").status_code == 200
+            full = http.post("/v1/completions", json={"prompt": ["a", "b"]})
+            assert full.status_code == 503 and int(full.headers["Retry-After"]) > 0
+            late = http.post("/v1/completions", json={"prompt": "a"})
+            assert late.status_code == 504 and "more than its 0.001 seconds" in late.text
+        assert service.engine.n_waiting == 0
+
+
+@pytest.mark.slow
+def test_sixty_four_clients_get_their_own_answers(server, model):
+    _, address = server
+    questions = [f"Anna had {n % 9 + 1} apples. She ate {n % 4}." for n in range(64)]
+    lengths = [8, 16, 32]
+    found = {}
+
+    def one(place):
+        with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=5) as client:
+            prompt, length = questions[place], lengths[place % 3]
+            answer = client.completions.create(
+                model="tiny", prompt=prompt, seed=place, max_tokens=length, temperature=0.8
+            )
+            found[place] = answer.choices[0].text
+
+    threads = [threading.Thread(target=one, args=(place,)) for place in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for place, text in found.items():
+        config = SAMPLER.replace(temperature=0.8, gen_length=lengths[place % 3])
+        prompt = model.tokenizer.encode(questions[place], add_special_tokens=True)
+        assert lj.generate(model, [prompt], config, seed=place).text == [text]
+    assert len(found) == 64
