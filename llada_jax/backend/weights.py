@@ -1,4 +1,10 @@
-"""How weights are stored in an executable file: numbers and scales, piece by piece."""
+"""How weights are stored in an executable file: numbers and scales, piece by piece.
+
+A storage format (`Quant`) decides for each weight between float32, int8 with a scale per row, and
+int4 with a scale per row or block. Integers of an already quantized model are kept if they have the
+format, otherwise weights are dequantized and rounded again. Everything works on pieces of a few
+rows, so that exports of large models need little memory.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter

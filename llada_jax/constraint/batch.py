@@ -1,5 +1,9 @@
-"""Prepares the constraints of a batch: compiles them, merges their automata into one `Grammar` that
-JAX can use, and locates each row's text on its canvas."""
+"""Prepares the constraints of a batch for decoding.
+
+`compile_constraints` builds or loads the automaton of each different pattern, `grammar_of` merges
+the automata into one `Grammar` of arrays that compiled programs take as an argument, and
+`locate_texts` finds the span of each row's text on its canvas and checks that some text fits.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -115,7 +115,7 @@ def _reach_of_row(tables, start, begin, stop, values, fixed, span, is_end) -> Re
     best = jnp.zeros((length + 1, len(tail)), values.dtype).at[last].set(tail)
     _, best = jax.lax.fori_loop(0, last - first, back, (tail, best))
 
-    # Through the fixed prefix, whose only finite value per position is that of its token.
+    # Through the fixed prefix, in which only the class of the token has a finite value.
     def prefix(i, state):
         return jnp.where(i >= begin, table[state, values[i].argmax()], state)
 

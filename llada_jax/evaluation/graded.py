@@ -1,4 +1,10 @@
-"""Grades a decoder's stored answers: scores, confidence intervals, comparison with a baseline."""
+"""Grades a decoder's stored answers: scores, confidence intervals, comparison with a baseline.
+
+Grades are not stored. They are computed from the answers whenever a folder is loaded, so that a
+corrected verifier applies to old runs. An `Evaluation` combines the answers of one decoder with
+their grades; a baseline is compared question by question, which needs far fewer items than
+comparing two separate scores.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

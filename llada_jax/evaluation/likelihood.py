@@ -208,9 +208,10 @@ def _log_probabilities(
     position: Int[Array, " M"],
     token: Int[Array, " M"],
 ) -> Float[Array, " M"]:
-    asked = HeadRequest(listed=token[None, :, None])
-    found = measure_rows(params, states[row, position][None], None, asked, ScoreRules()).measured
-    return found.listed[0, :, 0] - found.log_sum_exp[0]  # pyright: ignore
+    request = HeadRequest(listed=token[None, :, None])
+    rows = states[row, position][None]
+    measured = measure_rows(params, rows, None, request, ScoreRules()).measured
+    return measured.listed[0, :, 0] - measured.log_sum_exp[0]  # pyright: ignore
 
 
 class MaskPatterns(NamedTuple):

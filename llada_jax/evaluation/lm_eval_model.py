@@ -125,7 +125,7 @@ class LmEvalModel(LM):
       batch_size: Prompts decoded together, and canvases in a forward pass for likelihoods.
       seed: Seed of the mask patterns, and of sampling (`seeds`).
       progress: Show progress bars.
-      kept: Store of answers; those that it already has are not computed again.
+      kept: Store of answers; answers in it are not computed again.
 
     Raises ValueError that names the problem with the model or, before computing, with a request.
     """

@@ -3,7 +3,7 @@
 Each task has a function that draws items. This module makes every item a pure function of
 `(seed, index, split, difficulty)`, and assigns items to the training or the test split by hashing
 the item's key, so that no test item can occur in training data under any seed or difficulty. It
-also selects items: those that a decoder is scored on, and validation items to tune it on.
+also selects items: items to score a decoder on, and validation items to tune it on.
 """
 
 import zlib

@@ -136,7 +136,7 @@ def swaps(
 
 
 def refills(layer: int, cache: ExpertCache, resident: Bool[np.ndarray, "N E"]) -> Iterator[Swap]:
-    """Yields swaps until the residents are those of highest worth, from this layer backwards."""
+    """Yields swaps until the experts of highest worth are resident, from this layer backwards."""
     n_layers = len(resident)
     for target in ((layer - back) % n_layers for back in range(n_layers)):
         worth = cache.worth[target]

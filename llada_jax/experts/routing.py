@@ -1,4 +1,10 @@
-"""Routing traces: the experts chosen for every row, in every layer of every step."""
+"""Routing traces: the experts chosen for every row, in every layer of every step.
+
+A trace is recorded from a real run (`decoding.recording`) or drawn from published statistics
+(`synthetic`), and replayed to compare expert policies. In addition to the choices it contains the
+router scores, which some cache policies use, and the predictions of later layers' gates, which
+prefetching uses. The functions at the end compute statistics that papers report.
+"""
 
 import math
 import os

@@ -1,4 +1,10 @@
-"""Models the time of a program: instructions run one at a time in order, on a linear HBM model."""
+"""Models the time of a program: instructions run one at a time in order, on a linear HBM model.
+
+An instruction costs the cycles of its column: `calibrated` from the published simulator's table, or
+`pipelined` for the hardware in `hdl`. A load costs a latency plus its bytes times a rate; both
+constants are fitted to two published numbers (arXiv 2601.20706), and all other published numbers
+test the model.
+"""
 
 from collections import Counter
 from functools import lru_cache

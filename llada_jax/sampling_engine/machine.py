@@ -1,6 +1,8 @@
 """A functional interpreter of sampling programs: computes their results, not their time.
 
-Vector memory holds float32 numbers that are rounded to the vector format; scalars are float32.
+Vector memory holds float32 numbers that are rounded to the vector format after every operation;
+scalars are float32. Sums are added in the order of the hardware's tree, so results can be compared
+bit by bit with the circuit in `hdl`.
 """
 
 import math

@@ -59,7 +59,7 @@ class Sampling:
 class EngineConfig:
     """Sizes and number formats of one engine; each memory has words of a different size.
 
-    The defaults are those of the published table for VLEN = 2048 (arXiv 2601.20706 v1): 8 MB of
+    The defaults are from the published table for VLEN = 2048 (arXiv 2601.20706 v1): 8 MB of
     vector memory in BF16, 8 kB of integers, and VLEN half words of scalars. The paper's simulator
     computes scalars in float16, which a sum of 126,464 terms can overflow; here they are float32.
     """

@@ -127,7 +127,7 @@ def revision_loss(
 
     There is no weight 1/t, because all targets count and not a random subset. The metrics are
     shares: of visible targets the wrong ones (`own_errors`), of these the ones that the model would
-    repair, and of right ones those that it would break.
+    repair, and of right ones the share that it would break.
     """
     tokens, target = batch.tokens, batch.target
     counted = jnp.where(target, cross_entropy(logits, tokens), 0)

@@ -1,4 +1,10 @@
-"""The training state, its optimizer, and the compiled step that advances it."""
+"""The training state, its optimizer, and the compiled step that advances it.
+
+A step computes an objective's loss in the configured dtypes, adds the router losses of a mixture of
+experts, and updates float32 parameters, or only the adapters with LoRA. The random numbers of a
+step follow from the seed and the step's index, so that an interrupted run resumes with identical
+results.
+"""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""Builds byte-level BPE tokenizers for English tasks, such as those of the bundled models.
+"""Builds byte-level BPE tokenizers for English tasks, as used by the bundled models.
 
 They support printable ASCII and the newline, and no other characters. Each digit is a separate
 token, so a number has one spelling. Special tokens and chat template are those of the bundled

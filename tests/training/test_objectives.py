@@ -19,7 +19,7 @@ from llada_jax.training.objectives import (
     SelfFill,
     guesses,
     revision_loss,
-    swapped,
+    swap_token,
 )
 from llada_jax.training.state import create_state, make_train_step
 from tests.training.echo import CONFIG, MODEL, batch_at, example
@@ -166,7 +166,7 @@ def test_a_swap_replaces_a_token_wherever_it_is_visible():
     batch = TrainingBatch(tokens, jnp.ones_like(target), target, ~jnp.ones_like(target))
     logits = jnp.full((1, 6, 12), -50.0).at[0, 1, 11].set(0.0).at[0, 1, 7].set(1.0)
     seen = tokens.at[0, 5].set(0)
-    found = swapped(jax.random.key(0), seen, guesses(logits, tokens, 0), batch, 0)
+    found = swap_token(jax.random.key(0), seen, guesses(logits, tokens, 0), batch, 0)
     np.testing.assert_array_equal(found, [[5, 11, 8, 11, 9, 0]])
 
 

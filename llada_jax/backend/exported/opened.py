@@ -1,4 +1,9 @@
-"""Runs an exported folder as a program: on this machine's CPU, or on a phone's emulated NPU."""
+"""Runs an exported folder as a program: on this machine's CPU, or on a phone's emulated NPU.
+
+Opening a folder checks the manifest, the hashes of all files and the available memory, and packs
+the weights for this CPU on first use. After that a `Session` can drive the program like one that
+was compiled in memory, with the buckets that were chosen at export.
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@
     manifest.json         the host's part of a step, hashes, versions
     PUSH.md               instructions to copy it to a phone
 
-Weights are converted tensor by tensor, so the peak memory is that of the largest tensor. The folder
+Weights are converted tensor by tensor, so the largest tensor determines the peak memory. The folder
 gets its final name once it is complete. An interrupted export can be resumed: each finished file is
 recorded together with the settings of the export.
 """

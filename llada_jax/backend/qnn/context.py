@@ -1,4 +1,9 @@
-"""Reads QNN context binaries from compiled `.tflite` files: graphs, tensors, chips."""
+"""Reads QNN context binaries from compiled `.tflite` files: graphs, tensors, chips.
+
+LiteRT's compiler stores one context binary for all signatures in the file, and replaces each
+signature's graph by a single custom operator, whose options have the graph's name and the binary's
+offset. The emulator and the manifest need the tensors with their scales, which are read here.
+"""
 
 import importlib.util
 import mmap

@@ -61,7 +61,7 @@ class ExpertSlots:
         self._free.clear()
 
     def resident(self, layer: int) -> set[int]:
-        """Returns the resident experts of a layer, including those that are being read."""
+        """Returns the resident experts of a layer, including experts that are still being read."""
         return set(self._resident[layer])
 
     def request(self, layer: int, experts: Iterable[int]) -> list[int]:

@@ -1,4 +1,9 @@
-"""Decoding with a mixture of experts: records its routing, or limits the experts in memory."""
+"""Decoding with a mixture of experts: records its routing, or limits the experts in memory.
+
+Both replace only the denoiser's `forward_rows`, so the sampler and its results are unchanged. With
+a budget, each routed layer has a fixed number of experts in memory, and a policy decides after the
+routing of each layer which experts are read from the file, evicted and prefetched.
+"""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,9 @@
-"""Records the experts chosen for every row, and builds the routing trace of a run."""
+"""Records the experts chosen for every row, and builds the routing trace of a run.
+
+Recording evaluates the routers a second time on the input of each layer, and the gates of later
+layers on the same input, to measure how well they predict (HybriMoE, arXiv 2504.05897, section
+IV-C). The forward pass itself is unchanged.
+"""
 
 from collections.abc import Sequence
 from functools import partial

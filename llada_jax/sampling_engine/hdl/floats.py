@@ -178,14 +178,14 @@ def reciprocal(number: Wire, start: Wire) -> tuple[Wire, Wire]:
     exponent = delay(exponent.wide(EXPONENT + 2) - zeros.wide(EXPONENT + 2))
     bits = FRACTION + 3
     rest, quotient, left = Register(FRACTION + 2), Register(bits), Register(4)
-    following, found = rest, []
+    following, digits = rest, []
     for _ in range(2):
         less = following < divisor.wide(len(rest))
         difference = mux(less, following, following - divisor.wide(len(rest)))
         following = cat(const(0, 1), difference[:-1])
-        found = [~less, *found]
+        digits = [~less, *digits]
     rest.set(mux(start, 1 << FRACTION, following))
-    quotient.set(mux(start, 0, cat(*found, quotient[:-2])))
+    quotient.set(mux(start, 0, cat(*digits, quotient[:-2])))
     left.set(mux(start, bits // 2 + 1, mux(left.any(), left - 1, 0)))
 
     exact = quotient[-1]

@@ -1,6 +1,6 @@
 """Writes a circuit as Verilog, with a test bench for a program on the engine.
 
-The bench compares memories with those of the functional machine, and cycles with the timing model.
+The bench compares memories with the functional machine, and cycles with the timing model.
 """
 
 from collections.abc import Iterator

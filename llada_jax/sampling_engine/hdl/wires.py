@@ -184,8 +184,8 @@ STATE = ("register", "read")
 class Circuit:
     """All wires that outputs depend on: state and inputs first, then others in topological order.
 
-    `memories` are those that are read. `ends` are the results of a cycle: outputs, and inputs of
-    registers and memories.
+    `memories` are the memories with a reading port. `ends` are the results of a cycle: outputs, and
+    inputs of registers and memories.
     """
 
     def __init__(self, outputs: Mapping[str, Wire]) -> None:
