@@ -1,1 +1,1 @@
-"""How long a lowered step, and a decoding run, take on a phone: a model, never a measurement."""
+"""The phone model: time, energy and memory of decoding runs, computed from a phone's profile."""

@@ -1,7 +1,8 @@
 """Lowered steps of a model in any size, for the cost model. No weights are needed.
 
-Lowering a step takes a second, and a sweep needs hundreds of sizes. So each kind of step is lowered
-once for placeholder sizes, and resized by replacing these in the shapes of its operations.
+Lowering a step takes far longer than pricing it, and a sweep needs hundreds of sizes. So each kind
+of step is lowered once for placeholder sizes, which are then replaced in the shapes of its
+operations.
 """
 
 from dataclasses import replace
@@ -18,8 +19,8 @@ from llada_jax.model.architecture import architecture
 from llada_jax.phones.cost import unknown_operations
 
 ROWS, CACHED = 7919, 104729
-"""Placeholder numbers of rows and of cached positions. As primes that are larger than any dimension
-of a model, they are recognized in every axis that depends on them."""
+"""Placeholder numbers of rows and of cached positions. No dimension of a model is a multiple of
+these primes or of their sum, so every axis that depends on them is recognized."""
 
 
 def _resize(lowered: Lowered, rows: int, cache: int) -> Lowered:
@@ -65,7 +66,7 @@ class Graphs:
 
     def _layer(self, rows: int, cache: int) -> Lowered:
         """Returns the lowered first layer, with a dense feed-forward."""
-        if rows == 1:  # lowered as it is, since XLA drops broadcasts of a single row
+        if rows == 1:  # lowered separately: JAX leaves out broadcasts of a single row
             return self._layer_of(1, cache)
         return _resize(self._any_layer(ROWS, CACHED if cache else 0), rows, cache)
 

@@ -179,9 +179,10 @@ def steady_stall(computed: Sequence[int], waits: TransferWaits) -> Fraction:
     def next_state(state: Sequence[int]) -> list[int]:
         """Returns the state after a step.
 
-        All times are on the clock of a loop without stalls, on which position p of the current step
-        starts at `computed[p]`. Real time is this clock plus the delay. The state is: end of the
-        last transfer, delay at the end of the step, delays of the `carried` transfers.
+        Times count from the moment at which the step would start in a loop without stalls, in which
+        position p would start at `computed[p]`. A delay is the difference from that loop. The state
+        is: end of the last transfer, delay at the end of the step, delays of the `carried`
+        transfers.
         """
         end, delay, *carried_delays = state
         # The entry -1 is for operators before the first transfer of a step.

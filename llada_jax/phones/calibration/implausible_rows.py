@@ -1,11 +1,12 @@
 """Finds measured rows that are probably mistakes, and names the likely cause.
 
-Each row is compared with two predictions of its log time. The prior, the parent profile with its
-doubts, finds wrong units and swapped columns even if the whole file has them: such rows are
-refused. The other rows predict far more precisely, and find a throttled row or a contradiction.
-This only warns, because a real phone may do something that the cost model does not know. The
-leave-one-out prediction of a Gaussian model has a closed form (Rasmussen and Williams, Gaussian
-Processes for Machine Learning, 2006, section 5.4.2).
+Each row is compared with two predictions of the logarithm of its time. The first one is the prior:
+the parent profile with its doubts. It finds wrong units and swapped columns even if the whole file
+has them, and such rows are refused. The second one is from the other rows. It is far more precise,
+and finds a throttled row or a contradiction. These only cause a warning, because a real phone may
+do something that the cost model does not include. The leave-one-out prediction of a Gaussian model
+has a closed form (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section
+5.4.2).
 """
 
 import math
@@ -48,31 +49,35 @@ class RowErrors(NamedTuple):
         return self.slopes @ self.slopes.T + np.diag(self.noise**2)
 
 
-def refuse_implausible(found: RowErrors, parent: str) -> None:
+def refuse_implausible(row_errors: RowErrors, parent: str) -> None:
     """Raises ValueError if a row is over `PRIOR_LIMIT` deviations off the parent's prediction."""
-    deviations = np.sqrt(np.diag(found.covariance))
-    off = np.abs(found.errors / deviations)
+    deviations = np.sqrt(np.diag(row_errors.covariance))
+    off = np.abs(row_errors.errors / deviations)
     worst, n_bad = int(off.argmax()), int((off > PRIOR_LIMIT).sum())
-    text = _describe(found, worst, found.errors[worst], deviations[worst], PRIOR_LIMIT, parent)
+    text = _describe(
+        row_errors, worst, row_errors.errors[worst], deviations[worst], PRIOR_LIMIT, parent
+    )
     require(n_bad == 0, f"{text} ({n_bad} of {len(off)} rows are too far off)")
 
 
-def warn_of_contradictions(found: RowErrors) -> None:
+def warn_of_contradictions(row_errors: RowErrors) -> None:
     """Warns of rows that are over `OTHERS_LIMIT` deviations off the prediction of the others.
 
     One bad row also spoils the prediction of its neighbours. So only the worst row is taken out,
     and the rest is predicted again.
     """
-    left, messages = list(range(len(found.rows))), []
-    while len(left) > 1:
-        inverse = np.linalg.inv(found.covariance[np.ix_(left, left)])
+    remaining, messages = list(range(len(row_errors.rows))), []
+    while len(remaining) > 1:
+        inverse = np.linalg.inv(row_errors.covariance[np.ix_(remaining, remaining)])
         deviations = np.diag(inverse) ** -0.5
-        errors = inverse @ found.errors[left] * deviations**2
+        errors = inverse @ row_errors.errors[remaining] * deviations**2
         worst = int(np.abs(errors / deviations).argmax())
         if abs(errors[worst]) <= OTHERS_LIMIT * deviations[worst]:
             break
-        error, deviation, row = errors[worst], deviations[worst], left.pop(worst)
-        messages.append(_describe(found, row, error, deviation, OTHERS_LIMIT, "the other rows"))
+        error, deviation, row = errors[worst], deviations[worst], remaining.pop(worst)
+        messages.append(
+            _describe(row_errors, row, error, deviation, OTHERS_LIMIT, "the other rows")
+        )
     if messages:
         more = f"; and {len(messages) - _SHOWN} more rows" if len(messages) > _SHOWN else ""
         text = "; ".join(messages[:_SHOWN]) + more
@@ -80,16 +85,16 @@ def warn_of_contradictions(found: RowErrors) -> None:
 
 
 def _describe(
-    found: RowErrors, i: int, error: float, deviation: float, limit: float, by: str
+    row_errors: RowErrors, i: int, error: float, deviation: float, limit: float, by: str
 ) -> str:
     """Returns a sentence about row `i`, whose log time is off by `error` from a prediction."""
-    row = found.rows[i]
+    row = row_errors.rows[i]
     predicted, factor = row.median_ms * math.exp(-error), math.exp(limit * deviation)
-    # Each cause with the log error that it would leave.
+    # The log error of the row after correcting each possible mistake.
     causes = {
         "the times are microseconds": error - math.log(1000),
         "the times are seconds": error + math.log(1000),
-        "rows and cache are swapped": error - found.swapped[i],
+        "rows and cache are swapped": error - row_errors.swapped[i],
     }
     cause = min(causes, key=lambda name: abs(causes[name]))
     if abs(causes[cause]) > limit * deviation:
