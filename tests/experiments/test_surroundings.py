@@ -33,7 +33,7 @@ def started(script, verb, *arguments, **environment):
     [
         ('exec "$@" >&-', "standard output is closed; allowed: an open one"),
         ('ulimit -v 614400; exec "$@"', "the limit of memory (ulimit -v) is 614400 KiB; allowed: "),
-        ("exec \"$@\" $'prompt=\\xff'", r"b'prompt=\xff' is no UTF-8; allowed: text in UTF-8"),
+        ("exec \"$@\" $'prompt=\\xff'", r"b'prompt=\xff' is not UTF-8; allowed: text in UTF-8"),
     ],
 )
 def test_it_ends_before_jax_is_imported(script, line, tmp_path):

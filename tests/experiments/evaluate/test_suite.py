@@ -222,7 +222,7 @@ def test_a_difficulty_holds_for_every_task(tmp_path, random_model):
         ),
         ("+suite.thresholds=[llada, hasty]", "the first of them behind a cheaper one"),
         ("task.difficulty=3", "difficulty of .* is 3; allowed: 0, 1, 2"),
-        ("task=yes_no", "task=yes_no with a suite, which has tasks and samplers of its own"),
+        ("task=yes_no", "task=yes_no with a suite, which chooses its tasks and samplers"),
         ("task.gen_length=64", "task.gen_length=64 with a suite"),
         ("sampler=threshold", "sampler=threshold with a suite"),
         ("sampler.threshold=0.5", r"sampler\.threshold=0\.5 with a suite"),

@@ -148,7 +148,7 @@ def test_a_refresh_worker_skips_the_compiled_loop_with_a_reason(random_model, tm
         "sampler.refresh=worker",
         "tiles=q4_0", "loop=both", f"hydra.run.dir={tmp_path}", f"prompt={PROMPT}",
     ])  # fmt: skip
-    assert "the compiled loop is skipped: sampler.refresh=worker works beside" in printed
+    assert "the compiled loop is skipped: sampler.refresh=worker runs alongside" in printed
     names = [row["name"] for row in json.loads((tmp_path / "results.json").read_text())]
     assert "host_loop_with_compilation" in names and "compiled_loop" not in names
     model = lj.load(random_model)

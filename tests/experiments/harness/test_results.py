@@ -42,7 +42,7 @@ def test_the_error_is_relative_to_the_reference():
         ({"value": float("nan")}, "value of speed is nan; allowed: a finite number"),
         ({"value": "fast"}, "value of speed is 'fast'; allowed: a finite number"),
         ({"reference": float("inf"), "source": "Table 3"}, "reference of speed is inf"),
-        ({"reference": 2.0}, "source of speed is None; allowed: where the number was published"),
+        ({"reference": 2.0}, "source of speed is None; allowed: the publication of the number"),
         ({"kind": "published"}, "source of speed is None"),
     ],
 )

@@ -204,7 +204,7 @@ def test_a_run_is_resumed_in_a_child_process(finished, tmp_path):
 
 
 def test_a_child_has_its_parents_shape(finished, tmp_path):
-    with pytest.raises(SystemExit, match=r"model\.ffn_width is 8; allowed: 16, as of parent"):
+    with pytest.raises(SystemExit, match=r"model\.ffn_width is 8; allowed: 16, as of "):
         run_experiment(
             entry.main,
             [*TINY, "model.ffn_width=8", f"parent={finished[0]}/model",

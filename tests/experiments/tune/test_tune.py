@@ -151,7 +151,7 @@ def test_every_setting_except_the_tasks_can_be_swept():
     axes = read_config(
         Axes, OmegaConf.create({"refresh": ["rows", "none"], "row_budget": [None, 64]})
     )
-    assert axes.given == {"refresh": ("rows", "none"), "row_budget": (None, 64)}
+    assert axes.searched == {"refresh": ("rows", "none"), "row_budget": (None, 64)}
 
 
 @pytest.mark.parametrize(
