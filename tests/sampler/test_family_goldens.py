@@ -14,16 +14,14 @@ GOLDENS = Path(__file__).parents[1] / "goldens"
 
 def sdar(setting):
     blocks = setting["gen_length"] // setting["block_length"]
-    by_threshold = setting["remasking_strategy"] == "low_confidence_dynamic"
-    orders = {"sequential": "sequential"}
+    strategy = setting["remasking_strategy"]
+    by_threshold = strategy == "low_confidence_dynamic"
     return lj.SamplerConfig.preset(
         "sdar",
         gen_length=setting["gen_length"],
         steps=blocks * setting["denoising_steps"],
         threshold=setting["confidence_threshold"] if by_threshold else None,
-        remasking="sequential"
-        if setting["remasking_strategy"] == "sequential"
-        else "low_confidence",
+        remasking="sequential" if strategy == "sequential" else "low_confidence",
         eos_early_stop=setting["stopping_criteria_idx"] is not None,
     )
 
