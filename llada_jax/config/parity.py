@@ -5,7 +5,7 @@ from typing import Literal
 
 from llada_jax.config.checks import require_choices
 
-Remasking = Literal["low_confidence", "random", "entropy", "margin"]
+Remasking = Literal["low_confidence", "random", "entropy", "margin", "sequential"]
 Loop = Literal["compiled", "host"]
 FloatDtype = Literal["float32", "float64"]
 Progress = Literal["top1", "quota"]

@@ -56,8 +56,8 @@ class SamplerConfig:
         follows it; `dual` the block (both Fast-dLLM, refreshed at each block); `blockwise` the
         block, with keys and values of finished tokens only and no masked suffix (llada.cpp).
       parity: On which details of a reference sampler this one agrees with it.
-      remasking: What candidates are ranked by: `low_confidence` (LLaDA), `random`, `entropy` or
-        `margin`.
+      remasking: What candidates are ranked by: `low_confidence` (LLaDA), `random`, `entropy`,
+        `margin`, or `sequential`, from left to right (SDAR).
       temperature: Scale of the Gumbel noise that tokens are sampled with; 0 for the most probable
         ones.
       cfg_scale: Scale of classifier-free guidance; 0 for none.

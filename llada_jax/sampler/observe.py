@@ -189,6 +189,7 @@ def _priority(
         "low_confidence": scores.confidence,
         "entropy": -scores.entropy,
         "margin": scores.margin,
+        "sequential": -positions.astype(jnp.float32),
     }
     return of_scores[spec.config.remasking]
 

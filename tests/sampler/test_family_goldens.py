@@ -14,12 +14,14 @@ GOLDENS = Path(__file__).parents[1] / "goldens"
 
 def sdar(setting):
     blocks = setting["gen_length"] // setting["block_length"]
-    by_threshold = setting["remasking_strategy"] == "low_confidence_dynamic"
+    strategy = setting["remasking_strategy"]
+    by_threshold = strategy == "low_confidence_dynamic"
     return lj.SamplerConfig.preset(
         "sdar",
         gen_length=setting["gen_length"],
         steps=blocks * setting["denoising_steps"],
         threshold=setting["confidence_threshold"] if by_threshold else None,
+        remasking="sequential" if strategy == "sequential" else "low_confidence",
         eos_early_stop=setting["stopping_criteria_idx"] is not None,
     )
 
@@ -206,4 +208,4 @@ def test_every_case_is_here():
     counts = {family: 0 for family in DECODERS}
     for group in groups():
         counts[group.values[0]] += len(group.values[1])
-    assert list(counts.values()) == [16, 20, 6, 12, 8, 96, 60, 10, 6, 17, 6, 6, 12]
+    assert list(counts.values()) == [20, 20, 6, 12, 8, 96, 60, 10, 6, 17, 6, 6, 12]
