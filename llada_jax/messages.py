@@ -4,12 +4,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from llada_jax.config import require, shortened
+from llada_jax.config import require, require_value, shortened
 
 Messages = Sequence[Mapping[str, Any]]  # each with "role" and "content"
 Span = tuple[int, int]  # characters from ... to
 ROLES = ("system", "user", "assistant")
-_ALLOWED = '{"role": "user", "content": "..."}'
+_MESSAGE = '{"role": "user", "content": "..."}'
+_CONTENT = 'text, or a list of {"type": "text", "text": "..."}'
 _MAX_LEVELS = 64
 
 
@@ -25,29 +26,22 @@ def checked_messages(messages: Any, check: Callable[[str], Any]) -> list[dict[st
       ValueError: One sentence that names the message and what is allowed.
     """
     given = isinstance(messages, list | tuple) and len(messages) > 0
-    _require(given, "messages are", messages, f"a list with one or more of {_ALLOWED}")
-    found = []
+    require_value(given, "messages", messages, f"a list with one or more of {_MESSAGE}")
+    checked = []
     for place, message in enumerate(messages, 1):
-        _require(isinstance(message, Mapping), f"message {place} is", message, _ALLOWED)
-        role, content = message.get("role"), _joined(message.get("content"))
-        _require(
-            isinstance(role, str) and role in ROLES,
-            f"message {place} has the role",
-            role,
-            ", ".join(map(repr, ROLES)),
-        )
-        _require(
-            content is not None,
-            f"message {place} has the content",
-            message.get("content"),
-            'text, or a list of {"type": "text", "text": "..."}',
-        )
+        require_value(isinstance(message, Mapping), f"message {place}", message, _MESSAGE)
+        role, content = message.get("role"), message.get("content")
+        known = isinstance(role, str) and role in ROLES
+        require_value(known, f"message {place}: role", role, ", ".join(map(repr, ROLES)))
+        text = _joined(content)
+        require_value(text is not None, f"message {place}: content", content, _CONTENT)
+        changed = {**message, "content": text}
         try:
-            each_text(found_message := {**message, "content": content}, check)
+            each_text(changed, check)
         except ValueError as error:
             raise ValueError(shortened(f"message {place}: {error}")) from error
-        found.append(found_message)
-    return found
+        checked.append(changed)
+    return checked
 
 
 def each_text(value: Any, change: Callable[[str], Any], levels: int = _MAX_LEVELS) -> Any:
@@ -75,12 +69,6 @@ def _joined(content: Any) -> str | None:
     ]
     whole = all(isinstance(text, str) for text in texts) and len(texts) > 0
     return "".join(texts) if whole else None  # pyright: ignore
-
-
-def _require(holds: bool, what: str, value: Any, allowed: str) -> None:
-    """Raises ValueError if something does not hold; only then is the value written."""
-    if not holds:
-        raise ValueError(shortened(f"{what} {value!r:.80}; allowed: {allowed}"))
 
 
 class Marks:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
-from llada_jax.config import parse_json, require, shortened
+from llada_jax.config import parse_json, require, require_value, shortened
 from llada_jax.pattern_probe import probe_patterns
 
 MAX_FILE_BYTES = 1 << 26  # Gemma 3's file, one of the largest, has half of it
@@ -241,7 +241,7 @@ def build_backend(data: Mapping[str, Any]) -> tokenizers.Tokenizer:
 def backend_from_json(content: str) -> tokenizers.Tokenizer:
     """Builds a tokenizer from the content of a `tokenizer.json`; see `build_backend`."""
     data = parse_json(content, "the content is no JSON", "one JSON object")
-    _require(isinstance(data, dict), "the content", data, "one JSON object")
+    require_value(isinstance(data, dict), "the content", data, "one JSON object")
     return build_backend(data)
 
 
@@ -312,7 +312,7 @@ def _flattened(section: str, part: Any, level: int) -> Iterator[dict[str, Any]]:
     types = _PARTS[section] | {"Sequence": {_SEQUENCES[section]: _LIST}}
     kind = part.get("type") if isinstance(part, dict) else None
     known = isinstance(kind, str) and kind in types
-    _require(known, section, part, f"the types {', '.join(types)}")
+    require_value(known, section, part, f"the types {', '.join(types)}")
     assert isinstance(part, dict) and isinstance(kind, str)
     _check_settings(f"{section} {kind}", part, types[kind])
     if kind != "Sequence":
@@ -335,22 +335,15 @@ def _check_settings(
         absent = key not in part
         require(not (absent and setting.needed), f"{name} has no {key}; allowed: {setting.allowed}")
         value = part.get(key)
-        _require(absent or setting.holds(value), f"{name}.{key}", value, setting.allowed)
-
-
-def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
-    """Raises ValueError if something does not hold. Other than with `require`, the value, which may
-    be a whole vocabulary, is written only then."""
-    if not holds:
-        raise ValueError(shortened(f"{name} is {value!r:.80}; allowed: {allowed}"))
+        require_value(absent or setting.holds(value), f"{name}.{key}", value, setting.allowed)
 
 
 def _check_added_tokens(tokens: Any, growth: float) -> None:
-    _require(isinstance(tokens, list), "added_tokens", tokens, "a list")
+    require_value(isinstance(tokens, list), "added_tokens", tokens, "a list")
     allowed = f"an object with id, 0 to {MAX_ID - 1}, and content, {_TOKEN.allowed}"
     for i, token in enumerate(tokens):
         valid = isinstance(token, dict) and _TOKEN.holds(token.get("content"))
-        _require(valid and _is_id(token.get("id")), f"added_tokens[{i}]", token, allowed)
+        require_value(valid and _is_id(token.get("id")), f"added_tokens[{i}]", token, allowed)
     most = int(_MAX_ADDED_CHARACTERS / growth)  # the library normalizes them
     characters = sum(len(token["content"]) for token in tokens)
     require(characters <= most, f"added_tokens have {characters} characters; allowed: {most}")
@@ -358,10 +351,10 @@ def _check_added_tokens(tokens: Any, growth: float) -> None:
 
 def _checked_model(model: Any) -> dict[str, Any]:
     """Returns a model with its type, which old files leave out."""
-    _require(isinstance(model, dict), "model", model, "an object")
+    require_value(isinstance(model, dict), "model", model, "an object")
     kind = model.get("type", _implied_type(model))
     known = isinstance(kind, str) and kind in _MODELS
-    _require(known, "model.type", kind, ", ".join(_MODELS))
+    require_value(known, "model.type", kind, ", ".join(_MODELS))
     _check_settings(f"model {kind}", model, _MODELS[kind], "vocab")
     vocab = model.get("vocab")
     if kind == "Unigram":
@@ -370,7 +363,7 @@ def _checked_model(model: Any) -> dict[str, Any]:
         _check_vocabulary(vocab)
     if kind in ("WordPiece", "WordLevel"):
         unknown = model["unk_token"]
-        _require(unknown in vocab, "model.unk_token", unknown, "a token of model.vocab")
+        require_value(unknown in vocab, "model.unk_token", unknown, "a token of model.vocab")
     return {**model, "type": kind}
 
 
@@ -383,10 +376,10 @@ def _implied_type(model: Mapping[str, Any]) -> str:
 
 
 def _check_vocabulary(vocab: Any) -> None:
-    _require(isinstance(vocab, dict), "model.vocab", vocab, "ids by token")
+    require_value(isinstance(vocab, dict), "model.vocab", vocab, "ids by token")
     for token, i in vocab.items():
         if not _is_id(i):
-            _require(False, f"model.vocab[{token!r:.80}]", i, f"0 to {MAX_ID - 1}")
+            require_value(False, f"model.vocab[{token!r:.80}]", i, f"0 to {MAX_ID - 1}")
     longest = max(map(len, vocab), default=0)
     require(
         longest <= MAX_TOKEN_CHARACTERS,
@@ -399,12 +392,12 @@ def _check_vocabulary(vocab: Any) -> None:
 
 
 def _check_pieces(vocab: Any) -> None:
-    _require(isinstance(vocab, list), "model.vocab", vocab, "a list of pieces")
+    require_value(isinstance(vocab, list), "model.vocab", vocab, "a list of pieces")
     allowed = f"[text of up to {MAX_PIECE_CHARACTERS} characters, score]"
     for i, piece in enumerate(vocab):
         valid = isinstance(piece, list) and len(piece) == 2 and type(piece[1]) in (int, float)
         valid = valid and isinstance(piece[0], str) and len(piece[0]) <= MAX_PIECE_CHARACTERS
-        _require(valid, f"model.vocab[{i}]", piece, allowed)
+        require_value(valid, f"model.vocab[{i}]", piece, allowed)
     characters = sum(len(piece[0]) for piece in vocab)
     require(
         len(vocab) <= MAX_ID and characters <= MAX_PIECES_CHARACTERS,

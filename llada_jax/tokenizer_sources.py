@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, islice
 from typing import Any
 
-from llada_jax.config import require, shortened
+from llada_jax.config import require, require_value
 from llada_jax.tokenizer_json import MAX_MERGES, MAX_PIECE_CHARACTERS, MAX_PIECES_CHARACTERS
 
 GGUF_MODEL, GGUF_TEMPLATE = "tokenizer.ggml.model", "tokenizer.chat_template"
@@ -239,10 +239,7 @@ def _sentencepiece(
     prepend = [{"type": "Prepend", "prepend": _SPACE}] if spaced else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if spaced else []
     return {
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [*prepend, _replaced(" ", _SPACE)],
-        },
+        "normalizer": {"type": "Sequence", "normalizers": [*prepend, _replaced(" ", _SPACE)]},
         "decoder": {
             "type": "Sequence",
             "decoders": [
@@ -283,7 +280,7 @@ def _added_tokens(config: Mapping[str, Any], added: Mapping[str, Any]) -> list[d
     described = config.get("added_tokens_decoder")
     if described is None:
         described = {i: {"content": token} for token, i in added.items()}
-    _require(isinstance(described, Mapping), "added_tokens_decoder", described, "tokens by id")
+    require_value(isinstance(described, Mapping), "added_tokens_decoder", described, "tokens by id")
     more = config.get("additional_special_tokens")
     roles = [value for key, value in config.items() if key.endswith("_token")]
     special = {*map(_content, [*roles, *(more if isinstance(more, list) else ())])}
@@ -291,7 +288,7 @@ def _added_tokens(config: Mapping[str, Any], added: Mapping[str, Any]) -> list[d
     for i, token in described.items():
         content = _content(token)
         known = isinstance(token, Mapping) and content is not None
-        _require(known, f"added_tokens_decoder[{i!r:.20}]", token, "an object with content")
+        require_value(known, f"added_tokens_decoder[{i!r:.20}]", token, "an object with content")
         i = int(i) if isinstance(i, str) and i.isdecimal() and len(i) < 10 else i
         tokens.append(
             _added_token(i, content, token.get("special") is True or content in special, token)
@@ -317,7 +314,9 @@ def _content(token: Any) -> str | None:
 def _pair(line: str) -> tuple[str, str]:
     """Returns the two tokens of a merge, which a space separates."""
     left, space, right = line.partition(" ")
-    _require(bool(left and space and right), "a merge", line, "two tokens, with a space between")
+    require_value(
+        bool(left and space and right), "a merge", line, "two tokens, with a space between"
+    )
     return left, right
 
 
@@ -327,11 +326,5 @@ def _list(metadata: Mapping[str, Any], key: str, kind: type, count: int | None =
     size = "" if count is None else f"{count} "
     fits = isinstance(values, list) and all(type(value) is kind for value in values)
     fits = fits and count in (None, len(values))
-    _require(fits, key, values, f"a list of {size}values of type {kind.__name__}")
+    require_value(fits, key, values, f"a list of {size}values of type {kind.__name__}")
     return values
-
-
-def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
-    """Raises ValueError if something does not hold; only then is the value written."""
-    if not holds:
-        raise ValueError(shortened(f"{name} is {value!r:.80}; allowed: {allowed}"))

@@ -22,24 +22,24 @@ def test_parts_of_text_are_joined_and_other_keys_stay():
 
 
 BAD = [
-    ([], r"messages are \[\]; allowed: a list with one or more"),
-    ("3+4", "messages are '3[+]4'; allowed: a list"),
-    (USER, "messages are {.*; allowed: a list"),
-    (None, "messages are None; allowed: a list"),
+    ([], r"messages is \[\]; allowed: a list with one or more"),
+    ("3+4", "messages is '3[+]4'; allowed: a list"),
+    (USER, "messages is {.*; allowed: a list"),
+    (None, "messages is None; allowed: a list"),
     (["3+4"], "message 1 is '3[+]4'; allowed: {.role"),
-    ([USER, {"role": "user", "content": None}], "message 2 has the content None; allowed: text"),
-    ([{"role": "user"}], "message 1 has the content None; allowed: text"),
-    ([{"role": "user", "content": 3}], "message 1 has the content 3; allowed: text"),
-    ([{"role": "user", "content": []}], r"message 1 has the content \[\]; allowed: text"),
-    ([{"role": "user", "content": ["a"]}], "message 1 has the content .*; allowed: text"),
+    ([USER, {"role": "user", "content": None}], "message 2: content is None; allowed: text"),
+    ([{"role": "user"}], "message 1: content is None; allowed: text"),
+    ([{"role": "user", "content": 3}], "message 1: content is 3; allowed: text"),
+    ([{"role": "user", "content": []}], r"message 1: content is \[\]; allowed: text"),
+    ([{"role": "user", "content": ["a"]}], "message 1: content is .*; allowed: text"),
     (
         [{"role": "user", "content": [part("a", "image")]}],
-        "message 1 has the content .*; allowed: text",
+        "message 1: content is .*; allowed: text",
     ),
-    ([{"role": "user", "content": [part(3)]}], "message 1 has the content .*; allowed: text"),
-    ([{"role": "tool", "content": "a"}], "message 1 has the role 'tool'; allowed: 'system', 'us"),
-    ([{"role": ["user"], "content": "a"}], "message 1 has the role .*; allowed: 'system'"),
-    ([{"content": "a"}], "message 1 has the role None; allowed: 'system'"),
+    ([{"role": "user", "content": [part(3)]}], "message 1: content is .*; allowed: text"),
+    ([{"role": "tool", "content": "a"}], "message 1: role is 'tool'; allowed: 'system', 'us"),
+    ([{"role": ["user"], "content": "a"}], "message 1: role is .*; allowed: 'system'"),
+    ([{"content": "a"}], "message 1: role is None; allowed: 'system'"),
     ([USER, {"role": "user", "content": "a\ud800"}], "message 2: the text has '.ud800' at char"),
 ]
 

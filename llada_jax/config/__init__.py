@@ -16,6 +16,7 @@ from llada_jax.config.checks import (
     require_multiple,
     require_numbers,
     require_seed,
+    require_value,
     shortened,
 )
 from llada_jax.config.export_settings import (

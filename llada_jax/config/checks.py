@@ -19,6 +19,13 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(shortened(message))
 
 
+def require_value(holds: bool, name: str, value: Any, allowed: str) -> None:
+    """Raises `ValueError` that shows the value, unless `holds`; only then is the value, which may
+    be a whole vocabulary, written."""
+    if not holds:
+        raise ValueError(shortened(f"{name} is {value!r:.80}; allowed: {allowed}"))
+
+
 def shortened(message: str) -> str:
     """Returns a message without its middle, where the value that it shows makes it too long."""
     begin, end = message[: _LONGEST // 2], message[-_LONGEST // 2 :]
