@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
-from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
+from llada_jax.model.head import ScoreRules
 from llada_jax.model.measures import absorb_head, finish_head, start_head
 from llada_jax.types import Denoiser, HeadOut, HeadRequest, KVCache, Params, Rows, RowsOut, Scores
 
@@ -32,15 +32,13 @@ class ModelFunctions(NamedTuple):
 def custom_denoiser(functions: ModelFunctions, rules: ScoreRules) -> Denoiser:
     """Returns the model's `Denoiser`, cached so that each function is compiled once."""
 
-    def score_rows(params: Params, hidden: Any, noise_keys: Any) -> Scores:
-        logits = functions.logits(params, hidden).astype(rules.confidence_dtype)
-        running = start_scores(hidden.shape[:2], logits.dtype)
-        return finish_scores(absorb_chunk(running, logits, 0, noise_keys, rules))
-
-    def measure_rows(params: Params, hidden: Any, noise_keys: Any, asked: HeadRequest) -> HeadOut:
-        states, running = start_head(hidden, asked, rules)
+    def measure_rows(params: Params, hidden: Any, noise_keys: Any, request: HeadRequest) -> HeadOut:
+        states, running = start_head(hidden, request, rules)
         logits = functions.logits(params, states).astype(rules.confidence_dtype)
-        return finish_head(absorb_head(running, logits, 0, noise_keys, asked, rules))
+        return finish_head(absorb_head(running, logits, 0, noise_keys, request, rules))
+
+    def score_rows(params: Params, hidden: Any, noise_keys: Any) -> Scores:
+        return measure_rows(params, hidden, noise_keys, HeadRequest()).scores
 
     return Denoiser(
         functions.forward_rows, score_rows, functions.empty_cache, measure_rows=measure_rows

@@ -146,7 +146,7 @@ def forward_rows(
 
     Args:
       params: Arrays of one float dtype, which the activations also have, or quantized matrices.
-      run: Runs each layer; its `cached` is a `CachedLayer`, whose `index` is the layer's number.
+      run: Runs each layer; its `cached` is a `CachedLayer` with the layer's number as `index`.
     """
     hidden, keys, values = run_layers(
         params.layers,

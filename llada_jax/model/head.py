@@ -278,7 +278,7 @@ def score_greedily(
       chunks: The head's matrix [V, D] in pieces of its rows; one piece's logits exist at a time.
       penalty: added to the logits; a large negative number forbids an id.
 
-    The result is that of `score_rows` with all rules off. That function computes argmax by two
+    The result equals `score_rows` with all rules off. That function computes argmax by two
     plain reductions, which XLA vectorises; NPU compilers support argmax.
     """
     n_rows = hidden.shape[0]

@@ -1,8 +1,8 @@
 """Building blocks of a transformer layer that every family shares: norm, RoPE, attention, SwiGLU.
 
 The operations between two matrix products are compiled by themselves if nothing around them is
-(`_piece`). So the same code serves programs that are compiled as a whole, and hosts whose matrix
-products run outside JAX (the revision kernel).
+(`_piece`). So the same code serves programs that are compiled as a whole, and hosts with matrix
+products outside JAX (the revision kernel).
 """
 
 import math
@@ -206,16 +206,16 @@ def mix_heads(
       projected: Products of the rows with the matrices of queries, keys and values.
       weights: Biases and norms; None for its matrices, which need not be arrays.
     """
+    biases = weights.query_bias, weights.key_bias, weights.value_bias
+    norms = weights.query_norm, weights.key_norm, None
     heads = []
-    for name, out in zip(("query", "key", "value"), projected, strict=True):
-        if (added := getattr(weights, f"{name}_bias")) is not None:
+    for out, added, norm in zip(projected, biases, norms, strict=True):
+        if added is not None:
             out = out + along_last(added, out)
         out = out.reshape(*out.shape[:2], -1, config.head_dim)
-        if (norm := getattr(weights, f"{name}_norm", None)) is not None:
-            out = rms_norm(out, norm, config.norm_eps)
-        heads.append(out if name == "value" else rotate(out, angles))
-    query, *fresh = heads
-    return attend_with(query, tuple(fresh), bias, cached), tuple(fresh)
+        heads.append(out if norm is None else rms_norm(out, norm, config.norm_eps))
+    query, key, value = rotate(heads[0], angles), rotate(heads[1], angles), heads[2]
+    return attend_with(query, (key, value), bias, cached), (key, value)
 
 
 def feed_forward(x: Float[Array, "*rows D"], weights: FeedForward) -> Float[Array, "*rows D"]:
@@ -231,7 +231,7 @@ def fused_attend(
     bias: Float[Array, "B R T"],
 ) -> Float[Array, "B R HDh"]:
     """Runs grouped-query attention as `attend` does, without scores in memory on a GPU. A row sees
-    the positions whose bias is 0.
+    the positions with a bias of 0.
 
     `jax.nn.dot_product_attention` uses cuDNN's kernel on a GPU for `CUDNN_DTYPES`. Otherwise the
     same call is a plain graph of XLA, so that it can be tested on a CPU.

@@ -18,7 +18,7 @@ from jaxtyping import Array, DTypeLike, Float, Int
 
 Bits = Literal[4, 8]
 INT4_GROUP = 32
-SMALLEST = 1e-30  # scale of a row of zeros, whose reciprocal is finite
+SMALLEST = 1e-30  # scale of a row of zeros, with a finite reciprocal
 _CHUNK_ELEMENTS = 1 << 22
 
 

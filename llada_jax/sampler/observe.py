@@ -1,7 +1,7 @@
 """What a rule observes and remembers: from the scores of a step to an `Observation`.
 
 The head scores positions anywhere on the canvas; a rule sees its current block, position by
-position, with what it needs and nothing else (`Rule.needs`). Memory that only some needs require
+position, with the fields in its `needs` and no others. Memory that only some needs require
 (drafts, the states of the previous score) is in `RuleMemory`, and is updated here.
 """
 

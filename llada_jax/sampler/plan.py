@@ -22,7 +22,7 @@ from llada_jax.types import Rows
 SHADOW, REFRESH, PROBE, PADDING, WINDOW = range(5)
 """Kinds of rows.
 
-- SHADOW feeds [MASK] at a position whose token it does not see, to score that token again.
+- SHADOW feeds [MASK] at a position and does not see its token, to score that token again.
 - REFRESH feeds a token that left the window, for its key and value; it sees the cache and itself.
 - PROBE is the shadow of such a token.
 """

@@ -38,7 +38,7 @@ It is also the height of a tile of the NPU's matrix unit."""
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepSpec:
-    """A model's shape, which is static, and settings, whose numbers are leaves."""
+    """A model's shape, which is static, and settings with numbers as leaves."""
 
     model: ModelConfig = field(metadata={"static": True})
     config: SamplerConfig

@@ -4,8 +4,8 @@
 
 Each part is a pure function of the state. A loop runs the parts in its own way, because the number
 of rows varies from step to step or because the model runs outside JAX: that is its `Runner`. The
-parts exchange records (`ForwardOutput`, `StepScores`) whose shapes do not depend on the number of
-rows, so one program decides after any forward.
+parts exchange records (`ForwardOutput`, `StepScores`) with shapes that do not depend on the number
+of rows, so one program decides after any forward.
 """
 
 from functools import partial

@@ -24,7 +24,7 @@ class Quota(Rule):
 
 @rule(name="threshold")
 class Threshold(Rule):
-    """Commits every token whose confidence reaches a threshold.
+    """Commits every token with a confidence that reaches a threshold.
 
     Attributes:
       threshold: Commit every token whose confidence reaches it (Fast-dLLM).
@@ -41,7 +41,7 @@ class Threshold(Rule):
 
 @rule(name="entropy_distance")
 class EntropyDistance(Rule):
-    """Commits tokens whose entropy plus a penalty for distance is below a bound, or else the token
+    """Commits tokens with entropy plus a penalty for distance below a bound, or else the token
     with the smallest sum.
 
     Attributes:

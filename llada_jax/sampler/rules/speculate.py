@@ -34,7 +34,7 @@ class Speculate(Rule):
         last = canvas.rescored & (canvas.differs | canvas.ends)
         end = jnp.where(last, position, length).min(axis=1, keepdims=True)
         replace = canvas.rescored & (position == end)
-        # A model whose finished tokens predict the next one has verified a block's first token.
+        # Finished tokens predict the next one, so a block's first token is verified already.
         first = seen.position == canvas.state.block_start(seen.block_length)[:, None]
         decision = Decision(
             commit=seen.masked,

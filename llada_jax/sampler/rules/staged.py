@@ -78,7 +78,7 @@ class Staged(Rule):
         return (state.status == VISIBLE) & ~_repeated_eos(state, eos_id, VISIBLE)
 
     def decide(self, seen: Observation, state: RuleState) -> tuple[Decision, RuleState]:
-        """Replaces tokens by others whose confidence reaches `theta_visible`.
+        """Replaces tokens by others with a confidence from `theta_visible` on.
 
         Before the window the cache holds keys and values of the token that was fed, so a new one
         there stays visible until it has been fed itself.
@@ -116,7 +116,7 @@ class Staged(Rule):
 
 
 def _repeated_eos(state: DecodeState, eos_id: int | None, after: int) -> Bool[Array, "B L"]:
-    """Marks each visible EOS after an EOS whose status is `after` or a later one."""
+    """Marks each visible EOS after an EOS with status `after` or a later one."""
     if eos_id is None:
         return jnp.zeros(state.status.shape, bool)
     eos = (state.tokens == eos_id) & (state.status >= VISIBLE)

@@ -36,7 +36,7 @@ class Growth(NamedTuple):
 
 @window(name="multi_block", cache="blockwise")
 class MultiBlock(Window):
-    """Slides with the committed tokens and reaches into later blocks, whose predictions are drafts.
+    """Slides with the committed tokens and reaches into later blocks, to predict drafts.
 
     It keeps its size, `block_length` positions from the first one that is not cached, also while
     tokens of the block before are still to be fed. Only if that would leave out tokens of the

@@ -63,8 +63,8 @@ class DualCache(Window):
 class Blockwise(Window):
     """Runs everything that is not cached yet, up to the end of the block.
 
-    That is the block; at its first step, also the block before, whose final tokens have not been
-    fed yet; and at the very first step, the prompt.
+    That is the block; at its first step, also the block before, because its final tokens have not
+    been fed yet; and at the very first step, the prompt.
     """
 
     caches_finished = True

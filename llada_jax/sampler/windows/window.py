@@ -98,7 +98,7 @@ class Window(Policy):
     """Whether only finished tokens are cached, so that rows see no masked suffix, and visible
     tokens may leave the window."""
     drafts: ClassVar[bool] = False
-    """Whether the window reaches into later blocks, whose predictions are drafts."""
+    """Whether the window reaches into later blocks, with drafts as predictions."""
     slides: ClassVar[bool] = False
     """Whether `after_step` moves the start of the current block."""
     runs_later_blocks: ClassVar[bool] = False
