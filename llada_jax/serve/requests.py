@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import llada_jax as lj
@@ -44,7 +44,6 @@ class Asked:
     logprobs: bool = False
     top_logprobs: int = 0
     choices: tuple[str, ...] = ()
-    sampler_changes: dict[str, Any] = field(default_factory=dict)
 
 
 def body_of(content: bytes) -> dict[str, Any]:
@@ -74,9 +73,6 @@ def asked_of(
     for name in own:
         allowed = ("sampler", "preset", "choices")
         require(name in allowed, f"llada has {name!r:.60}; allowed: {', '.join(allowed)}")
-    changes = {"temperature": _number(given, "temperature", sampler.temperature, 0, 2)}
-    if "temperature" not in given:
-        changes = {}
     limit = model.config.max_length
     most = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
     max_tokens = _whole(given, most, sampler.gen_length, 1, limit)
@@ -86,7 +82,10 @@ def asked_of(
         isinstance(stops, list) and len(stops) <= MOST_STOPS,
         f"stop is {stops!r:.60}; allowed: a text, or up to {MOST_STOPS}",
     )
-    settings = _sampler(own, sampler, changes | {"stop": stops}, max_tokens)
+    changes: dict[str, Any] = {"stop": stops}
+    if "temperature" in given:
+        changes["temperature"] = _number(given, "temperature", 0, 2)
+    settings = _sampler(own, sampler, changes, max_tokens)
     n = _whole(given, "n", 1, 1, MOST_SEQUENCES)
     prompts = _chat(given, model) if chat else _prompts(given, model)
     require(
@@ -141,10 +140,8 @@ def _whole(given: Mapping[str, Any], name: str, default: int, least: int, most: 
     return value
 
 
-def _number(
-    given: Mapping[str, Any], name: str, default: float, least: float, most: float
-) -> float:
-    value = given.get(name, default)
+def _number(given: Mapping[str, Any], name: str, least: float, most: float) -> float:
+    value = given[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     require(
         is_number and math.isfinite(value) and least <= value <= most,

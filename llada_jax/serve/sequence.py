@@ -113,37 +113,36 @@ class Sequence:
         self._note_commits(forward)
         self.forwards += 1
         self.rows.append(forward.rows)
-        tokens = forward.tokens[self.n_prompt :] if done else final_tokens(
-            forward.tokens, forward.status
-        )  # fmt: skip
-        self._finish_text(np.asarray(tokens), done)
+        if done:
+            self.end()
+        else:
+            self._finish_text(final_tokens(forward.tokens, forward.status), done=False)
 
     def end(self) -> None:
         """Finishes after the last forward: all tokens are final then."""
         assert self.last is not None
-        self._finish_text(self.last.tokens[self.n_prompt :], True)
+        self._finish_text(self.last.tokens[self.n_prompt :], done=True)
 
     def _note_commits(self, forward: Forward) -> None:
+        """Notes which positions a forward committed and changed."""
         begin, before = self.n_prompt, self.last
-        committed = forward.status[begin:] >= VISIBLE
-        changed = committed.copy()
+        tokens, status = forward.tokens[begin:], forward.status[begin:]
+        same = stayed = np.zeros(len(tokens), bool)
         if before is not None:
-            same = forward.tokens[begin:] == before.tokens[begin:]
-            changed &= ~((before.status[begin:] >= VISIBLE) & same)
-        for at in np.flatnonzero(changed).tolist():
+            same = tokens == before.tokens[begin:]
+            stayed = same & (before.status[begin:] >= VISIBLE)
+        for at in np.flatnonzero((status >= VISIBLE) & ~stayed).tolist():
             self._steps[at] = self.forwards
             self._probabilities[at] = float(forward.confidence[begin + at])
-        if before is None:
-            moved = np.ones(len(committed), bool)
-        else:
-            moved = (forward.status[begin:] != before.status[begin:]) | ~same
-        if forward.drafts is not None:
-            old = None if before is None else before.drafts
-            moved |= True if old is None else forward.drafts[begin:] != old[begin:]
-        self.changes = np.flatnonzero(moved).tolist()
+        if before is not None:
+            same = same & (status == before.status[begin:])
+            if forward.drafts is not None and before.drafts is not None:
+                same &= forward.drafts[begin:] == before.drafts[begin:]
+        self.changes = np.flatnonzero(~same).tolist()
         self.last = forward
 
     def _finish_text(self, final: Int[np.ndarray, " F"], done: bool) -> None:
+        """Lengthens the text by final tokens, and finishes if it ends."""
         request = self.request
         sampler, limit = request.sampler, request.max_tokens
         generated = final[: sampler.gen_length]
@@ -152,9 +151,7 @@ class Sequence:
         tokens = answer[:limit].tolist()
         whole = request.decode(tokens)
         text = before_stop(whole, sampler.stop)
-        if text != whole:
-            self.finish = "stop"
-        elif ended and len(answer) <= limit:
+        if text != whole or (ended and len(answer) <= limit):
             self.finish = "stop"
         elif done or len(answer) >= limit:
             self.finish = "length"

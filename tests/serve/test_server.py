@@ -161,7 +161,8 @@ def test_the_page_loads_nothing_from_elsewhere(http):
 def test_health_and_metrics(http):
     assert http.get("/health").json()["status"] == "ok"
     text = http.get("/metrics").text
-    assert "llada_tokens_total" in text and 'path="/v1/chat/completions",status="200"' in text
+    assert 'llada_requests_total{path="/health",status="200"}' in text
+    assert "llada_sequences_waiting 0\n" in text
 
 
 def test_a_client_that_leaves_frees_its_slot(client, server):
