@@ -71,8 +71,8 @@ class Batch:
 
     def __init__(self, waiting: Waiting, size: int) -> None:
         request, (*_, length) = waiting.sequence.request, waiting.key
-        self.key, self.slots = waiting.key, [None] * size
-        self.slots: list[Sequence | None]
+        self.key = waiting.key
+        self.slots: list[Sequence | None] = [None] * size
         dummy = [_dummy_prompt(request, length)] * size
         sampler = request.sampler.replace(stop=())
         self._decoding, state = lj.start(

@@ -215,7 +215,7 @@ def _content(content: Any, at: int) -> str:
 
 def _prompts(given: Mapping[str, Any], model: lj.Model) -> list[list[int]]:
     prompt = given.get("prompt")
-    prompts = prompt if isinstance(prompt, list) else [prompt]
+    prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
     if prompts and all(isinstance(each, int) and not isinstance(each, bool) for each in prompts):
         prompts = [prompts]
     require(
@@ -275,7 +275,7 @@ def _constraint(given: Mapping[str, Any]) -> lj.Constraint | None:
 
 
 def _schema(given: Any) -> lj.Constraint:
-    schema = given.get("schema") if isinstance(given, dict) else None
+    schema: Any = given.get("schema") if isinstance(given, dict) else None
     require(
         isinstance(schema, dict),
         f"response_format.json_schema is {given!r:.60}; allowed: an object with `schema`",

@@ -8,7 +8,7 @@ is plain text, as it stands. The canvas behind an answer and the token that ends
 EOS, which is learnt as well (LLaDA, arXiv 2502.09992, section 2.3).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def _examples(
         model.max_length - longest,
         model.eos_id if model.eot_id is None else model.eot_id,
     )
-    encode: Callable[[Any], list[int]]
+    pairs: Iterable[tuple[Any, str]]
     if is_pair:
         pairs = [(found["prompt"], found["completion"])]
         encode, end = partial(tokenizer.encode, add_special_tokens=True), model.eos_id
