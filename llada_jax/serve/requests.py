@@ -224,7 +224,8 @@ def _prompts(given: Mapping[str, Any], model: lj.Model) -> list[list[int]]:
     )
     found: list[list[int]] = []
     for each in prompts:
-        if isinstance(each, str) and each:
+        if isinstance(each, str):
+            require(bool(each), "prompt is ''; allowed: text that is not empty")
             assert model.tokenizer is not None
             found.append(model.tokenizer.encode(each, add_special_tokens=True))
             continue
@@ -233,7 +234,7 @@ def _prompts(given: Mapping[str, Any], model: lj.Model) -> list[list[int]]:
         vocab = model.config.vocab_size
         require(
             ids and all(0 <= i < vocab for i in each),
-            f"prompt is {each!r:.60}; allowed: text, or ids from 0 to {vocab - 1}; not empty",
+            f"prompt is {each!r:.60}; allowed: text, or ids from 0 to {vocab - 1}",
         )
         found.append(each)
     return found

@@ -8,7 +8,7 @@ is plain text, as it stands. The canvas behind an answer and the token that ends
 EOS, which is learnt as well (LLaDA, arXiv 2502.09992, section 2.3).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,6 @@ def _examples(
         model.max_length - longest,
         model.eos_id if model.eot_id is None else model.eot_id,
     )
-    pairs: Iterable[tuple[Any, str]]
     if is_pair:
         pairs = [(found["prompt"], found["completion"])]
         encode, end = partial(tokenizer.encode, add_special_tokens=True), model.eos_id
@@ -92,7 +91,8 @@ def _examples(
         texts = [prompt] if is_pair else [message["content"] for message in prompt]
         _require_short("prompt", sum(map(len, texts)), room * tokenizer.longest_token)
         _require_short("answer", len(answer), longest * tokenizer.longest_token)
-        example = Example(encode(prompt), [*tokenizer.encode_plain(answer), end])
+        encoded = encode(prompt)  # pyright: ignore[reportArgumentType]
+        example = Example(encoded, [*tokenizer.encode_plain(answer), end])
         shown = len(example.answer)
         require(
             shown <= longest and len(example.prompt) <= room,
