@@ -130,8 +130,8 @@ class PolicyRun:
                 started.append(self._start(swap))
         if self._policy.refill:
             candidates = refills(visit.layer, self.cache, self.resident)
-            latest = until - self._costs.transfer
-            while self._link_end <= latest and (swap := next(candidates, None)):
+            transfer = self._costs.transfer
+            while self._link_end + transfer <= until and (swap := next(candidates, None)):
                 started.append(self._start(swap))
         return tuple(started)
 
