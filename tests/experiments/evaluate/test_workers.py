@@ -161,7 +161,7 @@ def test_a_sweep_ends_with_a_table_and_a_picture_of_its_jobs(random_model, tmp_p
     page = (folder / "report.md").read_text()
     assert page in printed
     assert re.search(r"^\| decoder .* exact match", page, re.MULTILINE)
-    assert "threshold@" in page and "threshold:0.3" in page and "threshold:0.9" in page
+    assert "| threshold 0.3 |" in page and "| threshold 0.9 |" in page
     pictures = re.findall(r"\(([\w-]+\.png)\)", page)
     assert len(pictures) == 2 and all((folder / each).stat().st_size > 5000 for each in pictures)
     names = {row["name"] for row in json.loads((folder / "results.json").read_text())}
