@@ -74,16 +74,14 @@ def _examples(
     kinds = {key: type(found[key]) for key in KEYS & found.keys()} if type(found) is dict else {}
     is_pair, is_chat = kinds == {"prompt": str, "completion": str}, kinds == {"messages": list}
     require(is_chat or is_pair, f"it is {line:.80}; allowed: {FORMATS}")
-    room, chat_end = (
-        model.max_length - longest,
-        model.eos_id if model.eot_id is None else model.eot_id,
-    )
+    room = model.max_length - longest
     if is_pair:
         pairs = [(found["prompt"], found["completion"])]
         encode, end = partial(tokenizer.encode, add_special_tokens=True), model.eos_id
     else:
         pairs = _turns(checked_messages(found["messages"], tokenizer.check_text))
-        encode, end = tokenizer.encode_chat, chat_end
+        encode = tokenizer.encode_chat
+        end = model.eos_id if model.eot_id is None else model.eot_id
     for prompt, answer in pairs:
         require(bool(answer), "it has an empty answer; allowed: a character or more")
         if end is None:
