@@ -1,5 +1,7 @@
 """What a sequence streams: final text alone, without what may still be cut."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from llada_jax.serve.sequence import Forward, Request, _safe_length
 class Letters:
     """A model whose tokens are characters; 0 ends a text."""
 
-    config = lj.ModelConfig(vocab_size=300, eos_id=0, mask_id=299)
+    config = SimpleNamespace(eos_id=0, eot_id=None, stop_ids=())
     tokenizer = None
 
     @staticmethod
