@@ -206,7 +206,7 @@ def fails_beside_a_job(monkeypatch):
 
         return replace(denoiser, forward_rows=forward_rows, traceable=False)
 
-    monkeypatch.setattr(decoding, "_worker", lambda: worker)
+    monkeypatch.setattr(decoding, "ThreadPoolExecutor", lambda **options: worker)
     monkeypatch.setattr(denoisers, "denoiser_for", failing_denoiser)
     return worker.finished
 

@@ -177,7 +177,7 @@ def test_a_report_compares_the_cells_of_a_suite(finished, tmp_path):
     arguments = [f"runs=[{folder},{folder}/cells]", "baseline=llada", f"hydra.run.dir={tmp_path}"]
     run_experiment(report.main, arguments)
     page = (tmp_path / "report.md").read_text()
-    assert page.count("/random: llada |") == page.count("/random: hasty |") == 2
+    assert page.count("| llada |") == page.count("| hasty |") == 2
     assert "| decoding/hasty/exact_match |" in page
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from experiments.harness.run import REPOSITORY
 from llada_jax.checkpoint import bundled_names, model_path
+from llada_jax.text import TOKENIZER_FILES
 from llada_jax.training.loop import read_metrics
-from llada_jax.training.model_folder import TOKENIZER_FILES
 from tests.experiments.retraining import Compared, again, first_steps, recipe, stated_logs
 from tests.experiments.train.test_train import TINY
 from tests.model_cards import stated_trainings
