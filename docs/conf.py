@@ -10,9 +10,9 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 html_theme = "furo"
 html_title = f"llada_jax {release}"
 html_static_path = html_css_files = ["site.css"]
-# The site is opened from files, whose pages a browser does not let a search read.
+# The site is opened from files, and browsers do not let a search read pages from files.
 html_show_search_summary = False
-# A heading is linked as GitHub links it, where the same pages are read.
+# The same anchors as on GitHub.
 myst_heading_anchors = 3
 # Docstrings mark code as Markdown does.
 default_role = "code"
@@ -20,10 +20,12 @@ napoleon_use_ivar = True
 autodoc_typehints = "none"
 
 
-def unlink_repository(app, page, source):
-    """Leaves of links to files outside `docs`, which the site does not have, their text."""
+def adapt_links(app, page, source):
+    """Makes notebooks downloads, and replaces other links to files outside `docs` by their text."""
+    notebook = r"(?<!!)\[([^\]]*)\]\((\.\./notebooks/[^)]*)\)"
+    source[0] = re.sub(notebook, r"{download}`\1 <\2>`", source[0])
     source[0] = re.sub(r"(?<!!)\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", source[0])
 
 
 def setup(app):
-    app.connect("source-read", unlink_repository)
+    app.connect("source-read", adapt_links)
