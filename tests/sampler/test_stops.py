@@ -53,8 +53,8 @@ def test_a_row_stops_at_the_end_of_the_block_that_has_the_string(loop, settings,
     result = decoded((wanted,), settings=settings, salt=salt, loop=loop)
     tokens, text = result.generated[0], to_text(whole.generated[0])
     assert before_stop(to_text(tokens), (wanted,)) == text[:first]
-    assert result.nfe[0] <= whole.nfe[0] and len(tokens) == 32
-    if "accept" not in settings:  # staged tokens may change until the end, and stop nothing
+    assert len(tokens) == 32
+    if "accept" not in settings:  # the toy's staged tokens become final in the last forwards
         assert result.nfe[0] < whole.nfe[0]
         assert (tokens[24:] == EOS).all(), "what was not decoded is EOS"
     if wanted not in to_text(whole.generated[1]):
