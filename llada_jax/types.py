@@ -1,7 +1,7 @@
-"""Records that JAX maps over, and the functions that make a model: the data types that rooms
+"""Records that JAX maps over, and the functions that make a model: the data types that packages
 exchange.
 
-Shape letters, used in every signature of this package:
+Shape letters of this module and of the model; the sampler adds Q queried positions:
 
     B batch     L canvas    R rows of a forward    C candidate rows (decisions of a step)
     P prompt    D width     H heads   K key-value heads   Dh head size   F feed-forward width

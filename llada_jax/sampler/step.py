@@ -1,11 +1,12 @@
 """One step of decoding, which both loops and the public interface run.
 
-    plan rows -> run them -> score the open positions -> decide
+    plan rows -> run them -> score the queried positions -> decide
 
-Each part is a pure function of the state. A loop runs the parts in its own way, because the number
-of rows varies from step to step or because the model runs outside JAX: that is its `Runner`. The
-parts exchange records (`ForwardOutput`, `StepScores`) with shapes that do not depend on the number
-of rows, so one program decides after any forward.
+The number of rows varies from step to step, but compiled shapes are fixed, and some models run
+outside JAX. So each loop has a `Runner` (`loops.py`), which picks a compiled size and runs the
+parts: all of them inside one program, or one program after another from Python. What the forward
+and the head return (`ForwardOutput`, `StepScores`) has shapes that do not depend on the number of
+rows, so one program decides after any forward.
 """
 
 from functools import partial
@@ -32,7 +33,7 @@ from llada_jax.types import Denoiser, HeadOut, HeadRequest, Hidden, NoiseKeys, P
 
 
 class ForwardOutput(NamedTuple):
-    """What scoring and deciding need of a forward, in shapes that do not depend on its rows."""
+    """The output of a forward that scoring and deciding need."""
 
     hidden: Float[Array, "B Q D"]  # states that predict the queried positions
     noise_keys: Key[Array, "B Q"] | None  # for sampling; None at temperature 0
@@ -44,10 +45,10 @@ class ForwardOutput(NamedTuple):
 
 
 class Runner(Protocol):
-    """How a loop runs the parts of a step."""
+    """Runs the parts of a step, in the way of a loop."""
 
     def plan(self, spec: StepSpec, state: DecodeState) -> StepPlan:
-        """Returns which rows run and which are scored: `plan_rows`."""
+        """Chooses the rows to run and the positions to score: `plan_rows`."""
         ...
 
     def run_rows(
@@ -59,7 +60,7 @@ class Runner(Protocol):
     def score(
         self, spec: StepSpec, params: Params, state: DecodeState, denoised: ForwardOutput
     ) -> tuple[DecodeState, StepScores]:
-        """Returns the scores of the queried positions."""
+        """Scores the queried positions. The state changes if tokens were refreshed meanwhile."""
         ...
 
     def decide(
@@ -87,12 +88,13 @@ def step(
 def absorb(
     spec: StepSpec, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
 ) -> tuple[DecodeState, ForwardOutput]:
-    """Writes a forward's keys and values to the cache; returns its part for the decision."""
+    """Writes the keys and values of a forward to the cache, and advances `n_cached` and `nfe`."""
     config, cache, window = spec.config, state.cache, spec.window
     if cache.keys.shape[2]:
         cache = write_rows(cache, rows, out)
     n_cached = window.cached_after(state, plan.window, spec.window_context())
-    if spec.whole_block is not None and window.caches_finished:  # part of a block has seen masks
+    if spec.whole_block is not None and window.caches_finished:
+        # Rows of a block that is not full saw its masks: only whole blocks count as cached.
         n_cached = n_cached // spec.whole_block * spec.whole_block
     state = state._replace(
         cache=cache,
