@@ -6,15 +6,16 @@ A page marks the place of a table by its name, and this command writes what is b
     | 800 MiB | 21.6 |
     <!-- end -->
 
-`docs/tables/swap_gap.txt` is the template. Its first line names the results, the others have fields:
+`docs/tables/swap_gap.txt` is the template. Its first line names the results, the rest
+has fields:
 
     results/swap.json
     | 800 MiB | {gap/800/greedy:.1f} |
 
 `docs/results/<name>.json` has rows of the `results.json` that the page's command wrote; an argument
 `NAME=RESULTS` takes them from another run. A field is `{row:format}`, with a factor
-`{100*row:format}`, `{row|low:format}` for another entry of the row (low and high end of its interval,
-half of it, error, n, value divided by n), or `{row / other:format}` for a ratio.
+`{100*row:format}`, `{row|low:format}` for another entry of the row (low and high end of its
+interval, half of it, error, n, value divided by n), or `{row / other:format}` for a ratio.
 """
 
 import json
@@ -30,7 +31,7 @@ _FIELD = re.compile(r"\{(?:([\d.]+)\*)?([^{}|]+?)(?:\|(\w+))?:([^{}:]*)\}")
 
 
 def with_tables(text: str) -> str:
-    """Returns a page's text with its tables filled. Raises KeyError for a result that is not stored."""
+    """Returns a page's text with filled tables. Raises KeyError for a result that is not stored."""
     return TABLE.sub(lambda marked: f"{marked[1]}{_filled(marked[2])}{marked[4]}", text)
 
 
@@ -48,7 +49,8 @@ def _filled(name: str) -> str:
 
 def _value(rows: dict[str, dict], factor: str, names: str, entry: str, format_: str) -> str:
     value, *divisors = (_entry(rows[name], entry or "value") for name in names.split(" / "))
-    return f"{math.prod([float(factor or 1), value, *(1 / divisor for divisor in divisors)]):{format_}}"
+    scaled = float(factor or 1) * value / math.prod(divisors)
+    return f"{scaled:{format_}}"
 
 
 def _entry(row: dict, entry: str) -> float:
