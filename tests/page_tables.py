@@ -6,7 +6,8 @@ A page marks the place of a table by its name, and this command writes what is b
     | 800 MiB | 21.6 |
     <!-- end -->
 
-`docs/tables/swap_gap.txt` is the template: its first line names the results, others have fields:
+`docs/tables/swap_gap.txt` is the template. Its first line names the results, the rest
+has fields:
 
     results/swap.json
     | 800 MiB | {gap/800/greedy:.1f} |
@@ -48,8 +49,8 @@ def _filled(name: str) -> str:
 
 def _value(rows: dict[str, dict], factor: str, names: str, entry: str, format_: str) -> str:
     value, *divisors = (_entry(rows[name], entry or "value") for name in names.split(" / "))
-    number = float(factor or 1) * value / math.prod(divisors)
-    return f"{number:{format_}}"
+    scaled = float(factor or 1) * value / math.prod(divisors)
+    return f"{scaled:{format_}}"
 
 
 def _entry(row: dict, entry: str) -> float:
