@@ -4,7 +4,7 @@
     python -m experiments.fine_tune model=path/to/LLaDA-8B-Instruct dtype=int8 file=chats.jsonl
     python -m experiments.fine_tune file=chats.jsonl test_file=others.jsonl train.lora=null
 
-Each line is `{"messages": [...]}` or `{"prompt": ..., "completion": ...}` (docs/scale.md). By
+Each line is `{"messages": [...]}` or `{"prompt": ..., "completion": ...}` (docs/train.md). By
 default, adapters (LoRA) are trained; the matrices may be int8 or int4, and the adapters are merged
 into them at the end. The same command resumes an interrupted run from its last checkpoint.
 

@@ -11,7 +11,7 @@ On a machine with LLaDA-8B's weights and the data, the rows of Table 5 of llada.
 
 Tasks are the files of conf/lm_eval, which document their data's format. `task_folder` chooses
 another folder of such files, or `harness` for the tasks and groups that the harness includes
-(docs/quality.md has the paths of their data). `+protocol=...` chooses published settings, with
+(docs/evaluate.md has the paths of their data). `+protocol=...` chooses published settings, with
 their scores (conf/protocol).
 
 In addition to the files of every run, the run folder gets `samples_<task>.jsonl` (items, requests,

@@ -87,9 +87,9 @@ class Observation:
       top_logits: Their logits.
       current: Log-probability of `token`; -inf for [MASK]. Backends that cannot measure it are
         refused.
-      listed: Logits of the tokens that `ask` listed; -inf for negative ids. divergence:
-      Kullback-Leibler divergence of the distribution from the one at the position's last
-        score in this block (nats); the largest number if there was none.
+      listed: Logits of the tokens that `ask` listed; -inf for negative ids.
+      divergence: Kullback-Leibler divergence of the distribution from the one at the position's
+        last score in this block (nats); the largest number if there was none.
       hidden: The model's last hidden state, the head's input.
       drafts: Predictions for later blocks.
     """
@@ -151,9 +151,9 @@ class Ask(NamedTuple):
     """A rule's request to the head before a forward, for each position of the block.
 
     Attributes:
-      listed: Tokens to compute logits of; negative for none. added: Added to their logits before
-      anything else is computed, so that it changes predictions and
-        confidences; -inf forbids a token. None adds nothing.
+      listed: Tokens to compute logits of; negative for none.
+      added: Added to their logits before anything else is computed, so that it changes predictions
+        and confidences; -inf forbids a token. None adds nothing.
     """
 
     listed: Int[Array, "B C K"] | None = None
