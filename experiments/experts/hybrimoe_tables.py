@@ -1,7 +1,7 @@
 """Predicts every cell of HybriMoE's tables (arXiv 2504.05897): its desktop and its three models.
 
-docs/experts_results.md documents the inputs and their sources. The desktop has an RTX A6000 and ten cores
-of a Xeon Gold 5220R, connected by PCIe 3.0. Times below are for one 4-bit expert of
+docs/experts_results.md documents the inputs and their sources. The desktop has an RTX A6000 and ten
+cores of a Xeon Gold 5220R, connected by PCIe 3.0. Times below are for one 4-bit expert of
 DeepSeek-V2-Lite, and agree with the axes of the paper's figures 3e and 3f.
 """
 

@@ -7,8 +7,7 @@ in LLVM's vector instructions, which LLVM lowers to the machine's (AVX-512, AVX2
 kernel is first used: no C compiler is needed, and ctypes, which calls it, releases the GIL.
 
 Alternatives: numba's loops kept the sums in memory, `jax.ffi` needs a library compiled for each
-kind of machine, and XLA decodes weights into memory, which takes ten times as long
-(docs/verified_claims.md).
+kind of machine, and XLA decodes weights into memory, which takes ten times as long.
 """
 
 import ctypes
