@@ -1,4 +1,4 @@
-"""Every bundled model is whole, small, and does what its card says."""
+"""Every bundled model is complete, small, and matches its card."""
 
 import pytest
 from scipy.stats import binom
@@ -15,7 +15,7 @@ UNLIKELY = 1e-3
 
 
 def stated(cheapest: bool = False):
-    """Scores that bundled models are said to have; skipped where the items are others now."""
+    """Documented scores of bundled models; skipped if the items have changed since."""
     for name in bundled_names():
         folder = model_path(name)
         scores, outdated = stated_scores(folder), outdated_tasks(folder)

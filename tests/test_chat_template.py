@@ -60,7 +60,7 @@ def test_a_template_that_takes_too_much_is_refused(template, problem):
 
 
 def echo(n):
-    """A chat whose text is known, in one of three templates."""
+    """A chat with a known text, in one of three templates."""
     text = render(f"{{{{ a }}}} in {n % 3}", {"a": str(n)})
     assert text == f"{n} in {n % 3}"
     return os.getpid()

@@ -118,7 +118,7 @@ THIRD_PARTY = {
     "hdl": {"numpy", "ml_dtypes"},
     "experts": {"numpy", "jaxtyping"},
 }
-"""Rooms that may use no more than this beside the standard library."""
+"""Rooms that may only use these packages and the standard library."""
 
 ROOM_OF_MODULE = {
     **{f"llada_jax.evaluation.{name}": "tasks" for name in ("task", "tasks", "wording")},
@@ -134,7 +134,7 @@ ROOM_OF_MODULE = {
 
 
 def room_of(module: str) -> str:
-    """`llada_jax.model.params` -> `model`; each file of `io` is a room of its own."""
+    """`llada_jax.model.params` -> `model`; each file of `io` is a separate room."""
     module = module.replace("llada_jax.io.", "llada_jax.")
     for owned, room in ROOM_OF_MODULE.items():
         if module == owned or module.startswith(owned + "."):

@@ -43,7 +43,7 @@ def packages_of(printed: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def printed() -> list[str]:
-    """What an interpreter that imports the package tells of its packages, and of backends."""
+    """The packages and backends that an interpreter has loaded after importing the package."""
     return run(f"import llada_jax\n{PACKAGES}\n{BACKENDS}").splitlines()
 
 

@@ -1,4 +1,4 @@
-"""A release has one number and one date, wherever they stand."""
+"""A release has one number and one date in all files."""
 
 import re
 import tomllib

@@ -279,7 +279,7 @@ def thinking():
     ],
 )
 def test_a_template_sees_the_control_tokens_that_it_looks_for(thinking, contents, expected):
-    """`~` begins what is spelled by a message, and so is text."""
+    """In `expected`, `~` begins text that looks like a control token but comes from a message."""
     roles = ["user", "assistant"] * 2
     pairs = zip(roles, contents, strict=False)
     chat = [{"role": role, "content": content} for role, content in pairs]

@@ -1,4 +1,4 @@
-"""The wheel without the checkout: it has all data, and what the README says works from it."""
+"""The wheel without the checkout contains all data, and the README's examples work with it."""
 
 import json
 import os

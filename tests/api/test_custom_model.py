@@ -1,4 +1,4 @@
-"""A model of a user's own architecture is decoded, streamed, stepped and scored like any other."""
+"""A model of a user-defined architecture is decoded, streamed, stepped and scored like others."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""`generate`, `infill` and `latency_table`: what they give, and what they refuse."""
+"""`generate`, `infill` and `latency_table`: their results, and the input that they refuse."""
 
 from dataclasses import replace
 from pathlib import Path

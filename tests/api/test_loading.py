@@ -1,4 +1,4 @@
-"""A loaded model: how it is shown, and its logits; and what `describe` says of a checkpoint."""
+"""A loaded model: its `repr`, its logits, and the description of a checkpoint by `describe`."""
 
 import json
 import operator
@@ -177,7 +177,7 @@ def test_what_is_not_in_a_models_layers_is_not_shown():
 
 
 def test_a_familys_template_gets_its_variables(tmp_path):
-    """dllm's small models are asked without thinking, which Qwen3's template has to be told."""
+    """dllm's small models do not think, so Qwen3's template needs a flag against thinking."""
     folder = tmp_path / "model"
     shutil.copytree(GOLDENS / "a2d-qwen3-mdlm", folder)
     shutil.copy(model_path("tiny") / "tokenizer.json", folder)
@@ -284,7 +284,7 @@ def test_an_autoregressive_model_is_described():
 
 
 def test_a_mask_token_of_an_autoregressive_models_tokenizer_is_doubted(tmp_path):
-    """Open-dCoder's configuration is Qwen2's; its tokenizer alone tells."""
+    """Open-dCoder has Qwen2's configuration; only its tokenizer identifies it."""
     shutil.copytree(GOLDENS / "ar-qwen2", tmp_path, dirs_exist_ok=True)
     for path in model_path("tiny").glob("*token*"):
         shutil.copy(path, tmp_path)

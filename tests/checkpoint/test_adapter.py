@@ -1,4 +1,4 @@
-"""LoRA adapters of peft: what the base computes with one, and which are refused."""
+"""LoRA adapters of peft: outputs of the base with an adapter, and refused adapters."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def change(adapter: Path, **changes) -> None:
 
 
 def test_the_merged_model_agrees_with_peft() -> None:
-    """Ranks and scales of their own for some modules, and a head that was trained whole."""
+    """Separate ranks and scales for some modules, and a fully trained head."""
     data = np.load(ADAPTER / "forward.npz")
     model = lj.load(BASE, adapter=ADAPTER)
     found = lj.forward(model, data["tokens"])

@@ -122,7 +122,7 @@ def finish(out: gguf.GGUFWriter) -> None:
 
 
 def write_gguf(path: Path, model: str, kind: str, tensors: Tensors | None = None) -> Path:
-    """A GGUF file whose matrices are of `kind`; as in llama.cpp, vectors are always F32."""
+    """A GGUF file with matrices of `kind`; as in llama.cpp, vectors are always F32."""
     out = writer(path, model)
     qtype = gguf.GGMLQuantizationType[kind]
     for name, tensor in gguf_tensors(model, tensors or golden_tensors(model)).items():
@@ -135,13 +135,13 @@ def write_gguf(path: Path, model: str, kind: str, tensors: Tensors | None = None
 
 
 def fits(tensor: np.ndarray, kind: str) -> bool:
-    """As in llama.cpp, rows that are no whole blocks are of another kind: here, of F32."""
+    """As in llama.cpp, rows that do not divide into blocks have another kind: here F32."""
     in_block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     return kind != "F32" and tensor.shape[-1] % in_block == 0
 
 
 def through(kind: str, tensors: Tensors) -> Tensors:
-    """The tensors with the matrices rounded to what `kind` can say."""
+    """The tensors with the matrices rounded to values of `kind`."""
     if kind == "F32":
         return tensors
     qtype = gguf.GGMLQuantizationType[kind]

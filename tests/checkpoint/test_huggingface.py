@@ -1,4 +1,4 @@
-"""Folders in the Hugging Face layout: what loads, what is written, what is refused."""
+"""Folders in the Hugging Face layout: loading, writing, and refused folders."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Safetensors: what the library refuses is refused, and an index is obeyed."""
+"""Safetensors: files that the library refuses are refused, and an index is obeyed."""
 
 import json
 import struct
@@ -69,7 +69,7 @@ def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
 
 
 def changed(**change: Any) -> Callable[[Header, bytes], bytes]:
-    """A file whose tensor `a` is described otherwise."""
+    """A file with another description of tensor `a`."""
     return lambda header, data: packed({**header, "a": {**header["a"], **change}}, data)
 
 
@@ -102,7 +102,7 @@ def of_length(change: int) -> Callable[[Header, bytes], bytes]:
 
 
 def twice(header: Header, data: bytes) -> bytes:
-    """The name `a` stands twice: first with the offsets of `b`, then with its own."""
+    """The name `a` occurs twice: first with the offsets of `b`, then with its offsets."""
     other = json.dumps({**header["a"], "data_offsets": header["b"]["data_offsets"]})
     return packed(f'{{"a": {other}, {json.dumps(header)[1:]}'.encode(), data)
 
@@ -217,7 +217,7 @@ def test_most_mutations_are_refused(whole: bytes, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flipped", [0x01, 0x20, 0x80])
 def test_any_flipped_byte_of_the_header(flipped: int, whole: bytes, tmp_path: Path) -> None:
-    """What the library refuses is refused; what it reads is read as it reads it."""
+    """Files that the library refuses are refused; others give the library's values."""
     length = 8 + int.from_bytes(whole[:8], "little")
     refused = 0
     for place in range(length):

@@ -1,4 +1,4 @@
-"""A model is named by what its files hold."""
+"""A model is identified by the content of its files."""
 
 import shutil
 from pathlib import Path

@@ -22,7 +22,7 @@ MODEL = GOLDENS / "llada-gqa"
 
 @pytest.fixture
 def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package whose only bundled model is a golden, in bfloat16, under the name `tiny`."""
+    """A package with one bundled model: a golden, in bfloat16, under the name `tiny`."""
     tensors = {k: v.astype(jnp.bfloat16) for k, v in golden_tensors("llada-gqa").items()}
     folder = write_folder(tmp_path / "assets" / "tiny", golden_config("llada-gqa"), tensors)
     (folder / "tokenizer.json").write_text("{}")

@@ -32,7 +32,7 @@ def test_values_are_mlxs_own(bits: int, tmp_path: Path) -> None:
 
 
 def quantized(matrix: np.ndarray, bits: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The three parts of a matrix, and the values that they stand for."""
+    """The three parts of a matrix, and its dequantized values."""
     grouped = matrix.reshape(len(matrix), -1, GROUP)
     low, high = grouped.min(-1, keepdims=True), grouped.max(-1, keepdims=True)
     scale = (high - low) / ((1 << bits) - 1)

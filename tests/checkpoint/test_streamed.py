@@ -43,7 +43,7 @@ def wide(leaf: Any) -> np.ndarray:
 
 
 def assert_streams(source: Path) -> None:
-    """Every parameter, whole and in part, equals what the source loads as in float32."""
+    """Every parameter, whole and in part, equals the source loaded in float32."""
     config, params, _ = load_params(source, "float32")
     streamed, _ = open_checkpoint(source)
     assert streamed.config == config

@@ -34,7 +34,7 @@ def model_with(tokenizer=TOKENIZER, **options):
 
 @pytest.fixture
 def answers(monkeypatch):
-    """Decodes the same text after each prompt, and remembers what it was asked."""
+    """Decodes the same text after each prompt, and records its requests."""
     return Answers(monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""What a mesh shares out, what it refuses, and the head that is folded from parts."""
+"""The division of a model over a mesh, refused shapes, and the head that is folded from parts."""
 
 from functools import partial, reduce
 

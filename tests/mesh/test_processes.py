@@ -20,7 +20,7 @@ MESHES = [{"model": 4}, {"data": 2, "model": 2}]
 
 
 def joined(folder: Path, case: dict[str, Any], count: int = 2) -> list[tuple[int, str]]:
-    """Returns how each process ended, and what it said."""
+    """Returns each process's exit code and output."""
     folder.mkdir()
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -1,6 +1,6 @@
 """A mesh changes no bit of what int8 weights give, and of floats no decision but close ones.
 
-Sums over devices are exact in int32, and what each device computes is rounded as it is written.
+Sums over devices are exact in int32, and each device rounds as the program is written.
 """
 
 from pathlib import Path

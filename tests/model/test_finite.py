@@ -1,4 +1,4 @@
-"""NaN and infinity are found in every kind of float, and in what a model gives."""
+"""NaN and infinity are found in every kind of float, and in a model's outputs."""
 
 import jax.numpy as jnp
 import ml_dtypes

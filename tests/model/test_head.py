@@ -65,7 +65,7 @@ def random_case(
 
 
 def assert_scores(scores: Scores, expected: Expected, largest_logit: float) -> None:
-    # A chunk's logits are rounded as a product of its own shape, so they differ in the last bit.
+    # Rounding of a chunk's logits depends on the chunk's shape, so the last bit differs.
     atol = 4 * np.finfo(np.float32).eps * (4 + largest_logit)
     np.testing.assert_array_equal(scores.token, expected.token)
     np.testing.assert_allclose(scores.confidence, expected.confidence, rtol=2e-5, atol=atol)
@@ -112,7 +112,7 @@ def test_the_lowest_id_wins_ties(data: st.DataObject) -> None:
 
 def test_float64_confidence() -> None:
     with jax.enable_x64(True):
-        # Eighths, whose products are exact in float32 in whatever order a machine adds them.
+        # Products of eighths are exact in float32 for any order of summation.
         params, hidden = jax.tree.map(lambda x: jnp.round(8 * x) / 8, random_case(VOCAB, 8, 3))
         rules = ScoreRules(confidence_dtype="float64", chunk=16)
         scores = score(params, hidden, None, rules)

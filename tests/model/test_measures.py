@@ -1,4 +1,4 @@
-"""What rules ask of the head beside the scores, against the softmax of all logits at once."""
+"""Measures that rules request from the head, against the softmax of all logits at once."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Quantized weights: what the integers stand for, and products with them."""
+"""Quantized weights: their dequantized values, and products with them."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Examples from files of one's own: what they become, and what is wrong with a line."""
+"""Examples from users' files: their conversion, and errors of a line."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A checkpoint is what its architectures, its model_type and its keys say together."""
+"""A checkpoint's family follows from its architectures, its model_type and its keys together."""
 
 import jax.numpy as jnp
 import numpy as np

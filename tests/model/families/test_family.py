@@ -23,7 +23,7 @@ MINE = replace(
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """The bundled model, in the spelling of a family of one's own."""
+    """The bundled model, with the tensor names of a user-defined family."""
     folder = tmp_path / "mine"
     shutil.copytree(model_path("tiny"), folder)
     config = json.loads((folder / "config.json").read_text())
@@ -44,7 +44,8 @@ def test_a_family_is_an_argument(checkpoint):
     assert model.config.family == "my_dllm"
     expected = lj.load("tiny", "float32")
     np.testing.assert_array_equal(model.params.embedding, expected.params.embedding)
-    assert lj.load(checkpoint, family=MINE).config == model.config  # again is no clash
+    # Registering a family twice is not a conflict.
+    assert lj.load(checkpoint, family=MINE).config == model.config
 
 
 def test_a_family_is_an_entry_point(checkpoint, installed):
