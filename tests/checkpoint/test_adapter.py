@@ -50,7 +50,7 @@ def test_rslora_scales_by_the_root_of_the_rank(adapter: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_other_dtypes_are_of_the_merged_matrix(dtype: str, tmp_path: Path) -> None:
+def test_other_dtypes_are_applied_to_the_merged_matrix(dtype: str, tmp_path: Path) -> None:
     merged = {k: np.array(v) for k, v in golden_tensors("ar-llama").items()}
     exact = lj.load(BASE, adapter=ADAPTER).params
     for index, layer in enumerate(exact.layers):

@@ -175,7 +175,7 @@ def test_any_flipped_byte(flipped: int, whole: bytes, tmp_path: Path) -> None:
     assert refused > data / 3
 
 
-def test_a_file_of_nothing_but_texts(
+def test_a_file_with_only_strings(
     whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A header has a bound: this one would go on for a billion texts of no length."""

@@ -89,7 +89,7 @@ def matrices(config, params) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", block_kinds())
-def test_values_are_those_of_the_library(kind: str, tmp_path: Path) -> None:
+def test_values_match_the_library(kind: str, tmp_path: Path) -> None:
     values = drawn_file(tmp_path / "model.gguf", kind)
     found = matrices(*loaded(tmp_path / "model.gguf", "float32"))
     assert found.keys() == values.keys()

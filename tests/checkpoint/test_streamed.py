@@ -149,7 +149,7 @@ def test_a_single_expert_is_a_stack_of_one(tmp_path: Path) -> None:
     assert_streams(tmp_path / "model")
 
 
-def test_only_what_is_asked_for_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_requested_parameters_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read = 0
     real = StoredTensor.pieces
 

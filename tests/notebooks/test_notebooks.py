@@ -61,12 +61,12 @@ def test_some_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run([path], tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_it_imports_of_the_project_exists(path: Path) -> None:
+def test_imports_of_the_project_exist(path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     nodes = [node for cell in cells for node in ast.walk(ast.parse(cell.source))]

@@ -53,7 +53,7 @@ def test_a_family_is_an_entry_point(checkpoint, installed):
     assert lj.load(checkpoint).config.family == "mine"
 
 
-def test_a_family_that_is_none_or_takes_a_type_is_refused():
+def test_an_invalid_family_or_a_taken_model_type_is_refused():
     with pytest.raises(ValueError, match="family is 3; allowed: a Family"):
         lj.load("tiny", family=3)  # pyright: ignore
     with pytest.raises(ValueError, match="family is 'lama'; allowed: llada, llada_moe, "):
