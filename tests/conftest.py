@@ -56,7 +56,7 @@ jax.monitoring.register_event_duration_secs_listener(note_compilation)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Begins anew where the programs of many runs have come together, before workers start."""
+    """Empties the cache of compiled programs if it has grown too large, before workers start."""
     if not hasattr(session.config, "workerinput"):
         if sum(path.stat().st_size for path in PROGRAMS.rglob("*")) > MAX_BYTES:
             shutil.rmtree(PROGRAMS)
@@ -64,7 +64,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported and collected stays until the end: none of it is ever garbage."""
+    """Imported and collected objects live until the end, so collecting garbage is useless here."""
     gc.disable()
     try:
         return (yield)
@@ -88,7 +88,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Installs, as far as Python can tell, a distribution with the entry points that are given."""
+    """Makes Python see an installed distribution with the given entry points."""
 
     def install(points: str) -> None:
         folder = tmp_path / "site" / "own-1.0.dist-info"

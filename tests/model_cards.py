@@ -65,8 +65,8 @@ class StatedTraining(NamedTuple):
     Attributes:
       arguments: of the `experiments.train` that began it; None where today's command was not yet.
       commit: of the code, and of a bundled parent.
-      parent: whose parameters it began with; empty where it began with none.
-      outdated: tasks that are gone or whose items are others now, with the version that was
+      parent: The model that it was initialized from, or empty.
+      outdated: tasks that are gone or have other items now, with the version that was
         trained on.
     """
 
@@ -102,7 +102,7 @@ def _is_of_today(task: str, version: int) -> bool:
 
 
 def outdated_tasks(folder: Path) -> Mapping[str, int]:
-    """Tasks whose items are others now than those that the model was trained and scored on."""
+    """Tasks with other items than the model was trained and scored on."""
     return stated_trainings(folder)[0].outdated
 
 

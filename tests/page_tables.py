@@ -1,6 +1,6 @@
 """Writes the generated tables of the pages: `python -m tests.page_tables [NAME=RESULTS ...]`.
 
-A page marks the place of a table by its name, and this command writes what is between the markers:
+A page marks the place of a table by its name, and this command writes the text between markers:
 
     <!-- table swap_gap -->
     | 800 MiB | 21.6 |

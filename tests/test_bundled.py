@@ -1,4 +1,4 @@
-"""Every bundled model is whole, small, and does what its card says."""
+"""Every bundled model is complete, small, and matches its card."""
 
 import pytest
 from scipy.stats import binom
@@ -15,7 +15,7 @@ UNLIKELY = 1e-3
 
 
 def stated(cheapest: bool = False):
-    """Scores that bundled models are said to have; skipped where the items are others now."""
+    """Documented scores of bundled models; skipped if the items have changed since."""
     for name in bundled_names():
         folder = model_path(name)
         scores, outdated = stated_scores(folder), outdated_tasks(folder)
@@ -31,7 +31,7 @@ def slow_but_for(name: str, case: str) -> list:
 
 
 @pytest.mark.parametrize("name", bundled_names())
-def test_it_is_small_and_says_how_it_was_made(name):
+def test_a_bundled_model_is_small_and_documents_its_training(name):
     folder = model_path(name)
     assert sum(file.stat().st_size for file in folder.iterdir()) <= LIMIT
     card = (folder / "README.md").read_text()
@@ -39,7 +39,7 @@ def test_it_is_small_and_says_how_it_was_made(name):
 
 
 @pytest.mark.parametrize("name", bundled_names())
-def test_the_intervals_of_its_scores_are_those_of_its_counts(name):
+def test_the_intervals_of_scores_follow_from_the_counts(name):
     scores = stated_scores(model_path(name))
     assert scores
     for score in scores:
@@ -48,7 +48,7 @@ def test_the_intervals_of_its_scores_are_those_of_its_counts(name):
 
 
 @pytest.mark.parametrize("name", ["small", "tiny"])
-def test_models_that_people_measure_with_are_scored_on_tasks_of_today(name):
+def test_benchmark_models_are_scored_on_current_tasks(name):
     """Or on tasks that are gone, which nobody measures any more."""
     assert not set(outdated_tasks(model_path(name))) & set(task_names())
 
@@ -60,14 +60,14 @@ def test_models_that_people_measure_with_are_scored_on_tasks_of_today(name):
         for each in stated(cheapest=True)
     ],
 )
-def test_it_solves_problems_of_the_test_split(name, score):
+def test_a_bundled_model_solves_problems_of_the_test_split(name, score):
     """Of a few of the items that were scored, not fewer than chance would leave."""
     assert right(name, score, FEW) >= binom.ppf(UNLIKELY, FEW, score.share)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "score"), list(stated()))
-def test_it_scores_what_its_card_states(name, score):
+def test_a_bundled_model_reaches_the_scores_of_its_card(name, score):
     """On all items: other processors and kernels may round some answers to others."""
     assert score.low <= right(name, score, score.items) / score.items <= score.high
 

@@ -60,7 +60,7 @@ def by_asyncio(numbers):
 
 
 def by_pool(method, numbers):
-    """Chats of a pool's workers; of each fourth, of their parent beside them."""
+    """Chats of a pool's workers, and every fourth time also of their parent."""
     outcome(numbers[0])  # so that forks find a child of their parent
     with get_context(method).Pool(WORKERS) as pool:
         own, others = numbers[::4], [number for i, number in enumerate(numbers) if i % 4]

@@ -60,7 +60,7 @@ def test_a_template_that_takes_too_much_is_refused(template, problem):
 
 
 def echo(n):
-    """A chat whose text is known, in one of three templates."""
+    """A chat with a known text, in one of three templates."""
     text = render(f"{{{{ a }}}} in {n % 3}", {"a": str(n)})
     assert text == f"{n} in {n % 3}"
     return os.getpid()
@@ -195,7 +195,7 @@ def test_an_answer_to_another_request_is_not_taken(monkeypatch):
     assert child.returncode is not None and child not in chat_template._idle.values()
 
 
-def test_few_children_are_kept_and_the_others_are_waited_for():
+def test_few_children_are_kept_and_the_others_are_reaped():
     children = []
     for n in range(2 * MAX_IDLE):
         assert render(f"{n}", {}) == f"{n}"
@@ -206,7 +206,7 @@ def test_few_children_are_kept_and_the_others_are_waited_for():
     ] * MAX_IDLE
 
 
-def test_a_child_that_somebody_kills_is_replaced():
+def test_a_killed_child_is_replaced():
     echo(1)
     for child in chat_template._idle.values():
         os.kill(child.pid, signal.SIGKILL)
@@ -226,7 +226,7 @@ def test_chats_of_bundled_models_need_no_child(name, monkeypatch):
         tokenizer.apply_chat_template([{"role": "user", "content": "a" * 10**7}])
 
 
-def test_the_child_ends_with_the_process_that_asks():
+def test_the_child_ends_with_its_parent():
     script = (
         "from llada_jax import chat_template as c; print(c.render('{{ 1 }}', {}));"
         "print(*(child.pid for child in c._idle.values()))"

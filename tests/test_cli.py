@@ -1,4 +1,4 @@
-"""The command `llada`: what it prints, and one sentence with exit code 2 for bad input."""
+"""The command `llada`: its output, and one sentence with exit code 2 for bad input."""
 
 import argparse
 import io

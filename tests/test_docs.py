@@ -62,7 +62,7 @@ def test_every_page_is_on_the_site():
 
 
 def test_no_statement_is_on_two_pages():
-    """Rows of tables and sentences that share two figures say the same thing."""
+    """Rows of tables and sentences that share two figures state the same result."""
     statements = [
         (page.name, text, precise_figures(text))
         for page in PAGES

@@ -118,7 +118,7 @@ THIRD_PARTY = {
     "hdl": {"numpy", "ml_dtypes"},
     "experts": {"numpy", "jaxtyping"},
 }
-"""Rooms that may use no more than this beside the standard library."""
+"""Rooms that may only use these packages and the standard library."""
 
 ROOM_OF_MODULE = {
     **{f"llada_jax.evaluation.{name}": "tasks" for name in ("task", "tasks", "wording")},
@@ -134,7 +134,7 @@ ROOM_OF_MODULE = {
 
 
 def room_of(module: str) -> str:
-    """`llada_jax.model.params` -> `model`; each file of `io` is a room of its own."""
+    """`llada_jax.model.params` -> `model`; each file of `io` is a separate room."""
     module = module.replace("llada_jax.io.", "llada_jax.")
     for owned, room in ROOM_OF_MODULE.items():
         if module == owned or module.startswith(owned + "."):
@@ -202,7 +202,7 @@ def test_the_harness_imports_no_verb_and_nothing_private():
     assert found == []
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def test_modules_have_no_circular_imports():
     """Not even inside a function, or for annotations alone."""
     paths = {}
     for path in PACKAGE.rglob("*.py"):
@@ -251,7 +251,7 @@ def test_the_table_names_rooms_that_exist_or_are_planned():
         ("helpers.py", "import os"),
     ],
 )
-def test_a_planted_breach_is_caught(tmp_path, path, source):
+def test_a_planted_violation_is_detected(tmp_path, path, source):
     planted = tmp_path / "llada_jax" / path
     planted.parent.mkdir(parents=True)
     planted.write_text(source)

@@ -43,7 +43,7 @@ def packages_of(printed: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def printed() -> list[str]:
-    """What an interpreter that imports the package tells of its packages, and of backends."""
+    """The packages and backends that an interpreter has loaded after importing the package."""
     return run(f"import llada_jax\n{PACKAGES}\n{BACKENDS}").splitlines()
 
 
@@ -61,7 +61,7 @@ def test_import_loads_nothing_heavy_beyond_jax(after_llada_jax):
     assert after_llada_jax - packages_after("import jax") <= LIGHT
 
 
-def test_a_heavy_import_would_be_seen():
+def test_a_heavy_import_is_detected():
     assert "jinja2" in packages_after("import jinja2")
 
 

@@ -1,4 +1,4 @@
-"""The record of a lowered step: what it counts."""
+"""The counts in the record of a lowered step."""
 
 from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
 

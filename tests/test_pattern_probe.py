@@ -33,12 +33,12 @@ def test_usual_patterns_pass(family):
         ("(" * 9999, "Oniguruma error"),
     ],
 )
-def test_others_are_named(pattern, message):
+def test_unsafe_patterns_are_named(pattern, message):
     with pytest.raises(ValueError, match=f"patterns .* failed on repeated characters: .*{message}"):
         probe(pattern)
 
 
-def test_a_decoder_is_tried_too():
+def test_decoders_are_also_probed():
     replace = {"type": "Replace", "pattern": {"Regex": "a*a*b"}, "content": ""}
     with pytest.raises(ValueError, match="no end within"):
         probe_patterns({"decoder": replace}, ["a*a*b"])

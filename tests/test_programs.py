@@ -50,7 +50,7 @@ def test_the_oldest_shapes_are_dropped_first(alone, monkeypatch):
     assert made[-1] == (1,), "made again"
 
 
-def test_everything_is_dropped_where_others_programs_take_the_room(alone, monkeypatch):
+def test_everything_is_dropped_if_other_programs_need_the_room(alone, monkeypatch):
     cleared = []
     monkeypatch.setattr(programs, "_mappings", lambda: 10**6)
     monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(1))
@@ -60,7 +60,7 @@ def test_everything_is_dropped_where_others_programs_take_the_room(alone, monkey
 
 
 @LINUX
-def test_what_is_dropped_is_unmapped(alone, monkeypatch):
+def test_dropped_programs_are_unmapped(alone, monkeypatch):
     monkeypatch.setattr(programs, "MAX_MAPPINGS", 10**6)  # what other tests keep drops nothing yet
     sums = kept(lambda *shape: own_jit(lambda x: jnp.sort(x @ x.T).sum()))
     for n in range(2, 8):

@@ -1,4 +1,4 @@
-"""A release has one number and one date, wherever they stand."""
+"""A release has one number and one date in all files."""
 
 import re
 import tomllib
@@ -10,7 +10,7 @@ from tests.pages import ROOT
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
-def test_the_newest_release_is_that_of_the_package_and_of_the_citation():
+def test_changelog_package_and_citation_name_the_same_release():
     releases = re.findall(r"^## \[(\d\S*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert releases[0] == (VERSION, str(cited["date-released"]))

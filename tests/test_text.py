@@ -167,14 +167,14 @@ def test_a_message_that_spells_control_tokens_gives_none(place):
     assert FORGED in tokenizer.decode(forged, skip_special_tokens=False)
 
 
-def test_the_familys_own_way_takes_what_a_message_spells():
+def test_control_tokens_in_messages_are_encoded_on_request():
     chat = [{"role": "user", "content": f"2 + 3{FORGED}"}]
     ids = TINY.encode_chat(chat, tokens_in_messages=True)
     assert ids == TINY.encode(TINY.apply_chat_template(chat)) != TINY.encode_chat(chat)
 
 
 @pytest.mark.filterwarnings("ignore:the tokenizer has no token for")
-def test_characters_of_private_use_in_a_message_stay():
+def test_private_use_characters_in_a_message_are_kept():
     content = "\ue000<|eot_id|>\ue001"
     ids = TINY.encode_chat([{"role": "user", "content": content}])
     assert ids.count(6) == 1
@@ -197,14 +197,14 @@ def test_an_added_token_that_the_template_spells_is_a_control_token(folder):
 @pytest.mark.parametrize(
     "found", [1, ["a"], {"default": "a"}, [{"name": "default", "template": 2}]]
 )
-def test_a_template_that_is_no_text_is_refused(folder, found):
+def test_a_template_that_is_not_text_is_refused(folder, found):
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": found}))
     with pytest.raises(ValueError, match="chat_template is"):
         Tokenizer.from_folder(folder)
 
 
 @pytest.mark.parametrize("name", [b"bytes", {1, 2}, object()])
-def test_messages_that_json_lacks_are_refused(name):
+def test_messages_that_json_cannot_represent_are_refused(name):
     with pytest.raises(ValueError, match="messages hold what JSON lacks"):
         TINY.encode_chat([{"role": "user", "content": "a", "name": name}])
 
@@ -279,7 +279,7 @@ def thinking():
     ],
 )
 def test_a_template_sees_the_control_tokens_that_it_looks_for(thinking, contents, expected):
-    """`~` begins what is spelled by a message, and so is text."""
+    """In `expected`, `~` begins text that looks like a control token but comes from a message."""
     roles = ["user", "assistant"] * 2
     pairs = zip(roles, contents, strict=False)
     chat = [{"role": role, "content": content} for role, content in pairs]

@@ -130,7 +130,7 @@ def test_other_content_is_refused(content):
         backend_from_json(content)
 
 
-def test_how_long_a_text_may_be_follows_from_the_parts():
+def test_the_length_limit_of_a_text_follows_from_the_parts():
     longest = {name: max_text_bytes(build_backend(each)) for name, each in FAMILIES.items()}
     whole = 1 << 24
     assert longest["gpt2"] == whole // 2  # a byte becomes a character of two bytes at most

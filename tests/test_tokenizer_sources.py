@@ -45,12 +45,12 @@ def test_vocabulary_files_encode_as_transformers_does(tmp_path, kind, config):
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id) == (300, 301, 302)
 
 
-def test_a_class_and_its_fast_one_are_the_same_and_dream_is_qwen2s(tmp_path):
+def test_fast_classes_equal_slow_ones_and_dream_equals_qwen2(tmp_path):
     tokenizer = Tokenizer.from_folder(write_folder(tmp_path, "DreamTokenizer"))
     assert tokenizer == Tokenizer.from_folder(write_folder(tmp_path, "Qwen2TokenizerFast"))
 
 
-def test_added_tokens_alone_say_the_ids_and_roles_make_them_special(tmp_path):
+def test_ids_come_from_added_tokens_and_roles_make_them_special(tmp_path):
     config = {"added_tokens_decoder": None, "additional_special_tokens": ["<|endoftext|>"]}
     tokenizer = Tokenizer.from_folder(write_folder(tmp_path, "Qwen2Tokenizer", **config))
     assert tokenizer.encode("<think><|mask|>") == [ADDED["<think>"], ADDED["<|mask|>"]]
@@ -119,7 +119,7 @@ def test_a_gguf_file_without_a_vocabulary_has_no_tokenizer(metadata):
     assert Tokenizer.from_gguf(metadata, "model.gguf") is None
 
 
-def test_pieces_that_nobody_may_spell_are_not_merged():
+def test_control_pieces_are_not_merged():
     tokens = [*(piece for piece, _, _ in PIECES), "<", "s>"]
     lists = {"scores": [0.0] * len(tokens), "token_type": [t for _, _, t in PIECES] + [1, 1]}
     tokenizer = from_gguf(sentencepiece_metadata() | {

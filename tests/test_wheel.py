@@ -1,4 +1,4 @@
-"""The wheel without the checkout: it has all data, and what the README says works from it."""
+"""The wheel without the checkout contains all data, and the README's examples work with it."""
 
 import json
 import os
@@ -132,7 +132,7 @@ def test_a_model_decodes(found):
     assert isinstance(text, str)
 
 
-def test_a_phone_says_what_a_run_takes(found):
+def test_a_phone_gives_the_time_of_a_run(found):
     seconds, low, high, parts, shown = found["timed"]
     assert 0 < low < seconds < high and parts == pytest.approx(seconds)
     assert "modelled" in shown and "as if by this model" in shown and "\n" not in shown
@@ -145,7 +145,7 @@ def test_a_phone_has_a_plan(found):
     assert resident > 2**30 and transfers > 0 and stall >= 0 and "modelled" in shown
 
 
-def test_a_phone_of_ones_own_is_a_yaml_file(found):
+def test_a_custom_phone_is_a_yaml_file(found):
     assert found["mine"] == ["mine", found["timed"][0]]
 
 

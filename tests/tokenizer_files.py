@@ -71,7 +71,7 @@ def write_folder(folder: Path, kind: str, **config: Any) -> Path:
 
 
 def gguf_metadata(pre: str | None = "qwen2", **more: Any) -> dict[str, Any]:
-    """Returns what a GGUF file says of the byte-level vocabulary; `more` by the key's last part."""
+    """Returns GGUF metadata of the byte-level vocabulary; keys of `more` lack their prefix."""
     types = [1] * len(PLAIN) + [3] * len(CONTROL) + [4] * len(OTHERS)
     found = {
         "model": "gpt2", "pre": pre, "tokens": [*PLAIN, *ADDED], "token_type": types,
@@ -83,7 +83,7 @@ def gguf_metadata(pre: str | None = "qwen2", **more: Any) -> dict[str, Any]:
 
 
 def sentencepiece_metadata(**more: Any) -> dict[str, Any]:
-    """Returns what a GGUF file says of the SentencePiece vocabulary."""
+    """Returns GGUF metadata of the SentencePiece vocabulary."""
     tokens, scores, types = map(list, zip(*PIECES, strict=True))
     lists = {"tokens": tokens, "scores": scores, "token_type": types, "merges": None}
     ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0, "mask_token_id": 259}

@@ -1,4 +1,4 @@
-"""A model of a user's own architecture is decoded, streamed, stepped and scored like any other."""
+"""A model of a user-defined architecture is decoded, streamed, stepped and scored like others."""
 
 import jax
 import numpy as np
@@ -24,8 +24,8 @@ def test_both_loops_and_any_batch_decode_alike(cache):
         np.testing.assert_array_equal(alone.generated[0], together.generated[row])
 
 
-def test_cached_keys_and_values_are_those_that_are_seen():
-    """One token a block: a cache of finished tokens sees all that the blocks before have."""
+def test_rows_see_the_cached_keys_and_values():
+    """With one token per block, the cache contains all tokens of earlier blocks."""
     model, config = mixer(), CONFIG.replace(block_length=1, gen_length=8, threshold=None)
     cached = lj.generate(model, PROMPTS, config.replace(cache="blockwise"), trace=True).trace
     assert cached.cache_length[-1].tolist() == [5 + 7 - 1, 2 + 7 - 1]
@@ -60,7 +60,7 @@ def test_tasks_are_evaluated():
     assert lj.evaluate(model, **asked).right == lj.evaluate(tiny, **asked).right
 
 
-def test_what_a_custom_model_cannot_do_is_one_sentence():
+def test_unsupported_uses_of_a_custom_model_give_one_sentence():
     model = mixer()
     assert repr(model) == "Model(family mixer, 3,584 parameters, custom)"
     with pytest.raises(ValueError, match="backend is 'litert'; allowed for a custom model: 'xla'"):

@@ -1,4 +1,4 @@
-"""`generate`, `infill` and `latency_table`: what they give, and what they refuse."""
+"""`generate`, `infill` and `latency_table`: their results, and the input that they refuse."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_result(model):
         np.testing.assert_array_equal(result.tokens[row, 3:], result.generated[row])
 
 
-def test_a_stream_gives_what_generate_gives(model):
+def test_a_stream_gives_the_results_of_generate(model):
     config = lj.SamplerConfig.from_flat(gen_length=8, block_length=4, steps=4)
     prompts = [[1, 2, 3], [4], [5, 6]]
     together = lj.generate(model, prompts, config, seed=3)
@@ -58,7 +58,7 @@ def test_a_stream_gives_what_generate_gives(model):
         ({"seed": [1, 2]}, "2 seeds were given; allowed: one, or 1"),
     ],
 )
-def test_a_stream_refuses_when_it_is_asked_for(model, options, message):
+def test_a_stream_refuses_bad_input_when_called(model, options, message):
     with pytest.raises(ValueError, match=message):
         lj.generate_stream(model, **{"prompts": [[1]], **options})
 
@@ -98,7 +98,7 @@ def test_on_step_picks_the_host_loop(model):
     assert steps == [0, 1]
 
 
-def test_infill_keeps_what_is_there(model):
+def test_infill_keeps_unmasked_tokens(model):
     config = lj.SamplerConfig.from_flat(gen_length=4, block_length=4, steps=4)
     canvas = [7, 319, 9, 319, 11, 319]
     result = lj.infill(model, [canvas], config)
@@ -115,7 +115,7 @@ def answered():
     return model, lj.generate(model, prompts, config)
 
 
-def test_text_is_of_what_comes_before_the_first_end(answered):
+def test_text_stops_before_the_first_end(answered):
     model, result = answered
     end, other = model.config.eos_id, 300
     rows = [np.array([other, end, other]), np.array([other, other])]
@@ -129,7 +129,7 @@ def test_text_of_a_run(answered):
     assert len(result.text) == 2 and result.text == [*map(model.tokenizer.decode, result.answers)]
 
 
-def test_text_of_an_infilled_canvas_is_all_of_it(answered):
+def test_text_of_an_infilled_canvas_is_complete(answered):
     model, _ = answered
     canvas = [300, model.config.mask_id, 301]
     result = lj.infill(
@@ -146,7 +146,7 @@ def test_text_needs_a_tokenizer(model):
         _ = result.text
 
 
-def test_fused_attention_is_a_backend_of_its_own(model):
+def test_fused_attention_is_a_separate_backend(model):
     sampler = lj.SamplerConfig.from_flat(cache="dual", threshold=0.9, gen_length=16, block_length=8)
     ours, fused = (
         lj.generate(model, [[5, 6, 7, 8]], sampler, backend=backend)

@@ -21,7 +21,7 @@ MODEL = lj.Model(
 
 
 def fake(forwards: list, scored: list, score: float = 0.0) -> Denoiser:
-    """Takes down what it is asked, and gives every position one score."""
+    """Records its requests, and gives every position the same score."""
 
     def forward_rows(params, rows, cache):
         forwards.append(jax.tree.map(np.asarray, rows))

@@ -1,4 +1,4 @@
-"""A loaded model: how it is shown, and its logits; and what `describe` says of a checkpoint."""
+"""A loaded model: its `repr`, its logits, and the description of a checkpoint by `describe`."""
 
 import json
 import operator
@@ -96,7 +96,7 @@ def _norm(tree):
     return np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(tree)))
 
 
-def test_forward_refuses_what_is_longer_than_the_model_as_generate_does():
+def test_forward_refuses_too_long_input_like_generate():
     """Beyond the length that RoPE was trained for, YaRN's queries would grow with their position,
     which nothing here computes."""
     model = lj.load(GOLDENS / "nemotron")
@@ -166,18 +166,18 @@ def test_a_model_is_shown_in_one_line(model):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
-def test_a_model_says_how_its_matrices_are_stored(dtype):
+def test_the_repr_of_a_model_names_its_storage(dtype):
     assert repr(lj.load("tiny", dtype)).endswith(f", {dtype})")
 
 
-def test_what_is_not_in_a_models_layers_is_not_shown():
+def test_the_repr_names_tiles_and_exports():
     tiny = lj.load("tiny")
     assert repr(lj.tiled(tiny)).endswith(", q4_0 tiles)")
     assert repr(tiny.replace(params=None, artifact=Path("folder"))).endswith(", exported)")
 
 
 def test_a_familys_template_gets_its_variables(tmp_path):
-    """dllm's small models are asked without thinking, which Qwen3's template has to be told."""
+    """dllm's small models do not think, so Qwen3's template needs a flag against thinking."""
     folder = tmp_path / "model"
     shutil.copytree(GOLDENS / "a2d-qwen3-mdlm", folder)
     shutil.copy(model_path("tiny") / "tokenizer.json", folder)
@@ -215,7 +215,7 @@ def test_a_folder_is_described():
 
 
 @pytest.mark.usefixtures("no_weight_is_read")
-def test_what_is_missing_is_named():
+def test_missing_files_are_named():
     missing = lj.describe(GOLDENS / "fast-dllm-v2").missing
     assert missing[0] == "a mask id (SamplerConfig.from_flat(mask_id=...))"
     assert lj.describe("tiny_moe").missing == ()
@@ -224,7 +224,7 @@ def test_what_is_missing_is_named():
 
 
 @pytest.mark.usefixtures("no_weight_is_read")
-def test_what_does_not_load_is_refused(tmp_path):
+def test_unloadable_folders_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no model at"):
         lj.describe(tmp_path / "absent")
     with pytest.raises(ValueError, match="family is 'lama'; allowed"):
@@ -261,7 +261,7 @@ class TestDescribedFromTheConfigurationAlone:
         with pytest.raises(ValueError, match=r"index\.json lacks "):
             lj.describe(folder)
 
-    def test_ignored_keys_are_told(self, folder):
+    def test_ignored_keys_are_reported(self, folder):
         config = json.loads((folder / "config.json").read_text()) | {"new": 1}
         (folder / "config.json").write_text(json.dumps(config))
         with pytest.raises(ValueError, match="'new': 1}, which nothing here reads"):
@@ -284,7 +284,7 @@ def test_an_autoregressive_model_is_described():
 
 
 def test_a_mask_token_of_an_autoregressive_models_tokenizer_is_doubted(tmp_path):
-    """Open-dCoder's configuration is Qwen2's; its tokenizer alone tells."""
+    """Open-dCoder has Qwen2's configuration; only its tokenizer identifies it."""
     shutil.copytree(GOLDENS / "ar-qwen2", tmp_path, dirs_exist_ok=True)
     for path in model_path("tiny").glob("*token*"):
         shutil.copy(path, tmp_path)

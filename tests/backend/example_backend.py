@@ -1,9 +1,9 @@
 """The example of how to add a backend: steps on JAX itself, with weights rounded to float16.
 
 A backend gets steps, which are functions of named arrays with static shapes, and the weights, one
-tensor at a time. It gives for each step an object that allocates inputs and runs. With that,
-`llada_jax.generate(model, prompts, backend=ExampleBackend())` decodes; a name of its own is one
-line in `llada_jax.api`.
+tensor at a time. For each step it returns an object that allocates inputs and runs. With that,
+`llada_jax.generate(model, prompts, backend=ExampleBackend())` decodes. One line in `llada_jax.api`
+gives a backend a name.
 """
 
 from collections.abc import Mapping, Sequence

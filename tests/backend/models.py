@@ -1,4 +1,4 @@
-"""Small random models, inputs of their steps, and what the steps themselves give."""
+"""Small random models, inputs of their steps, and the steps' outputs."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -51,7 +51,7 @@ MOE = GQA.replace(
 
 @cache
 def random_params(config: ModelConfig, seed: int = 0) -> ModelParams:
-    """As `init_params`, but biases and norms are random too."""
+    """Like `init_params`, but biases and norms are also random."""
     rng = np.random.default_rng(seed)
 
     def disturbed(leaf: jax.Array) -> jax.Array:
@@ -90,7 +90,7 @@ def float_weights(step: Step, params: ModelParams) -> Arrays:
 
 
 def stored_weights(step: Step, params: ModelParams, specs: Mapping[str, LoweredWeight]) -> Arrays:
-    """The numbers that a file with these weights stands for, worked out the plain way."""
+    """The weights that a file with these stored numbers represents, computed in plain numpy."""
     return {
         name: _rounded(weight, specs[name]) for name, weight in float_weights(step, params).items()
     }
@@ -114,7 +114,7 @@ def _rounded(weight: np.ndarray, spec: LoweredWeight) -> np.ndarray:
 
 
 def expected_outputs(step: Step, weights: Arrays, inputs: Arrays) -> Arrays:
-    """What the step's own function gives, by XLA, which need not be fast here."""
+    """The outputs of the step's function on XLA, compiled without optimization."""
     lowered = jax.jit(step.function).lower(weights, inputs)
     outputs = lowered.compile({"xla_backend_optimization_level": 0})(weights, inputs)
     return {name: np.asarray(array) for name, array in outputs.items()}

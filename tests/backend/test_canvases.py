@@ -1,4 +1,4 @@
-"""Canvases that share a forward: which ones, where their rows stand, and the tokens of singles."""
+"""Canvases that share a forward: grouping, slots, and the same tokens as decoded singly."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -60,7 +60,7 @@ def test_slots_stay_empty_only_if_that_is_cheaper(
 
 @pytest.mark.parametrize("cache", [0, 32])
 def test_a_canvas_gets_the_same_results_in_every_slot(cache: int) -> None:
-    """Beside canvases of other numbers, in one compiled step of all layers."""
+    """Other slots contain other numbers, in one compiled step of all layers."""
     alone, packed = Bucket(4, cache), Bucket(4, cache, 3)
     step = body_step(GQA, range(GQA.n_layers), alone)
     weights = float_weights(step, random_params(GQA))
@@ -84,7 +84,7 @@ def test_a_canvas_gets_the_same_results_in_every_slot(cache: int) -> None:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts the canvases of each forward that runs from now on."""
+    """Records the number of canvases of each forward from now on."""
     found: list[int] = []
     original = session.Session._run
 

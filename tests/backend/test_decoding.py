@@ -1,4 +1,4 @@
-"""Whole decoding runs on backends: the tokens of XLA, whatever the sampler does."""
+"""Whole decoding runs on backends give the tokens of XLA for all sampler settings."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -70,12 +70,12 @@ TOGETHER: list[dict[str, Any]] = [
     {"temperature": 1.0, "noise_dtype": "float64", "confidence_dtype": "float64",
      "threshold": 0.6, "predict_mask": True, "cache": "dual"},
 ]  # fmt: skip
-"""Every `cache` and every rule that keeps what it commits, some of them at a time to save
+"""Every `cache` and every rule that keeps its committed tokens, several in a group to save
 compilations; `ALONE` is slow."""
 
 
 def some_slow(cases: Sequence[Any], quick: Sequence[int]) -> list[Any]:
-    """Cases of parametrized tests, of which those at other indices than `quick` are slow."""
+    """Cases of parametrized tests; all are slow except those at the indices `quick`."""
     marks = [[] if index in quick else pytest.mark.slow for index in range(len(cases))]
     return [pytest.param(case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
 
@@ -96,7 +96,7 @@ ALONE: list[dict[str, Any]] = [
 ]
 
 ATTENTIVE = random_model(n_layers=2)
-"""The keys of its second layer depend on what rows see."""
+"""Two layers, so that the second layer's keys depend on attention."""
 _LENGTHS: dict[str, Any] = {"gen_length": 16, "block_length": 8, "steps": 16}
 POLICIES = {
     "multi_block": lj.SamplerConfig.preset(
@@ -106,11 +106,11 @@ POLICIES = {
         "llada_cpp", **_LENGTHS, theta_visible=0.06, theta_stable=0.12
     ),
 }
-"""Windows beyond the block, and rows beside them; thresholds about an untrained model's share."""
+"""Windows beyond the block, and extra rows; thresholds fit the confidence of untrained models."""
 
 
 def assert_policy_is_the_same(policy: str, backend: Any) -> None:
-    """Tokens, events and confidences are XLA's, and the policy does what it is for."""
+    """Asserts tokens, events and confidences equal to XLA's, and that the policy had an effect."""
     expected = decoded_by_xla(policy)
     if policy == "llada_cpp":
         refreshed = expected.trace.refreshed[:, 0] > 0
@@ -138,7 +138,7 @@ def tiny() -> lj.Model:
 
 @pytest.fixture(scope="module")
 def prompts(tiny: lj.Model) -> list[list[int]]:
-    """A word problem, and another one that lacks its beginning."""
+    """A word problem, and another one without its beginning."""
     return [word_problem(tiny, 0), word_problem(tiny, 4)[-20:]]
 
 
@@ -160,7 +160,7 @@ def test_windows_beyond_the_block_with_extra_rows(policy: str, example: ExampleB
 
 
 def test_rounded_weights_are_detected(example: ExampleBackend) -> None:
-    """The example rounds to float16: other weights give other confidences, but nearly the same."""
+    """The example rounds weights to float16, so confidences differ slightly."""
     config = ON_THE_GRID.config
     model = lj.Model(config, random_params(config), None)
     config = SHORT.replace(cache="dual", steps=4)
@@ -174,7 +174,7 @@ def test_rounded_weights_are_detected(example: ExampleBackend) -> None:
 
 
 class TestLiteRT:
-    """On the bundled model, whose predictions are sure enough that rounding decides nothing."""
+    """On the bundled model, which is confident enough that rounding changes no token."""
 
     @pytest.fixture(autouse=True)
     def needs_the_extra(self) -> None:
@@ -221,7 +221,7 @@ class TestLiteRT:
 
     @pytest.mark.slow
     def test_noise_decides_tokens(self, tiny: lj.Model, prompts: list[list[int]]) -> None:
-        """So that equal tokens under temperature, above, say something."""
+        """Shows that the equal tokens under temperature, above, are not trivial."""
         config = SHORT.replace(**TOGETHER[0])
         one, other = (
             lj.generate(tiny, prompts, config, seed=seeds, backend="litert").tokens
@@ -231,7 +231,7 @@ class TestLiteRT:
 
     @pytest.mark.slow
     def test_fast_dllm_without_a_compiled_loop(self, prompts: list[list[int]]) -> None:
-        """Its confidences are float64, for which the sampler turns JAX's wide types on."""
+        """Its confidences are float64, so the sampler turns JAX's 64-bit types on."""
         model = lj.load("tiny")
         config = lj.SamplerConfig.preset("fast_dllm", gen_length=8, block_length=8, steps=4)
         found = lj.generate(model, prompts[1:], config, backend="litert")
@@ -337,8 +337,8 @@ class TestLiteRT:
         """Within 1 point, over four sets of 500 problems of the test split.
 
         Measured, float32 and int8: 463 and 460, 457 and 457, 458 and 452, 448 and 446. One set
-        alone may be beyond 1 point: a set's difference is that of about ten problems on which the
-        two disagree.
+        alone may be beyond 1 point, since float32 and int8 disagree on about ten problems of a
+        set.
         """
         right = {}
         for dtype in ("float32", "int8"):

@@ -1,4 +1,4 @@
-"""What a lowered step holds, and what a target refuses before its converter starts."""
+"""The content of lowered steps, and steps that a target refuses before its converter starts."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +25,7 @@ PLAIN = {
     *("broadcast_in_dim", "concatenate", "reshape", "slice", "transpose"),
     *("dot_general", "reduce"),
 }
-"""Matrix products, sums, and elementwise operations: all that the body of a model needs."""
+"""Matrix products, sums and elementwise operations: everything that the body of a model needs."""
 OF_THE_HEAD = {"iota", "compare", "select"}
 
 
@@ -34,7 +34,7 @@ def lowered_body(config: ModelConfig, bucket: Bucket, quant: Quant = "float32") 
 
 
 def step_of(function: Callable[[jax.Array], jax.Array], *shape: int) -> Step:
-    """A step of one input, all of which happens in the scope `part`."""
+    """A step with one input and all operations in the scope `part`."""
 
     def scoped(weights, inputs):
         with jax.named_scope("part"):
@@ -163,7 +163,7 @@ def test_arguments_and_results_have_names_and_types() -> None:
 
 def test_the_module_contains_no_path_of_this_machine() -> None:
     config = VARIANTS["all"]
-    # Inner functions that are traced already carry the places they came from.
+    # Inner functions that were traced before carry their source locations.
     tokens = np.arange(8, dtype=np.int32)[None]
     jax.jit(forward, static_argnums=1)(random_params(config), config, tokens)
     before = jax.config.values["jax_traceback_in_locations_limit"]
@@ -176,7 +176,7 @@ def test_the_module_contains_no_path_of_this_machine() -> None:
 
 
 def test_lowering_is_repeatable() -> None:
-    """Exports of the same model are the same files, so an interrupted one can go on."""
+    """Exports of the same model give the same files, so an interrupted export can go on."""
     step = body_step(VARIANTS["all"], range(3), Bucket(8, 32))
     assert lower(step, "int8") == lower(step, "int8")
 
@@ -231,7 +231,7 @@ def test_only_npu_graphs_must_not_index_as_they_run(word: str) -> None:
 
 
 def test_steps_are_float32_even_if_jax_uses_float64() -> None:
-    """As a sampler with `confidence_dtype="float64"` does, which compiles as it goes."""
+    """As a sampler with `confidence_dtype="float64"` does, which compiles while it runs."""
     with jax.enable_x64(True):
         for step in (body_step(GQA, range(3), Bucket(8, 0)), *head_steps(GQA, [8])):
             lowered = lower(step)

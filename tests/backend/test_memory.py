@@ -1,7 +1,7 @@
 """An export needs little memory: weights pass through it tensor by tensor.
 
 The process grows, at its peak, by less than the largest tensors take in float32, whatever the size
-of the checkpoint. Checking the files against JAX runs them, which takes what running takes.
+of the checkpoint. Checking the files against JAX needs the memory of running them.
 """
 
 import json
@@ -42,7 +42,7 @@ pytestmark = [
 
 
 class Memory(NamedTuple):
-    """Bytes: how much the process grew at its peak, and what it wrote."""
+    """The process's growth at its peak and the size of the files written, in bytes."""
 
     grown: int
     written: int

@@ -1,4 +1,4 @@
-"""Which executables a forward gets of a model in memory."""
+"""The executables that a forward gets from a model in memory."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from tests.backend.models import GQA, random_params
 
 
 class Counting:
-    """A backend that only counts what it is asked to compile."""
+    """A backend that only counts the steps to compile."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

@@ -1,4 +1,4 @@
-"""Room on the disk and in memory is asked for before a job starts."""
+"""Free disk space and memory are checked before a job starts."""
 
 import shutil
 import subprocess
@@ -68,7 +68,7 @@ def test_this_machine_has_some_memory() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_the_peak_of_a_process() -> None:
-    """In a process of its own: in a large one 256 MB may come out of what it holds already."""
+    """In a separate process, since a large one may already have 256 MB of free heap."""
     lines = (
         "import numpy as np",
         "from llada_jax.backend.resources import peak_memory",

@@ -1,4 +1,4 @@
-"""The host's side of a step, on executables that only write down what they are given."""
+"""The host's side of a step, on executables that only record their inputs."""
 
 import dataclasses
 import time
@@ -40,7 +40,7 @@ SMALL = ModelConfig(
 )
 LENGTH = 8
 MARGIN = 2
-"""Rows and cached positions that a bucket has beyond what is asked for."""
+"""The bucket's additional rows and cached positions beyond the requested ones."""
 
 
 class Recorder:
@@ -123,7 +123,7 @@ def forwards(draw: st.DrawFn, batch: int) -> list[list[Forward]]:
 
 
 def rows_of(forward: Sequence[Forward], tokens: np.ndarray, length: int = LENGTH) -> Rows:
-    """Rows that see each other, and the cache where no live row stands."""
+    """Rows that see each other, and the cached positions that have no live row."""
     positions = np.array([canvas.positions for canvas in forward], np.int32)
     live = np.array([canvas.live for canvas in forward], bool)
     batch, count = live.shape
@@ -138,8 +138,8 @@ def rows_of(forward: Sequence[Forward], tokens: np.ndarray, length: int = LENGTH
 def test_keys_are_written_when_their_position_leaves_the_rows(
     data, batch: int, canvases: tuple[int, ...]
 ) -> None:
-    """Read from what each forward sees: the caches hold the last key and value of each position
-    that has left the rows, and what they held before where a row stands."""
+    """Checked from the inputs of each forward: the caches contain the last key and value of each
+    position that has left the rows, and are unchanged at positions that still have a row."""
     runs = data.draw(forwards(batch))
     recorder = Recorder(canvases)
     session = Session(recorder, ScoreRules(spread=False))
@@ -221,7 +221,7 @@ def test_two_threads_on_one_program_get_their_own_rows(monkeypatch: pytest.Monke
 
     def slow(self: RecordingShard, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         outputs = run(self, arrays)
-        time.sleep(1e-3)  # the other thread's turn, if it may
+        time.sleep(1e-3)  # lets the other thread run, if it can
         return outputs
 
     monkeypatch.setattr(RecordingShard, "run", slow)
@@ -316,7 +316,7 @@ RULES = {
 
 @pytest.mark.parametrize(("name", "largest"), [("greedy", 128), *((name, 4) for name in RULES)])
 def test_scores_match_the_model(name: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In chunks of 50 of 96 ids, and for more rows than the head takes at a time."""
+    """In chunks of 50 of 96 ids, and for more rows than the head takes at once."""
     monkeypatch.setattr("llada_jax.backend.steps.HEAD_CHUNK", 50)
     rules = dataclasses.replace(RULES[name], chunk=50)  # noise is drawn by chunk
     params = on_float16_grid(GQA)
@@ -355,6 +355,6 @@ def program_of(config: ModelConfig) -> OnDemandProgram:
 
 
 def test_forbidden_ids_get_no_probability() -> None:
-    """`exp` of it is exactly 0 beside any logit, and it is a float32 that NPUs can add."""
+    """`exp` of the penalty is exactly 0 next to any logit, and NPUs can add it in float32."""
     assert np.exp(np.float32(FORBIDDEN_LOGIT) + np.float32(1e4)) == 0
     assert np.isfinite(np.float32(FORBIDDEN_LOGIT) * 2)

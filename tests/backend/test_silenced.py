@@ -1,4 +1,4 @@
-"""What a library prints is kept to itself, unless it fails."""
+"""A library's output is hidden unless the library fails."""
 
 import os
 from threading import Event, Thread

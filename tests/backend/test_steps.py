@@ -1,4 +1,4 @@
-"""The steps against the model's own functions: same numbers from named, static, plain arrays."""
+"""The steps against the model's functions: the same numbers from named arrays of static shapes."""
 
 import itertools
 
@@ -48,7 +48,7 @@ FEW, HEAD_DIM = 3, 8
 
 
 def a_forward(config: ModelConfig, cached: int):
-    """Rows in the middle of a canvas, some of it cached, and what the model makes of them."""
+    """Rows in the middle of a partly cached canvas, and the model's outputs for them."""
     rng = np.random.default_rng(1)
     tokens = rng.integers(0, config.vocab_size, (1, ROWS)).astype(np.int32)
     positions = np.arange(5, 5 + ROWS, dtype=np.int32)[None]
@@ -63,7 +63,7 @@ def a_forward(config: ModelConfig, cached: int):
 
 
 def inputs_of(config: ModelConfig, rows, cache: KVCache, layers: range) -> Arrays:
-    """What a host passes for these rows, beside `hidden`."""
+    """The inputs that a host passes for these rows, except `hidden`."""
     angles = rotation(config, rows.positions)
     inputs = {
         "cos": angles.cos[0, :, 0],
@@ -119,7 +119,7 @@ def test_the_greedy_head_matches_the_model(
     step = head_step(GQA, 16)
     assert len(step.weights) == -(-96 // chunk)
     hidden = 6 * random_inputs(step)["hidden"]
-    # Rows that would like best what is forbidden.
+    # Rows with forbidden tokens as the argmax.
     for row, token in enumerate(forbidden):
         hidden[row] = 20 * np.asarray(params.head)[token]
     penalty = np.zeros(GQA.vocab_size, np.float32)
@@ -200,7 +200,7 @@ def test_no_array_of_a_lowered_head_has_all_logits(
 
 
 def test_the_vocabulary_of_the_8b_model_is_streamed() -> None:
-    """Only shapes are traced: 126,464 logits a row never exist at one time."""
+    """Only shapes are traced: 126,464 logits per row never exist at the same time."""
     big = GQA.replace(vocab_size=126_464, mask_id=None, eos_id=None, eot_id=None, pad_id=None)
     tensors = [
         tensor

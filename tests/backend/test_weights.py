@@ -1,4 +1,4 @@
-"""How weights are stored: integers that were there stay, others are rounded as `quantize` does."""
+"""Stored weights: existing integers are kept, other weights are rounded like `quantize`."""
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -115,7 +115,7 @@ def test_floats_are_rounded_like_quantize(bits, group: int | None) -> None:
     ],
 )
 def test_integers_of_the_right_format_are_kept(made, spec: LoweredWeight) -> None:
-    """Values that `quantize` would not find again: no row reaches its limit."""
+    """Values that `quantize` would not reproduce: no row reaches its limit."""
     rng = np.random.default_rng(0)
     bits, group = made
     values = rng.integers(-5, 6, (6, 128)).astype(np.int8 if bits == 8 else ml_dtypes.int4)

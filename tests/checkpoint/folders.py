@@ -33,7 +33,7 @@ NEW_FAMILIES = (
     "ar-qwen2",
     "ar-qwen3",
 )
-"""Of which every forward is tested, and what is their own."""
+"""Goldens of the families of 2026: every forward is tested, and the special cases of each."""
 TOLERANCE = 2e-4
 
 _forward = jax.jit(forward, static_argnums=1)

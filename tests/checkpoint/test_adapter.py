@@ -1,4 +1,4 @@
-"""LoRA adapters of peft: what the base computes with one, and which are refused."""
+"""LoRA adapters of peft: outputs of the base with an adapter, and refused adapters."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def change(adapter: Path, **changes) -> None:
 
 
 def test_the_merged_model_agrees_with_peft() -> None:
-    """Ranks and scales of their own for some modules, and a head that was trained whole."""
+    """Separate ranks and scales for some modules, and a fully trained head."""
     data = np.load(ADAPTER / "forward.npz")
     model = lj.load(BASE, adapter=ADAPTER)
     found = lj.forward(model, data["tokens"])
@@ -50,7 +50,7 @@ def test_rslora_scales_by_the_root_of_the_rank(adapter: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_other_dtypes_are_of_the_merged_matrix(dtype: str, tmp_path: Path) -> None:
+def test_other_dtypes_are_applied_to_the_merged_matrix(dtype: str, tmp_path: Path) -> None:
     merged = {k: np.array(v) for k, v in golden_tensors("ar-llama").items()}
     exact = lj.load(BASE, adapter=ADAPTER).params
     for index, layer in enumerate(exact.layers):

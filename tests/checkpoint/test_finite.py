@@ -78,7 +78,7 @@ def test_gguf_and_the_scales_of_its_blocks(kind: str, dtype: str | None, tmp_pat
         loaded(tmp_path / "model.gguf", dtype)
 
 
-def test_a_model_that_is_saved_with_nan_does_not_come_back(tmp_path: Path) -> None:
+def test_a_model_saved_with_nan_is_refused(tmp_path: Path) -> None:
     config, params = loaded(GOLDENS / MODEL)
     params = jax.tree.map(lambda leaf: leaf.at[..., 0].set(jnp.nan), params)
     save_huggingface(tmp_path, config, params, "float32")

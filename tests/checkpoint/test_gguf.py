@@ -122,7 +122,7 @@ def finish(out: gguf.GGUFWriter) -> None:
 
 
 def write_gguf(path: Path, model: str, kind: str, tensors: Tensors | None = None) -> Path:
-    """A GGUF file whose matrices are of `kind`; as in llama.cpp, vectors are always F32."""
+    """A GGUF file with matrices of `kind`; as in llama.cpp, vectors are always F32."""
     out = writer(path, model)
     qtype = gguf.GGMLQuantizationType[kind]
     for name, tensor in gguf_tensors(model, tensors or golden_tensors(model)).items():
@@ -135,13 +135,13 @@ def write_gguf(path: Path, model: str, kind: str, tensors: Tensors | None = None
 
 
 def fits(tensor: np.ndarray, kind: str) -> bool:
-    """As in llama.cpp, rows that are no whole blocks are of another kind: here, of F32."""
+    """As in llama.cpp, rows that do not divide into blocks have another kind: here F32."""
     in_block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     return kind != "F32" and tensor.shape[-1] % in_block == 0
 
 
 def through(kind: str, tensors: Tensors) -> Tensors:
-    """The tensors with the matrices rounded to what `kind` can say."""
+    """The tensors with the matrices rounded to values of `kind`."""
     if kind == "F32":
         return tensors
     qtype = gguf.GGMLQuantizationType[kind]
@@ -214,7 +214,7 @@ def test_q4_0_keeps_its_integers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("F32", "int8"), ("F16", "int4"), ("Q8_0", "int8")])
-def test_other_kinds_are_quantized_anew(kind: str, dtype: str, tmp_path: Path) -> None:
+def test_other_kinds_are_quantized_again(kind: str, dtype: str, tmp_path: Path) -> None:
     tensors = through(kind, golden_tensors("llada-gqa"))
     folder = write_folder(tmp_path / "hf", golden_config("llada-gqa"), tensors)
     _, expected = loaded(folder, dtype)
@@ -230,7 +230,7 @@ def test_without_an_output_matrix_the_embedding_is_the_head(tmp_path: Path) -> N
     assert params.head is None
 
 
-def test_the_released_mask_where_the_file_names_none() -> None:
+def test_the_released_mask_is_used_if_the_file_names_none() -> None:
     config = config_from_gguf(DREAM, 152064)
     assert config.mask_id == 151666
     assert config.shift_logits
@@ -262,7 +262,7 @@ class TestErrors:
             loaded(tmp_path / "absent.gguf")
 
     @pytest.mark.parametrize("content", [b"", b"GGUF", b"no GGUF at all" * 40])
-    def test_no_gguf(self, content: bytes, tmp_path: Path) -> None:
+    def test_a_file_in_another_format_is_refused(self, content: bytes, tmp_path: Path) -> None:
         (tmp_path / "model.gguf").write_bytes(content)
         with pytest.raises(ValueError, match=r"model\.gguf is no GGUF file, or is cut short: "):
             loaded(tmp_path / "model.gguf")

@@ -1,4 +1,4 @@
-"""Headers of GGUF files: what is damaged is refused, or read as the library reads it."""
+"""Headers of GGUF files: damage is refused, or read as the library reads it."""
 
 import struct
 import warnings
@@ -80,7 +80,7 @@ def test_metadata_and_places(alignment: int | None, tmp_path: Path) -> None:
 
 
 def info(whole: bytes, name: str, n_dimensions: int) -> int:
-    """Where the dimensions of a tensor stand; its kind and its offset follow them."""
+    """The offset of a tensor's dimensions; its kind and its data offset follow them."""
     text = struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", n_dimensions)
     return whole.index(text) + len(text)
 
@@ -175,7 +175,7 @@ def test_any_flipped_byte(flipped: int, whole: bytes, tmp_path: Path) -> None:
     assert refused > data / 3
 
 
-def test_a_file_of_nothing_but_texts(
+def test_a_file_with_only_strings(
     whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A header has a bound: this one would go on for a billion texts of no length."""

@@ -1,4 +1,4 @@
-"""Every kind of block of a GGUF file, in files whose bytes are drawn: the values of `gguf`."""
+"""Every kind of block of a GGUF file, in files of random bytes, gives the values of `gguf`."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ SCALES = {
     "MXFP4": [],
     "NVFP4": [],
 }
-"""Where a block has its numbers in float16, of which some bytes would be NaN; others: first."""
+"""Offsets of a block's float16 numbers, which random bytes could make NaN; by default the first."""
 METADATA = {
     "block_count": 1,
     "embedding_length": WIDTH,
@@ -46,9 +46,9 @@ def drawn_blocks(kind: str, n_rows: int, rng: np.random.Generator) -> np.ndarray
     for at in SCALES.get(kind, [0]):
         scale = rng.uniform(-0.01, 0.01, raw.shape[:2]).astype(np.float16)
         raw[..., at : at + 2] = scale[..., None].view(np.uint8)
-    if kind == "MXFP4":  # whose scales are exponents
+    if kind == "MXFP4":  # its scales are exponents
         raw[..., 0] = rng.integers(110, 127, raw.shape[:2])
-    if kind == "IQ1_M":  # whose float16 is four bits each of four numbers
+    if kind == "IQ1_M":  # its float16 is spread over four numbers, four bits each
         raw[..., 55] = 0x20
     return raw.reshape(n_rows, -1)
 
@@ -89,7 +89,7 @@ def matrices(config, params) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", block_kinds())
-def test_values_are_those_of_the_library(kind: str, tmp_path: Path) -> None:
+def test_values_match_the_library(kind: str, tmp_path: Path) -> None:
     values = drawn_file(tmp_path / "model.gguf", kind)
     found = matrices(*loaded(tmp_path / "model.gguf", "float32"))
     assert found.keys() == values.keys()

@@ -59,7 +59,7 @@ def test_a_repositorys_folder_is_its_snapshot(repository: Path) -> None:
     assert model_path(repository) == repository / "snapshots" / COMMIT
 
 
-def test_where_the_cache_is(repository: Path, tmp_path: Path, monkeypatch) -> None:
+def test_the_location_of_the_cache(repository: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("HF_HUB_CACHE")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert model_path(NAME) == repository / "snapshots" / COMMIT
@@ -77,7 +77,7 @@ def test_a_folder_of_that_name_comes_first(repository: Path, tmp_path, monkeypat
 @pytest.mark.parametrize(
     "source", [f"{NAME}@absent", f"{NAME}@..", f"{NAME}@../{COMMIT}", "a/b@c/.."]
 )
-def test_a_revision_that_is_not_there(repository: Path, source: str) -> None:
+def test_a_missing_revision_is_named(repository: Path, source: str) -> None:
     with pytest.raises(FileNotFoundError, match="no model at"):
         lj.load(source)
 
@@ -98,11 +98,11 @@ class TestDownloads:
         monkeypatch.delenv("HF_HUB_OFFLINE")
         return asked
 
-    def test_what_is_whole_is_not_asked_for(self, asked: list) -> None:
+    def test_complete_files_are_not_downloaded_again(self, asked: list) -> None:
         lj.load(NAME)
         assert asked == []
 
-    def test_weights_are_downloaded_where_they_are_needed(self, repository, asked) -> None:
+    def test_weights_are_downloaded_if_they_are_needed(self, repository, asked) -> None:
         snapshot = repository / "snapshots" / COMMIT
         (snapshot / "model.safetensors").unlink()
         assert lj.describe(NAME).missing[0] == "the weights" and asked == []
@@ -114,7 +114,7 @@ class TestDownloads:
         lj.load(NAME)
         assert asked[1:] == [(NAME, "main", True)]
 
-    def test_a_failure_is_told(self, repository: Path, asked, monkeypatch) -> None:
+    def test_a_failed_download_is_reported(self, repository: Path, asked, monkeypatch) -> None:
         def fails(*_, **__):
             raise RuntimeError("401 Client Error")
 

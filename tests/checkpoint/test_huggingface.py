@@ -1,4 +1,4 @@
-"""Folders in the Hugging Face layout: what loads, what is written, what is refused."""
+"""Folders in the Hugging Face layout: loading, writing, and refused folders."""
 
 import json
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_configurations_of_causal_families_are_written_as_they_were_read(name: s
     assert config_from_hf(config_to_hf(config)) == config
 
 
-def test_tensors_decide_on_qk_norm_where_the_configuration_is_silent(tmp_path: Path) -> None:
+def test_tensors_decide_on_qk_norm_if_the_configuration_does_not(tmp_path: Path) -> None:
     hf = golden_config("llada2-moe")
     tensors = golden_tensors("llada2-moe")
     del hf["use_qk_norm"]
@@ -188,7 +188,7 @@ def test_logits_stay_close(family: str, dtype: str, limit: float) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("int8", 127), ("int4", 7)])
-def test_quantized_leaves_stand_for_the_stored_weights(dtype: str, limit: int) -> None:
+def test_quantized_leaves_represent_the_stored_weights(dtype: str, limit: int) -> None:
     _, params = loaded(GOLDENS / "llada-mha", dtype)
     weight = golden_tensors("llada-mha")["model.transformer.blocks.2.ff_out.weight"]
     leaf = params.layers[2].ffn.down
@@ -252,7 +252,7 @@ def test_saving_inverts_loading(family: str, dtype: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_saved_files_are_those_of_the_reference(family: str, tmp_path: Path) -> None:
+def test_saved_files_match_the_reference(family: str, tmp_path: Path) -> None:
     save_huggingface(tmp_path, *loaded(GOLDENS / family), "float32")
     tensors = golden_tensors(family)
     saved = load_file(tmp_path / "model.safetensors")

@@ -50,7 +50,7 @@ def test_no_folder(tmp_path: Path) -> None:
         loaded(tmp_path / "absent")
 
 
-def test_a_model_of_the_hub_that_is_not_there() -> None:
+def test_a_missing_model_of_the_hub() -> None:
     with pytest.raises(FileNotFoundError, match=r"no model at 'absent/LLaDA'.*HF_HUB_OFFLINE is"):
         loaded(Path("absent/LLaDA"))
 
@@ -187,7 +187,7 @@ def test_int4_needs_whole_groups(tmp_path: Path) -> None:
         loaded(folder, "int4")
 
 
-def test_tensors_that_nothing_reads_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_tensors_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     rewrite_tensors(folder, **{"lora.weight": np.zeros(3, np.float32)})
     with pytest.warns(UserWarning, match=r"no parameter reads: lora\.weight"):

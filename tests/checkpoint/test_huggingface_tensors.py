@@ -1,4 +1,4 @@
-"""Safetensors: what the library refuses is refused, and an index is obeyed."""
+"""Safetensors: files that the library refuses are refused, and an index is obeyed."""
 
 import json
 import struct
@@ -69,7 +69,7 @@ def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
 
 
 def changed(**change: Any) -> Callable[[Header, bytes], bytes]:
-    """A file whose tensor `a` is described otherwise."""
+    """A file with another description of tensor `a`."""
     return lambda header, data: packed({**header, "a": {**header["a"], **change}}, data)
 
 
@@ -102,7 +102,7 @@ def of_length(change: int) -> Callable[[Header, bytes], bytes]:
 
 
 def twice(header: Header, data: bytes) -> bytes:
-    """The name `a` stands twice: first with the offsets of `b`, then with its own."""
+    """The name `a` occurs twice: first with the offsets of `b`, then with its offsets."""
     other = json.dumps({**header["a"], "data_offsets": header["b"]["data_offsets"]})
     return packed(f'{{"a": {other}, {json.dumps(header)[1:]}'.encode(), data)
 
@@ -180,7 +180,9 @@ def read_by_the_library(content: bytes) -> dict[str, np.ndarray] | None:
 @pytest.mark.parametrize(
     "mutation", sorted(MUTATIONS.keys() - {"twice", "another type of the size"})
 )
-def test_what_the_library_refuses_is_refused(mutation: str, whole: bytes, tmp_path: Path) -> None:
+def test_files_that_the_library_refuses_are_refused(
+    mutation: str, whole: bytes, tmp_path: Path
+) -> None:
     content = MUTATIONS[mutation](*parts(whole))
     expected = read_by_the_library(content)
     if expected is not None:
@@ -191,7 +193,7 @@ def test_what_the_library_refuses_is_refused(mutation: str, whole: bytes, tmp_pa
         stored_tensors(tmp_path)
 
 
-def test_a_name_that_stands_twice(whole: bytes, tmp_path: Path) -> None:
+def test_a_name_that_occurs_twice(whole: bytes, tmp_path: Path) -> None:
     """The library takes the last one."""
     content = twice(*parts(whole))
     assert read_by_the_library(content) is not None
@@ -217,7 +219,7 @@ def test_most_mutations_are_refused(whole: bytes, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flipped", [0x01, 0x20, 0x80])
 def test_any_flipped_byte_of_the_header(flipped: int, whole: bytes, tmp_path: Path) -> None:
-    """What the library refuses is refused; what it reads is read as it reads it."""
+    """Files that the library refuses are refused; others give the library's values."""
     length = 8 + int.from_bytes(whole[:8], "little")
     refused = 0
     for place in range(length):
@@ -296,7 +298,7 @@ def test_a_tensor_in_two_files(tmp_path: Path) -> None:
         stored_tensors(tmp_path)
 
 
-def test_a_whole_file_beside_an_index(tmp_path: Path) -> None:
+def test_a_complete_file_next_to_an_index(tmp_path: Path) -> None:
     write_index(tmp_path, write_shards(tmp_path))
     save_file(TENSORS, tmp_path / WEIGHTS)
     with pytest.raises(ValueError, match=rf"has {WEIGHTS}, which {INDEX} does not name; allowed"):
@@ -311,13 +313,13 @@ def test_a_name_that_an_index_has_twice(tmp_path: Path) -> None:
         stored_tensors(tmp_path)
 
 
-def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
+def test_endlessly_nested_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"a": ' + "[" * 200_000)
     with pytest.raises(ValueError, match=r"config\.json is no JSON: "):
         read_object(tmp_path / "config.json")
 
 
-def test_the_whole_file_is_what_was_saved(whole: bytes, tmp_path: Path) -> None:
+def test_a_complete_file_equals_the_saved_one(whole: bytes, tmp_path: Path) -> None:
     assert same(loaded(tmp_path, whole), TENSORS)
     assert same(load_file(tmp_path / WEIGHTS), TENSORS)
 

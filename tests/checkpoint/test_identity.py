@@ -1,4 +1,4 @@
-"""A model is named by what its files hold."""
+"""A model is identified by the content of its files."""
 
 import shutil
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_a_model_that_is_written_while_it_loads_is_refused(tmp_path, monkeypatch
         lj.load(folder)
 
 
-def test_what_the_files_did_not_hold_has_no_name():
+def test_changed_models_have_no_fingerprint():
     model = lj.load("tiny")
     for own in ({"params": None}, {"tokenizer": None}, {"config": model.config}):
         assert model.replace(**own).fingerprint is None

@@ -22,7 +22,7 @@ MODEL = GOLDENS / "llada-gqa"
 
 @pytest.fixture
 def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package whose only bundled model is a golden, in bfloat16, under the name `tiny`."""
+    """A package with one bundled model: a golden, in bfloat16, under the name `tiny`."""
     tensors = {k: v.astype(jnp.bfloat16) for k, v in golden_tensors("llada-gqa").items()}
     folder = write_folder(tmp_path / "assets" / "tiny", golden_config("llada-gqa"), tensors)
     (folder / "tokenizer.json").write_text("{}")
@@ -57,7 +57,7 @@ def test_a_folder(dtype: str | None) -> None:
     assert tokenizer_folder is None
 
 
-def test_a_gguf_file_with_a_tokenizer_beside_it(tmp_path: Path) -> None:
+def test_a_gguf_file_with_a_tokenizer_next_to_it(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llada-gqa", "F32")
     _, params, tokenizer_path = load_params(path)
     assert same_bits(params, loaded(MODEL)[1])
@@ -69,7 +69,7 @@ def test_a_gguf_file_with_a_tokenizer_beside_it(tmp_path: Path) -> None:
     assert load_params(path)[2] == tmp_path
 
 
-def test_a_source_that_is_nothing(tmp_path: Path) -> None:
+def test_an_unknown_source_is_refused(tmp_path: Path) -> None:
     bundled = r"\('small', 'tiny', 'tiny_moe'\)"
     allowed = rf"allowed: a bundled model {bundled}, a folder with config\.json, a \.gguf file, or"
     with pytest.raises(FileNotFoundError, match=rf"no model at 'GSAI/LLaDA'; {allowed}"):

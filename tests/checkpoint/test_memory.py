@@ -1,7 +1,7 @@
 """Loading needs little more memory than the parameters take.
 
 The bound: the process grows, at its peak, by the final parameters and twice the largest tensor.
-Measured beyond the parameters, for a 2 GB checkpoint whose largest tensor takes 105 MB: 2 to 3 MB
+Measured beyond the parameters, for a 2 GB checkpoint with a largest tensor of 105 MB: 2 to 3 MB
 in bfloat16, 5 to 20 MB in int8.
 """
 
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Memory(NamedTuple):
-    """Bytes: how much the process grew at its peak, and what the parameters take."""
+    """The process's growth at its peak and the size of the parameters, in bytes."""
 
     grown: int
     final: int

@@ -17,7 +17,7 @@ LAYER = "model.layers.0.mlp.down_proj"
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_values_are_mlxs_own(bits: int, tmp_path: Path) -> None:
+def test_values_match_mlx(bits: int, tmp_path: Path) -> None:
     golden = np.load(GOLDENS / "mlx" / "quantized.npz")
     names = {"weight": "words", "scales": "scales", "biases": "biases"}
     save_file({f"x.{ours}": golden[f"{its}{bits}"] for ours, its in names.items()},
@@ -32,7 +32,7 @@ def test_values_are_mlxs_own(bits: int, tmp_path: Path) -> None:
 
 
 def quantized(matrix: np.ndarray, bits: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The three parts of a matrix, and the values that they stand for."""
+    """The three parts of a matrix, and its dequantized values."""
     grouped = matrix.reshape(len(matrix), -1, GROUP)
     low, high = grouped.min(-1, keepdims=True), grouped.max(-1, keepdims=True)
     scale = (high - low) / ((1 << bits) - 1)
@@ -59,7 +59,7 @@ def model(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
     return write_folder(tmp_path / "mlx", hf, stored), values
 
 
-def test_a_model_loads_as_the_values_that_it_stands_for(model) -> None:
+def test_a_model_loads_as_its_dequantized_values(model) -> None:
     folder, values = model
     params = lj.load(folder).params
     np.testing.assert_array_equal(params.embedding, values["model.embed_tokens.weight"])
@@ -70,7 +70,7 @@ def test_a_model_loads_as_the_values_that_it_stands_for(model) -> None:
     assert lj.load(folder, "int8").stored_as == "int8"
 
 
-def test_an_adapter_on_it(model) -> None:
+def test_an_adapter_on_an_mlx_model(model) -> None:
     folder, values = model
     name = "model.layers.0.self_attn.q_proj"
     halves = load_file(GOLDENS / "ar-llama-lora" / "adapter_model.safetensors")

@@ -43,7 +43,7 @@ def wide(leaf: Any) -> np.ndarray:
 
 
 def assert_streams(source: Path) -> None:
-    """Every parameter, whole and in part, equals what the source loads as in float32."""
+    """Every parameter, whole and in part, equals the source loaded in float32."""
     config, params, _ = load_params(source, "float32")
     streamed, _ = open_checkpoint(source)
     assert streamed.config == config
@@ -149,7 +149,7 @@ def test_a_single_expert_is_a_stack_of_one(tmp_path: Path) -> None:
     assert_streams(tmp_path / "model")
 
 
-def test_only_what_is_asked_for_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_requested_parameters_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read = 0
     real = StoredTensor.pieces
 

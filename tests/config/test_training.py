@@ -1,4 +1,4 @@
-"""`TrainConfig` names the bad value and what is allowed."""
+"""`TrainConfig` names the bad value and the allowed ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whatever decodes, what it gives is a text of the constraint."""
+"""All ways of decoding give a text that the constraint allows."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -60,7 +60,7 @@ def texts(*automata, confidence="allowed", begins=0) -> CompiledConstraints:
 
 @lj.rule
 class Contrary:
-    """Puts tokens where they do not belong, in place of others, too."""
+    """Puts tokens at wrong positions, also in place of others."""
 
     threshold: float = LOW
     revises = True

@@ -1,4 +1,4 @@
-"""What a canvas may become is what enumeration says."""
+"""The texts that a canvas may become equal an enumeration."""
 
 from functools import partial
 
@@ -103,7 +103,7 @@ def check_held(seed: int) -> None:
 
 
 def board(tokens: np.ndarray, placed: TextSpans) -> DecodeState:
-    """Returns of a canvas what is read where decisions are held."""
+    """Returns the text of a canvas that is read when decisions are projected."""
     read = {
         "tokens": tokens,
         "status": np.where(tokens == MASK, MASKED, STABLE),

@@ -186,7 +186,7 @@ def test_small_schemas_with_long_patterns_are_refused():
             json_schema(schema)
 
 
-def test_values_that_are_no_schema_are_refused():
+def test_values_that_are_not_a_schema_are_refused():
     with pytest.raises(ValueError, match="allowed: 1 to 8"):
         json_schema({"type": "null"}, depth=9)
     with pytest.raises(ValueError, match="none of them empty"):

@@ -54,7 +54,7 @@ def texts(automaton: Automaton, length: int = LENGTH) -> np.ndarray:
 def by_letters(
     edges: dict[tuple[int, str], int], accepting: set[int], vocab: int, ends
 ) -> Automaton:
-    """Returns an automaton over ids that stand for `A`, `B` and so on."""
+    """Returns an automaton over ids that represent `A`, `B` and so on."""
     states = 1 + max(*(state for state, _ in edges), *edges.values())
     table = np.full((states, 256), -1, np.int32)
     for (state, letters), after in edges.items():

@@ -1,4 +1,4 @@
-"""What a run says of its machine, its packages and its commit."""
+"""A run's record of its machine, its packages and its commit."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`evaluate`: scores a decoder on a task, stores what it answered, and goes on."""
+"""`evaluate` scores a decoder on a task, stores its answers, and resumes."""
 
 import json
 import shutil

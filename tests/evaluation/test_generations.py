@@ -204,7 +204,7 @@ def test_each_batch_belongs_to_one_worker(count, before):
     for batch in range(20):
         assert sum(each.takes(batch) for each in workers) == 1
         assert sum(each.after(before).takes(batch) for each in workers) == 1
-    # Batches of a second store go on with the rank after that of the first one's last.
+    # Batches of a second store continue after the rank of the first store's last batch.
     following = [each.after(before).takes(0) for each in workers]
     assert following == [each.takes(before) for each in workers]
 

@@ -113,7 +113,7 @@ def test_many_draws_come_close_to_all_patterns():
     pair = ((2, 0), (0, 1, 2, 2, 0, 1, 1, 0, 2))
     exact, few, many = (bounds(whim, [pair], mc_num=mc_num)[0] for mc_num in (511, 9, 500))
     assert few != exact
-    # Nine strata of 55 draws each: the error is well below that of one draw over sqrt(500).
+    # Nine strata of 55 draws each: the error is well below one draw's error over sqrt(500).
     assert many == pytest.approx(exact, abs=0.25)
 
 

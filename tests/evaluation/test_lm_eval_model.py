@@ -34,7 +34,7 @@ def model_with(tokenizer=TOKENIZER, **options):
 
 @pytest.fixture
 def answers(monkeypatch):
-    """Decodes the same text after each prompt, and remembers what it was asked."""
+    """Decodes the same text after each prompt, and records its requests."""
     return Answers(monkeypatch)
 
 
@@ -53,7 +53,7 @@ class Answers:
         return np.array(TOKENIZER.encode(self.text))
 
 
-def test_likelihoods_match_those_of_the_ids():
+def test_likelihoods_of_texts_match_likelihoods_of_ids():
     context, answer = "Anna had 4 apples. How many?", " 4 apples"
     ((value, greedy),) = model_with().loglikelihood([asking(context, answer)])
     ids = TOKENIZER.encode(context), TOKENIZER.encode(answer)
@@ -106,7 +106,7 @@ def test_prompts_are_decoded_in_one_stream_and_answered_in_order(answers):
     assert [len(prompts) for prompts, _ in answers.asked] == [6, 1]
 
 
-def test_each_stop_string_has_a_stream_of_its_own(answers):
+def test_each_stop_string_has_a_separate_stream(answers):
     answers.answer = np.array
     settings = [{"until": ["."]}, {"until": "\n"}, {"until": ["."]}]
     asked = [asking(text, each) for text, each in zip("abc", settings, strict=True)]

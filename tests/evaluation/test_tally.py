@@ -1,4 +1,4 @@
-"""Scores of generations: what is asked again does not count again; costs at equal quality."""
+"""Scores of generations: repeated questions count once; costs at equal quality."""
 
 import numpy as np
 import pytest
@@ -78,7 +78,7 @@ def test_bootstrap_intervals_have_their_nominal_coverage():
     rng = np.random.default_rng(1)
     held = 0
     for _ in range(20):
-        chances = rng.random(200)  # one for a question: ways agree on what is easy
+        chances = rng.random(200)  # one per question: all decoders find the same questions easy
 
         def way(quality: float, cost: int, chances: np.ndarray = chances) -> Tally:
             marks = tuple(bool(each) for each in chances < quality)

@@ -1,4 +1,4 @@
-"""Trajectories: a story whose numbers can be counted by hand, and what holds for every trace."""
+"""Trajectories: a script with numbers counted by hand, and invariants of every trace."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
-"""A model of random weights with a tokenizer, for experiments that do not care what it says. Its
-widths are multiples of a tile's."""
+"""A model of random weights with a tokenizer, for experiments that need no sensible answers.
+Its widths are multiples of a tile's width."""
 
 import shutil
 from pathlib import Path

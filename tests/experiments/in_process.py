@@ -13,14 +13,14 @@ _shutdown = logging.shutdown
 
 
 def _shut_down_but_absls(handlers: Sequence[Any]) -> None:
-    """Does what Hydra asks for; absl's handler would close pytest's own stream."""
+    """Shuts logging down for Hydra, except absl's handler, which would close pytest's stream."""
     _shutdown([each for each in handlers if not type(each()).__module__.startswith("absl")])
 
 
 def run_experiment(
     main: Callable[[], None], arguments: Sequence[str], output: io.StringIO | None = None
 ) -> str:
-    """What the command prints."""
+    """Returns the command's output."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["experiment", *arguments])
         patch.setattr(logging, "shutdown", _shut_down_but_absls)

@@ -1,4 +1,4 @@
-"""The first steps of a training that a model's card tells how to repeat, beside the log of then."""
+"""Repeats the first steps of a training by a model's card and compares them with its log."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -16,14 +16,14 @@ from llada_jax.training.model_folder import LOG_FILE
 
 
 class Compared(NamedTuple):
-    """A row of the log, and the same one of now."""
+    """A row of the stored log, and the same row of the repeated training."""
 
     then: Mapping[str, float]
     now: Mapping[str, float]
 
 
 def recipe(arguments: Sequence[str]) -> RunConfig:
-    """What `experiments.train` makes of a command line."""
+    """Returns the configuration that `experiments.train` makes of a command line."""
     name, overrides = "train", [each for each in arguments if not each.startswith("hydra.")]
     if "--config-name" in overrides:
         place = overrides.index("--config-name")
@@ -34,7 +34,7 @@ def recipe(arguments: Sequence[str]) -> RunConfig:
 
 
 def stated_logs(model: Path) -> list[list[dict[str, float]]]:
-    """The log of a model's own training, then its parent's."""
+    """The log of a model's training, then the log of its parent's training."""
     rows = read_metrics(model, LOG_FILE)
     begins = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(rows)) if b["step"] <= a["step"])]
     return [rows[first:last] for first, last in pairwise([*begins, len(rows)])][::-1]
@@ -43,7 +43,7 @@ def stated_logs(model: Path) -> list[list[dict[str, float]]]:
 def first_steps(
     model: Path, config: RunConfig, log: Sequence[Mapping[str, float]], last: int, folder: Path
 ) -> list[Compared]:
-    """Rows of a log up to a step, which may not lie where the learning rate had begun to fall."""
+    """Compares rows of a log up to a step, which must be before the learning rate decays."""
     again(model, config, last, folder)
     now = {row["step"]: row for row in read_metrics(folder)}
     return [Compared(row, now[row["step"]]) for row in log if row["step"] <= last]
@@ -53,7 +53,7 @@ def again(model: Path, config: RunConfig, last: int, folder: Path) -> None:
     """Trains up to a step, with the tokenizer that the model has."""
     tokenizer, every = Tokenizer.from_folder(model), config.train.log_every
     settings = config.train.replace(
-        steps=last + 1,  # at which the learning rate is 0
+        steps=last + 1,  # the learning rate is 0 at the last step
         decay_steps=1,
         evaluate_every=0,
         checkpoint_every=(last // every + 1) * every,

@@ -1,4 +1,4 @@
-"""`experiments.calibrate`: measured rows in, a profile that loads out."""
+"""`experiments.calibrate` makes a loadable profile from measured rows."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Settings are completed in bash, behind `python -m experiments.<verb>`."""
+"""Settings are completed in bash after `python -m experiments.<verb>`."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""`python -m experiments.constrain`: answers to train on fit the schema that others are held to."""
+"""`python -m experiments.constrain`: training answers fit the schema that constrains decoding."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_examples_are_texts_of_the_schema_in_its_automaton_s_tokens(tmp_path, sp
     assert all(accepts(automaton, [*each.answer, 0, 0]) for each in examples)
 
 
-def test_examples_give_their_result_and_are_of_the_training_split():
+def test_examples_contain_their_result_and_come_from_the_training_split():
     schema, task = lj.json_schema(entry.SCHEMA), load_task("word_problems")
     for index in range(50):
         item = task.item(3, index, "train")
@@ -46,7 +46,7 @@ def test_examples_give_their_result_and_are_of_the_training_split():
 
 
 @pytest.mark.slow
-def test_unheld_answers_are_judged_by_the_form(tmp_path, random_model):
+def test_unconstrained_answers_are_checked_against_the_schema(tmp_path, random_model):
     pytest.importorskip("outlines_core")
     folder = tmp_path / "run"
     asked = [f"model={random_model}", *SMALL, "ways=[unheld,allowed]", f"hydra.run.dir={folder}"]

@@ -1,4 +1,4 @@
-"""The verb writes an engine and its bench, and refuses what is no hardware."""
+"""The verb writes an engine and its test bench, and refuses impossible hardware."""
 
 import json
 import shutil

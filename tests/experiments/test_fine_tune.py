@@ -1,4 +1,4 @@
-"""`python -m experiments.fine_tune`: a file of one's own becomes a model in a folder."""
+"""`python -m experiments.fine_tune`: a user's file becomes a model in a folder."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_all_parameters_may_be_trained(run, tmp_path):
     assert "all of its parameters" in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
-def test_another_file_or_model_does_not_go_on(run, files, tmp_path):
+def test_resuming_with_another_file_or_model_is_refused(run, files, tmp_path):
     run("train.steps=2")
     with pytest.raises(SystemExit, match=r"holds a training with other settings: file is"):
         run(f"file={files / 'others.jsonl'}")

@@ -1,4 +1,4 @@
-"""`python -m experiments.inspect`: what a checkpoint is, on the screen and in the run's folder."""
+"""`python -m experiments.inspect` describes a checkpoint on the screen and in the run's folder."""
 
 import json
 
@@ -21,7 +21,7 @@ def test_it_prints_and_keeps_the_description(tmp_path):
     assert rows == {"parameters": 180032, "bytes": 720128}
 
 
-def test_keys_that_nothing_knows_are_ignored_on_the_command_line(tmp_path):
+def test_unknown_keys_are_ignored_on_the_command_line(tmp_path):
     config = json.loads((GOLDENS / "dream" / "config.json").read_text()) | {"new": 1, "other": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     arguments = [f"model={tmp_path}", "ignore_keys=[new,other]", f"hydra.run.dir={tmp_path}/run"]

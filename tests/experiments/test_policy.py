@@ -1,4 +1,4 @@
-"""`python -m experiments.policy`: scores before and after, their difference, and a line a step."""
+"""`python -m experiments.policy`: scores before and after, their difference, a line per step."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ SMALL = [
 
 @pytest.fixture
 def run(random_model, tmp_path, monkeypatch):
-    """A random model is never right, so an answer is where its text has an even length."""
+    """A random model is never right, so here an answer is right if its length is even."""
     task = replace(
         entry.load_task("word_problems"),
         gen_length=8,
@@ -34,7 +34,7 @@ def run(random_model, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("estimate", ["exact", pytest.param("masked", marks=pytest.mark.slow)])
-def test_the_folder_holds_both_scores_and_their_difference(run, tmp_path, estimate, monkeypatch):
+def test_the_folder_contains_both_scores_and_their_difference(run, tmp_path, estimate, monkeypatch):
     scored, evaluate = [], lj.evaluate
 
     def watched(model, *arguments, **settings):

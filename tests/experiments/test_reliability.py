@@ -1,4 +1,4 @@
-"""`python -m experiments.reliability`: what is counted, and what the folder holds."""
+"""`python -m experiments.reliability`: the counted tokens, and the content of the folder."""
 
 import json
 
@@ -19,7 +19,7 @@ def run(folder, *arguments: str) -> dict[str, dict]:
 
 
 @pytest.mark.slow
-def test_the_folder_holds_errors_bins_and_a_picture(tmp_path, random_model):
+def test_the_folder_contains_errors_bins_and_a_picture(tmp_path, random_model):
     rows = run(tmp_path / "run", f"model={random_model}")
     assert set(rows) == {
         f"{task}/{canvas}/expected_calibration_error"

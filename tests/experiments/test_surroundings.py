@@ -1,4 +1,4 @@
-"""What a verb finds where it is started: one line and a code for what it cannot run with."""
+"""The environment of a verb: one line and an exit code if the verb cannot run in it."""
 
 import io
 import os
@@ -16,7 +16,7 @@ SHORT = ["train.steps=1", "train.warmup_steps=0", "train.decay_steps=1"]
 
 
 def started(script, verb, *arguments, **environment):
-    """The code and the errors of a verb that a shell starts by its `exec "$@"`."""
+    """The exit code and the errors of a verb that a shell starts with `exec "$@"`."""
     command = ["bash", "-c", script, "bash", sys.executable, "-m", f"experiments.{verb}"]
     done = subprocess.run(
         [*command, *arguments],

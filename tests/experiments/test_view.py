@@ -1,4 +1,4 @@
-"""`python -m experiments.view`, on a made-up trace."""
+"""`python -m experiments.view`, on a synthetic trace."""
 
 import json
 

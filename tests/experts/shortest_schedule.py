@@ -1,4 +1,4 @@
-"""The shortest plan of a small layer by trying all: what the schedulers are held against."""
+"""The shortest plan of a small layer by exhaustive search, as a reference for the schedulers."""
 
 from collections.abc import Iterator
 from itertools import chain, combinations, permutations
@@ -20,8 +20,8 @@ def shortest_seconds(
 ) -> float:
     """Tries all choices of who runs what, orders of transfers and orders on the accelerator.
 
-    The link first ends what it carries. At most 6 active experts: the number of plans grows
-    factorially.
+    The link first finishes its current transfer. At most 6 active experts: the number of plans
+    grows factorially.
     """
     active = np.flatnonzero(loads).tolist()
     require(

@@ -31,7 +31,7 @@ COSTS = ExpertCosts(
 
 
 def hits_of(trace, name, slots, profile_steps):
-    """Hits of a cache that takes in what it missed, on slots that are empty at first."""
+    """Hits of a cache that loads its misses, with initially empty slots."""
     policy = ExpertPolicy(scheduler="all_on_accelerator", cache=name)
     return replay(trace, policy, COSTS, slots, profile_steps=profile_steps, empty=True).hit_rate
 
@@ -102,7 +102,7 @@ def test_no_cache_beats_the_bound_on_hits(loads, slots):
 
 
 def most_hits(used, slots):
-    """Hits of the best of all caches that take in nothing but what they missed."""
+    """Hits of the best possible cache among those that only load misses."""
 
     @cache
     def hits_from(step, resident):

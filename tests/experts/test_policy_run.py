@@ -1,4 +1,4 @@
-"""Simulated runs: accounts that add up, limits that hold, and what each policy is for."""
+"""Simulated runs: accounts that add up, limits that hold, and the purpose of each policy."""
 
 from dataclasses import replace
 

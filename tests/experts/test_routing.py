@@ -1,4 +1,4 @@
-"""Routing traces: what they hold, that files lose nothing, and what they refuse."""
+"""Routing traces: their content, lossless files, and refused input."""
 
 import dataclasses
 

@@ -1,8 +1,8 @@
-"""Damages files of every kind, loads them, and prints what came of it.
+"""Damages files of every kind, loads them, and prints the outcomes.
 
     python -m tests.fuzz --cases 2000 --seed 0 --kinds safetensors gguf
 
-Each kind runs in a process of its own, forked from this one: a crash costs one case, and the next
+Each kind runs in a separate process, forked from this one: a crash costs one case, and the next
 process goes on after it.
 """
 
@@ -28,7 +28,7 @@ from tests.fuzz.kinds import KINDS, Kind, Safetensors
 
 WALL_SECONDS, _POLL_SECONDS = 180, 0.02
 BROKEN = 86
-"""How a process ends where the fuzzer itself fails."""
+"""The exit code of a process in which the fuzzer itself fails."""
 
 
 class Case(NamedTuple):
@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
 
 def fuzz(cases: int, seed: int, kinds: Iterable[str] = KINDS) -> list[Case]:
-    """Runs about so many cases: for 200, as many of each kind as `KINDS` has."""
+    """Runs about `cases` cases; 200 give the numbers of each kind in `KINDS`."""
     found = []
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         for kind in kinds:
@@ -73,8 +73,8 @@ def _run_kind(kind: str, root: Path, count: int, seed: int) -> list[Case]:
 
 
 def _wait(child: int, log: Path) -> int:
-    """Waits for a process, which is killed where a case takes too long. Time in which the machine
-    or a debugger stops both of them does not count."""
+    """Waits for a process, and kills it if a case takes too long. Time in which the machine or a
+    debugger stops both processes does not count."""
     size, waited = 0, 0.0
     while True:
         done, end = os.waitpid(child, os.WNOHANG)
@@ -103,7 +103,7 @@ def _child(kind: str, root: Path, indices: Sequence[int], seed: int) -> None:
 
 
 def _quiet(root: Path) -> None:
-    """Sends what the libraries print to a file, which is empty again for each process."""
+    """Redirects the libraries' output to a file, which is emptied for each process."""
     target = os.open(root / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(target, 1)
     os.dup2(target, 2)
@@ -138,7 +138,7 @@ def _run_cases(kind: str, root: Path, indices: Sequence[int], seed: int) -> None
 
 
 def _identity(made: Kind, folder: Path) -> str:
-    """Returns the content hash by which the package tells weights apart, where they are some."""
+    """Returns the package's content hash of the weights, or else of all files."""
     weights = getattr(made, "weights", None)
     if weights is None:
         return content_hash(folder, folder.iterdir())
@@ -151,7 +151,7 @@ def _fresh(valid: Path, case: Path) -> None:
 
 
 def table(cases: Sequence[Case]) -> str:
-    """Returns outcomes by kind, of which the last rows are all."""
+    """Returns a table of outcomes by kind; the last row is the total."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for case in cases:
         counts[case.kind][case.outcome] += 1

@@ -1,4 +1,4 @@
-"""Seeded damage to files: bytes, JSON, and what a hostile hand would write."""
+"""Seeded damage to files: bytes, JSON, and hostile values."""
 
 import copy
 import json
@@ -17,11 +17,11 @@ VALUES = [
 
 
 class Damage(NamedTuple):
-    """What was done to a copy of a valid artifact."""
+    """The damage done to a copy of a valid artifact."""
 
     label: str
     states_other: bool = False
-    """Whether the artifact now says another thing of the same kind: a loader cannot see that."""
+    """Whether the artifact is still valid but has another content, which a loader cannot detect."""
     raw_weights: bool = False
     """Whether only bits of weights have changed."""
 
@@ -36,7 +36,7 @@ def flip_bits(rng: Random, path: Path, begin: int = 0, end: int | None = None) -
 
 
 def damage_bytes(rng: Random, path: Path) -> str:
-    """Flips, cuts, grows, zeroes, repeats or replaces; returns what it did."""
+    """Flips, cuts, grows, zeroes, repeats or replaces bytes; returns a description."""
     data = path.read_bytes()
     kinds: dict[str, Callable[[], bytes]] = {
         "cut": lambda: data[: rng.randrange(len(data) + 1)],
@@ -64,7 +64,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def damage_json(rng: Random, content: Any, name: str) -> tuple[Any, Damage]:
-    """Replaces, deletes or nests one value; returns the new content and what was done."""
+    """Replaces, deletes or nests one value; returns the new content and a description."""
     content = copy.deepcopy(content)
     path = rng.choice(list(places(content)))
     target: Any = content
@@ -95,7 +95,7 @@ def _nested(depth: int, value: Any) -> Any:
 
 
 def _alike(old: Any, new: Any) -> bool:
-    """Whether a reader of the file alone could take the new value for what was meant."""
+    """Whether a reader of only the file could mistake the new value for a valid one."""
     numbers = (int, float)
     if type(old) is bool or type(new) is bool or old is None or new is None:
         return type(old) is type(new) or old is None or new is None

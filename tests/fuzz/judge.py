@@ -1,4 +1,4 @@
-"""One case: loads a damaged artifact under watch, and says what came of it."""
+"""One case: loads a damaged artifact under watch, and returns the outcome."""
 
 import hashlib
 import os
@@ -41,10 +41,10 @@ class Verdict(NamedTuple):
 
 @dataclass
 class Watch:
-    """What Python code touches while a case runs; `sys.addaudithook` cannot be taken back."""
+    """Records what Python code touches while a case runs. An audit hook cannot be removed."""
 
     root: Path
-    """Of all cases. Nothing but the case's own folder may be touched in it."""
+    """The folder of all cases. A case may only touch its subfolder."""
     folder: Path | None = None
     outside: list[str] = field(default_factory=list)
     code: list[str] = field(default_factory=list)
@@ -79,9 +79,9 @@ class Watch:
 
 
 def _sought_by_a_traceback(path: str) -> bool:
-    """Whether it names no file but a source: of code without one (`<string>`), or of a package that
-    was compiled elsewhere (`uvloop/loop.pyx`), for which Python looks in the current folder first.
-    A file that is there is touched, whatever it is called."""
+    """Whether a traceback looks for this path as a source that does not exist: of code without one
+    (`<string>`), or of a package compiled elsewhere (`uvloop/loop.pyx`), which Python looks for in
+    the current folder first. An existing file counts as touched, whatever its name."""
     parts = Path(path).parts
     compiled = Path(path).suffix in (".pyx", ".pxd", ".pxi") and ".." not in parts
     of_a_package = len(parts) > 1 and parts[0] in sys.modules and compiled
@@ -89,7 +89,7 @@ def _sought_by_a_traceback(path: str) -> bool:
 
 
 def _our_own(process: tuple[Any, ...]) -> bool:
-    """Whether it is a program of the package, which loads what may crash or hang."""
+    """Whether it is the package's child process for loading files that may crash or hang."""
     program, arguments = str(process[0]), list(map(str, process[1]))
     return program == sys.executable and any("llada_jax" in each for each in arguments[1:4])
 
@@ -101,16 +101,16 @@ def _hang(*_: Any) -> None:
 def judge(
     watch: Watch, folder: Path, load: Callable[[], Any], valid: str, *, states: bool, raw: bool
 ) -> Verdict:
-    """Says what came of `load`, in which only `folder` may be touched.
+    """Runs `load`, which may only touch `folder`, and returns the verdict.
 
-    `valid` is the digest of the artifact before it was damaged, in a way that lets it say another
-    thing (`states`), or changes nothing but weights (`raw`).
+    `valid` is the digest of the undamaged artifact. The damage may have made it another valid
+    artifact (`states`) or changed only weights (`raw`).
     """
     canaries = _files(watch.root / "outside")
     watch.folder, watch.outside, watch.code = folder, [], []
     try:
         try:
-            # Again, since Python swallows what is raised while it collects garbage.
+            # The timer repeats, since Python drops exceptions raised during garbage collection.
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS, 1)
             found = digest(load())
         finally:
@@ -132,7 +132,7 @@ def judge(
 
 
 def _of_error(error: BaseException) -> Verdict:
-    """One sentence of the right kind is clear; what escaped from the depths is not."""
+    """One sentence in the right exception is clear; an internal exception that escaped is not."""
     message = str(error)
     exits = isinstance(error, SystemExit) and message.startswith("error: ")
     if (exits or isinstance(error, _CLEAR)) and 0 < len(message) < LONGEST_MESSAGE:
@@ -147,7 +147,7 @@ def _of_error(error: BaseException) -> Verdict:
 
 
 def digest(value: Any) -> str:
-    """Of everything that was loaded: arrays bit by bit, the rest as it prints."""
+    """Returns a digest of everything that was loaded: bytes of arrays, `repr` of the rest."""
     found = hashlib.sha256()
     for leaf in jax.tree.leaves(value):
         if isinstance(leaf, jax.Array | np.ndarray):

@@ -1,4 +1,4 @@
-"""The kinds of files that come from elsewhere: each a valid one, damage to it, and its loading."""
+"""The kinds of files that users load: for each, a valid file, its damage, and its loader."""
 
 import contextlib
 import csv
@@ -158,7 +158,7 @@ class Safetensors:
         return load_params(folder)[:2]
 
     def refuses(self, folder: Path) -> bool:
-        """Whether the field's own library does not read it."""
+        """Whether the official library does not read it."""
         try:
             for path in folder.glob("*.safetensors"):
                 with safe_open(path, "numpy") as file:
@@ -175,7 +175,7 @@ _ADDED_KEYS = ("temperature", "_name_or_path", "rope_parameters", "rope_scaling"
 
 
 class ConfigJson(Safetensors):
-    """What describes a checkpoint."""
+    """The configuration of a checkpoint."""
 
     def damage(self, rng: Random, folder: Path) -> Damage:
         if rng.random() < 0.3:
@@ -189,7 +189,7 @@ class ConfigJson(Safetensors):
 
 
 class TokenizerFiles:
-    """`tokenizer.json`, and what goes with it."""
+    """`tokenizer.json` and the files that belong to it."""
 
     def build(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -198,7 +198,7 @@ class TokenizerFiles:
 
     def damage(self, rng: Random, folder: Path) -> Damage:
         done = damage_json_file(rng, rng.choice(sorted(folder.iterdir())))
-        return done._replace(states_other=True)  # another tokenizer is as good as this one
+        return done._replace(states_other=True)  # another tokenizer is also valid
 
     def load(self, folder: Path) -> Any:
         return self._used(Tokenizer.from_folder(folder))
@@ -213,7 +213,7 @@ class TokenizerFiles:
 
 
 class VocabularyFiles(TokenizerFiles):
-    """`vocab.json` and `merges.txt`, and what goes with them."""
+    """`vocab.json` and `merges.txt` and the files that belong to them."""
 
     def build(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -279,7 +279,7 @@ class GgufTokenizer(TokenizerFiles):
 
 
 class TrainingFile:
-    """Examples to fine-tune on, a line each."""
+    """Examples to fine-tune on, one per line."""
 
     def build(self, folder: Path) -> None:
         TokenizerFiles().build(folder)
@@ -360,7 +360,7 @@ _HOSTILE_PARTS: dict[str, list[dict[str, Any]]] = {
 
 
 class HostileTokenizer:
-    """A `tokenizer.json` with the parts of a family, damaged or replaced by a hostile hand."""
+    """A `tokenizer.json` with the parts of a family, damaged or replaced with hostile values."""
 
     def build(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -465,7 +465,7 @@ class Gguf:
 
 
 def _tensors(source: Any) -> Any:
-    """What a GGUF file says of its tensors, as the field's own library reads it."""
+    """A GGUF file's description of its tensors, read by the official library."""
     import gguf
 
     try:
@@ -479,7 +479,7 @@ def _tensors(source: Any) -> Any:
 
 
 class Traces:
-    """What a run did: arrays in a zip. What loads can be replayed and priced."""
+    """Traces: arrays in a zip. A trace that loads can be replayed and priced."""
 
     def build(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -527,7 +527,7 @@ class Traces:
 
 
 class RoutingTraces(Traces):
-    """Which experts rows took."""
+    """Recorded routing of rows to experts."""
 
     def build(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -553,13 +553,13 @@ def _rehashed(rng: Random, path: Path) -> Damage:
         label, arrays[name] = _changed(rng, array)
     try:
         save_archive(path, arrays, settings, version)
-    except (ValueError, TypeError):  # an array or settings that no such file can hold
+    except (ValueError, TypeError):  # an array or settings that such a file cannot contain
         path.write_bytes(b"")
     return Damage(f"rehashed {name}: {label}", states_other=True)
 
 
 def _changed(rng: Random, array: np.ndarray) -> tuple[str, np.ndarray]:
-    """Returns an array with another shape, dtype or value, and what was done."""
+    """Returns an array with another shape, dtype or value, and a description."""
     kinds = ["value"] * 4 + ["dtype", "cut", "axis", "sum", "empty", "negative", "backwards"]
     kind = rng.choice(kinds)
     array = np.array(array)
@@ -645,7 +645,7 @@ class Store:
 
 
 class Export:
-    """A folder that LiteRT runs: manifest and graphs."""
+    """An exported folder for LiteRT: manifest and graphs."""
 
     def build(self, folder: Path) -> None:
         import llada_jax as lj
@@ -759,7 +759,7 @@ class Calibration:
 
 
 class Results:
-    """What a run found, in a report."""
+    """Results of a run, in a report."""
 
     def build(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -918,7 +918,7 @@ class ChatTemplate:
 
 
 class Overrides:
-    """Settings of a verb, from the command line and from a folder of one's own."""
+    """Settings of a verb, from the command line and from a user's folder."""
 
     def build(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -981,7 +981,7 @@ class Overrides:
         except SystemExit as end:
             if isinstance(end.code, str) or "Traceback" in told.getvalue():
                 raise
-            raise SystemExit(f"error: {told.getvalue()}") from end  # Hydra has said it
+            raise SystemExit(f"error: {told.getvalue()}") from end  # Hydra has printed it
         return found
 
 
@@ -1069,5 +1069,5 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "overrides": (Overrides(), 10),
     "constraint": (Constraints(), 10),
 }
-"""By name, each with its number of cases in a quick run (`--cases 200`)."""
-"""By name, each with its number of cases in some 200."""
+"""Kinds by name, each with its number of cases in a quick run (`--cases 200`)."""
+"""Kinds by name, each with its number of cases in about 200."""

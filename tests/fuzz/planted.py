@@ -1,5 +1,5 @@
-"""Loaders with known defects, by which the fuzzer is tested: prints what it finds in each, then
-fuzzes as it is told."""
+"""Loaders with known defects, for testing the fuzzer: prints its finding in each, then runs the
+fuzzer with the given arguments."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ from tests.fuzz.damage import Damage, damage_bytes
 
 
 class Planted:
-    """Text in a file, which its reader gets wrong."""
+    """Text in a file, with a defective reader."""
 
     def __init__(self, read: Callable[[Path], Any], **states: bool) -> None:
         self._read, self._states = read, states
@@ -27,7 +27,7 @@ class Planted:
 
     def damage(self, rng: Random, folder: Path) -> Damage:
         label = damage_bytes(rng, folder / "text")
-        if (folder / "text").read_bytes() == b"valid":  # a byte gave way to itself
+        if (folder / "text").read_bytes() == b"valid":  # a byte was replaced with the same byte
             (folder / "text").write_bytes(b"other")
         return Damage(label, **self._states)
 
@@ -57,11 +57,11 @@ KINDS = {
     "outside touched": Planted(lambda folder: (folder / "../../outside/x").write_text("x")),
     "code run": Planted(lambda folder: pickle.loads(b"cos\ngetcwd\n(tR.")),
 }
-"""By what the fuzzer must say of them."""
+"""Defects by the outcome that the fuzzer must report."""
 
 
 def found() -> list[fuzzer.Case]:
-    """Two cases of each."""
+    """Runs two cases of each defect."""
     shares = {name: (kind, 2) for name, kind in KINDS.items()}
     with mock.patch.dict(fuzzer.KINDS, shares), mock.patch.object(judge, "CPU_SECONDS", 0.2):
         return fuzzer.fuzz(200, 0, KINDS)

@@ -1,4 +1,4 @@
-"""Checkpoints as others release them: LoRA adapters, weights that MLX quantized, hub caches."""
+"""Checkpoints in the formats of other projects: LoRA adapters, MLX weights, hub caches."""
 
 import json
 import os
@@ -79,7 +79,7 @@ class Mlx:
 
 
 class HubCache:
-    """Caches of the hub, whose files name folders."""
+    """Caches of the hub, which contain files that name folders."""
 
     def build(self, folder: Path) -> None:
         repository = folder / "models--some-org--tiny"

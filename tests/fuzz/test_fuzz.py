@@ -1,4 +1,4 @@
-"""A quick run in a process of its own, and that the fuzzer finds what it looks for."""
+"""A quick run in a separate process, and a check that the fuzzer finds planted defects."""
 
 import subprocess
 import sys
@@ -24,13 +24,13 @@ def done() -> subprocess.CompletedProcess[str]:
     return run("tests.fuzz.planted", "--cases", "200")
 
 
-def test_no_damaged_file_is_taken_or_breaks_anything(done):
+def test_no_damaged_file_is_accepted_or_breaks_anything(done):
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"| all | {sum(share for _, share in KINDS.values())} |" in done.stdout
 
 
 @pytest.mark.slow
-def test_nor_does_one_of_two_thousand():
+def test_none_of_two_thousand_damaged_files_breaks_anything():
     done = run("tests.fuzz", "--cases", "2000", "--seed", "1")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -40,10 +40,10 @@ def test_every_planted_defect_is_found(done):
     assert done.stdout.splitlines()[: len(expected)] == expected, done.stderr
 
 
-def test_only_a_source_that_a_traceback_looks_for_is_not_touched(tmp_path, monkeypatch):
+def test_sources_that_a_traceback_looks_for_do_not_count_as_touched(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     watch = Watch(tmp_path, folder=tmp_path / "case")
-    watch._touched("numpy/random/mtrand.pyx", False)  # as it was called where it was compiled
+    watch._touched("numpy/random/mtrand.pyx", False)  # its path when it was compiled
     assert not watch.outside
     others = ["numpy/x.txt", "no_package/loop.pyx", "numpy/../../outside/x.pyx", "loop.pyx"]
     for path in others:

@@ -1,4 +1,4 @@
-"""Records of arrays: what is damaged or made to do harm is refused as such, wherever it is."""
+"""Records of arrays: damaged or malicious files are refused, wherever the damage is."""
 
 import io
 import json
@@ -44,7 +44,7 @@ def require_whole(found: tuple[dict[str, np.ndarray], dict[str, Any]]) -> None:
 def test_loading_inverts_saving(path: Path) -> None:
     found = loaded(path)
     require_whole(found)
-    found[0]["counts"][0] = 3  # a copy of one's own
+    found[0]["counts"][0] = 3  # the caller's copy
     with np.load(path) as file:
         np.testing.assert_array_equal(file["counts"], ARRAYS["counts"])
 
@@ -85,7 +85,7 @@ def npy_header(shape: str, dtype: str = "'<i8'") -> bytes:
 
 
 def rewritten(path: Path, method: int = zipfile.ZIP_DEFLATED, **members: bytes) -> None:
-    """The same members, but for these; the checksum stays that of the arrays as they were."""
+    """The same members except these; the checksum of the original arrays is kept."""
     with zipfile.ZipFile(path) as file:
         kept = {info.filename: file.read(info) for info in file.infolist()}
     with zipfile.ZipFile(path, "w", method) as file:
@@ -94,7 +94,7 @@ def rewritten(path: Path, method: int = zipfile.ZIP_DEFLATED, **members: bytes) 
 
 
 def zeros_announced_as(path: Path, n_zeros: int, announced: int) -> None:
-    """A member of zeros; the directory says that it has another size."""
+    """A member of zeros, with another size in the directory."""
     rewritten(path, counts=bytes(n_zeros))
     raw = bytearray(path.read_bytes())
     for mark, place in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):

@@ -80,7 +80,7 @@ def test_a_new_folder_gets_its_name_when_complete(tmp_path):
     assert contents(tmp_path / "deep" / "a") == {"file": "new"}
 
 
-def test_a_folder_s_files_replace_those_of_another_one(tmp_path):
+def test_a_folder_s_files_replace_the_files_of_another_one(tmp_path):
     target = tmp_path / "a"
     target.mkdir()
     for name in ("file", "other"):

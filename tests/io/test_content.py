@@ -1,4 +1,4 @@
-"""A file's hash: read once where it is large, and again when it was written."""
+"""A file's hash: a large file is read once, and again after it was written."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from llada_jax.io import content
 
 @pytest.fixture
 def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that are read to the end, of which those of 100 bytes are large."""
+    """Names of the files that are read to the end; files of 100 bytes count as large."""
     names: list[str] = []
     real = content._sha256
     monkeypatch.setattr(content, "_sha256", lambda path: (names.append(path.name), real(path))[1])

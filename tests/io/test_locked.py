@@ -1,4 +1,4 @@
-"""One process writes to a folder at a time, and another one is told which."""
+"""Only one process writes to a folder at a time; the error of another process names it."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""Decodes on meshes of virtual devices, in a process of its own: how many there are is set before
+"""Decodes on meshes of virtual devices, in a separate process: their number is set before
 JAX starts. Reads cases as JSON, and writes a trace for each of their meshes."""
 
 import json
@@ -13,7 +13,7 @@ import llada_jax as lj
 
 
 def runs(case: dict[str, Any]) -> Iterator[lj.Result]:
-    """Yields what each mesh decodes of one case; `None` is no mesh."""
+    """Yields each mesh's result for one case; `None` runs without a mesh."""
     settings = lj.SamplerConfig.preset(case["preset"], **case["changes"])
     for shape in case["meshes"]:
         mesh = None if shape is None else lj.mesh(**shape)

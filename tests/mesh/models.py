@@ -27,7 +27,7 @@ CASE = {
 
 
 def divisible(family: str) -> ModelConfig:
-    """Returns a shape of which everything that a mesh shares out is there eight times or more."""
+    """Returns a shape with at least eight of everything that a mesh divides."""
     row, moe = families()[family], None
     if row.moe_facts is not None:
         moe = MoEConfig(n_experts=16, experts_per_token=2, expert_width=32, **row.moe_facts)
@@ -60,7 +60,7 @@ def traces(folder: Path, cases: Sequence[Mapping[str, Any]]) -> list[list[lj.Tra
 
 
 def process(command: Sequence[str], devices: int, text: str = "") -> str:
-    """Runs a program on so many virtual devices, and returns what it printed."""
+    """Runs a program on a number of virtual devices, and returns its output."""
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environment(devices), input=text,
         capture_output=True, text=True, timeout=LIMIT,

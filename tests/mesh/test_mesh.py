@@ -1,4 +1,4 @@
-"""What a mesh shares out, what it refuses, and the head that is folded from parts."""
+"""The division of a model over a mesh, refused shapes, and the head that is folded from parts."""
 
 from functools import partial, reduce
 
@@ -54,14 +54,14 @@ def test_a_mesh_larger_than_the_devices_is_refused() -> None:
         ("llada_moe", None, Shape(model=4, expert=8), r"mesh.expert is 8; allowed: 1, 2, 4 "),
     ],
 )
-def test_what_does_not_divide_is_refused(
+def test_sizes_that_do_not_divide_are_refused(
     family: str, dtype: str | None, mesh: Shape, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         require_divides(divisible(family), mesh, dtype)  # pyright: ignore
 
 
-def test_integers_and_their_scales_lie_together() -> None:
+def test_integers_and_their_scales_are_on_the_same_device() -> None:
     specs = named_specs(divisible("llada_moe"))
     names = ("attention.output", "attention.query", "ffn.down", "ffn.router")
     output, query, down, router = (
@@ -75,7 +75,7 @@ def test_integers_and_their_scales_lie_together() -> None:
     assert grouped == QuantArray(P(None, "model"), P(None, "model"))
 
 
-def test_own_experts_give_what_all_experts_give() -> None:
+def test_local_experts_add_up_to_all_experts() -> None:
     config = divisible("llada_moe")
     experts, x = (
         drawn_params(config).layers[0].ffn,

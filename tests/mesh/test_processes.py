@@ -20,7 +20,7 @@ MESHES = [{"model": 4}, {"data": 2, "model": 2}]
 
 
 def joined(folder: Path, case: dict[str, Any], count: int = 2) -> list[tuple[int, str]]:
-    """Returns how each process ended, and what it said."""
+    """Returns each process's exit code and output."""
     folder.mkdir()
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -48,7 +48,7 @@ def joined(folder: Path, case: dict[str, Any], count: int = 2) -> list[tuple[int
 
 @pytest.mark.parametrize("loop", ["compiled", "host"])
 @pytest.mark.parametrize("family", ["llada", "llada_moe"])
-def test_two_processes_decode_what_one_does(tmp_path: Path, family: str, loop: str) -> None:
+def test_two_processes_decode_the_same_as_one(tmp_path: Path, family: str, loop: str) -> None:
     case = {"model": str(written(tmp_path / "model", family)), "meshes": MESHES, "loop": loop}
     (alone,) = traces(tmp_path / "alone", [case])
     ended = joined(tmp_path / "joined", {**CASE, **case})

@@ -1,6 +1,6 @@
-"""A mesh changes no bit of what int8 weights give, and of floats no decision but close ones.
+"""With int8 weights a mesh changes no bit; with floats it only changes close decisions.
 
-Sums over devices are exact in int32, and what each device computes is rounded as it is written.
+Sums over devices are exact in int32, and each device rounds as the program is written.
 """
 
 from pathlib import Path
@@ -18,9 +18,9 @@ ONE, TWO, FOUR, EIGHT = ({"data": data, "model": model} for data, model in
 WIDE = {"model": 8}
 EXPERTS = {"data": 2, "expert": 2, "model": 2}
 CLOSE = {"float32": 1e-4, "int4": 2e-3}
-"""A decision by less may fall otherwise. In float32, sums of 64 to 128 numbers of size 1 differ by
-some 1e-6 when they are rounded in another order. int4 weights compute in bfloat16, of which XLA
-keeps more bits without a mesh: there 0.0007 was measured."""
+"""Decisions with a smaller margin may change. In float32, sums of 64 to 128 numbers of size 1
+differ by about 1e-6 if they are rounded in another order. int4 weights compute in bfloat16, and
+XLA keeps more bits of it without a mesh: 0.0007 was measured."""
 
 
 def require_equal(found: list[lj.Trace]) -> None:
@@ -77,7 +77,7 @@ def test_int8_of_every_way_to_decode(tmp_path: Path, changes: dict[str, Any]) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "int4"])
 @pytest.mark.parametrize("family", ["llada", "dream", "llada2", "rnd1"])
-def test_floats_part_where_a_decision_was_close(tmp_path: Path, family: str, dtype: str) -> None:
+def test_floats_differ_only_after_a_close_decision(tmp_path: Path, family: str, dtype: str) -> None:
     folder = str(written(tmp_path / family, family))
     meshes = [None, ONE, TWO, {"data": 2, "model": 2}]
     found = traces(tmp_path / "traces", [{"model": folder, "dtype": dtype, "meshes": meshes}])[0]

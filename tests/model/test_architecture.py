@@ -14,7 +14,7 @@ def test_every_shape_is_read_whole(name):
     assert moe is None or isinstance(moe, MoEConfig)
 
 
-def test_a_shape_of_ones_own_is_read_by_its_path(tmp_path):
+def test_a_custom_shape_is_read_by_its_path(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text((ARCHITECTURES / "tiny.yaml").read_text().replace("128", "64"))
     assert architecture(mine).width == 64 == architecture(str(mine)).width

@@ -1,4 +1,4 @@
-"""NaN and infinity are found in every kind of float, and in what a model gives."""
+"""NaN and infinity are found in every kind of float, and in a model's outputs."""
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -20,7 +20,7 @@ def test_every_float_of_two_bytes(dtype) -> None:
         assert not all_finite(ordinary)
 
 
-def test_floats_of_four_bytes_and_none() -> None:
+def test_floats_of_four_bytes_and_empty_arrays() -> None:
     largest = np.finfo(np.float32).max
     assert all_finite(np.array([0, -0.0, largest, -largest, 1e-45], np.float32))
     assert all_finite(np.zeros((0, 4), np.float32))

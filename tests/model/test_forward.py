@@ -41,7 +41,7 @@ def cached_rows(config):
 
 
 @pytest.mark.parametrize("config", [DENSE, MIXTURE], ids=["dense", "mixture"])
-def test_layers_give_the_same_however_they_are_run(config):
+def test_all_ways_to_run_layers_give_the_same(config):
     params, rows, cache = cached_rows(config)
     seen = []
 
@@ -71,7 +71,7 @@ def test_each_layer_reads_its_own_cache():
         assert differs == [later > layer for later in range(3)]
 
 
-def test_a_feed_forward_half_is_exchanged():
+def test_the_feed_forward_half_can_be_replaced():
     params = drawn_params(MIXTURE)
     routed = []
 

@@ -1,4 +1,4 @@
-"""The model against what the public PyTorch implementations compute."""
+"""The model against the results of the public PyTorch implementations."""
 
 import functools
 from typing import NamedTuple
@@ -43,7 +43,7 @@ class Canvas(NamedTuple):
 def full_forward(family: str) -> Canvas:
     config, params = loaded(GOLDENS / family, "float32")
     tokens, expected, block_length = golden_forward(family)
-    if family != "llada2-moe":  # whose golden has another block than its releases
+    if family != "llada2-moe":  # its golden has another block length than its releases
         assert config.block_length == block_length
     config = config.replace(block_length=block_length)
     batch, length = tokens.shape

@@ -62,7 +62,7 @@ def test_quantized_matrices_are_never_unpacked_as_a_whole():
     assert not re.search(rf"f32\[{GROUPS},{OUT},{IN}\]", program)
 
 
-def test_gradients_are_those_of_a_dense_product():
+def test_gradients_match_a_dense_product():
     rows, weights = drawn(1)
     sizes = sizes_of([4, 4, 11, 15])
     own = np.repeat(np.arange(GROUPS), sizes)

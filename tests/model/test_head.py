@@ -65,7 +65,7 @@ def random_case(
 
 
 def assert_scores(scores: Scores, expected: Expected, largest_logit: float) -> None:
-    # A chunk's logits are rounded as a product of its own shape, so they differ in the last bit.
+    # Rounding of a chunk's logits depends on the chunk's shape, so the last bit differs.
     atol = 4 * np.finfo(np.float32).eps * (4 + largest_logit)
     np.testing.assert_array_equal(scores.token, expected.token)
     np.testing.assert_allclose(scores.confidence, expected.confidence, rtol=2e-5, atol=atol)
@@ -112,7 +112,7 @@ def test_the_lowest_id_wins_ties(data: st.DataObject) -> None:
 
 def test_float64_confidence() -> None:
     with jax.enable_x64(True):
-        # Eighths, whose products are exact in float32 in whatever order a machine adds them.
+        # Products of eighths are exact in float32 for any order of summation.
         params, hidden = jax.tree.map(lambda x: jnp.round(8 * x) / 8, random_case(VOCAB, 8, 3))
         rules = ScoreRules(confidence_dtype="float64", chunk=16)
         scores = score(params, hidden, None, rules)
@@ -123,7 +123,7 @@ def test_float64_confidence() -> None:
         np.testing.assert_allclose(scores.margin, expected.margin, rtol=1e-11)
 
 
-def test_a_quantized_head_is_streamed_too() -> None:
+def test_a_quantized_head_is_also_streamed() -> None:
     params, hidden = random_case(VOCAB, 32, 5)
     for bits in (8, 4):
         quantized = params._replace(head=quantize(np.asarray(params.head), bits))
@@ -164,7 +164,7 @@ def test_samples_follow_the_softmax(temperature: float, chunk: int) -> None:
     np.testing.assert_allclose(np.asarray(scores.confidence)[0, of_best], plain, rtol=1e-5)
 
 
-def test_noise_is_of_a_row_alone() -> None:
+def test_noise_of_a_row_does_not_depend_on_other_rows() -> None:
     params, hidden = random_case(VOCAB, 8, 5)
     keys = jax.random.split(jax.random.key(0), (2, 5))
     rules = ScoreRules(temperature=1.0)
@@ -186,7 +186,7 @@ def test_gumbel_noise_of_a_large_vocabulary() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 3e3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_all_is_finite_at_the_vocabulary_of_llada(scale: float, temperature: float) -> None:
+def test_scores_are_finite_for_the_vocabulary_of_llada(scale: float, temperature: float) -> None:
     params, hidden = random_case(LLADA_VOCAB, 4, 2, scale)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     keys = jax.random.split(jax.random.key(0), (2, 2)) if temperature else None

@@ -10,7 +10,7 @@ from llada_jax.model.layers import HIDDEN_SCORE, attend, fused_attend
 
 @pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("bfloat16", 2e-3)])
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_a_fused_kernel_gives_what_ours_gives(dtype, within, kv_heads):
+def test_a_fused_kernel_matches_ours(dtype, within, kv_heads):
     rng = np.random.default_rng(0)
 
     def drawn(*shape):

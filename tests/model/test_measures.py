@@ -1,4 +1,4 @@
-"""What rules ask of the head beside the scores, against the softmax of all logits at once."""
+"""Measures that rules request from the head, against the softmax of all logits at once."""
 
 from functools import partial
 
@@ -67,7 +67,7 @@ def test_nothing_has_moved_from_itself():
     assert found.top_ids is None and found.listed is None and found.class_ids is None
 
 
-def test_what_is_added_changes_the_argmax_and_every_measure():
+def test_added_logits_change_the_argmax_and_every_measure():
     params, hidden = random_case(VOCAB, 8, 5)
     logits = counted(params, hidden, ())
     best = logits.argmax(axis=-1)
@@ -85,7 +85,7 @@ def test_what_is_added_changes_the_argmax_and_every_measure():
     np.testing.assert_allclose(scores.confidence, expected, rtol=1e-5)
 
 
-def test_only_what_is_asked_is_computed():
+def test_only_requested_measures_are_computed():
     params, hidden = random_case(VOCAB, 8, 5)
 
     def flops(asked):

@@ -1,4 +1,4 @@
-"""Quantized weights: what the integers stand for, and products with them."""
+"""Quantized weights: their dequantized values, and products with them."""
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +92,7 @@ def test_an_int8_product_is_the_integer_one() -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_product_is_near_that_of_the_float_weight(bits: Bits) -> None:
+def test_a_product_is_near_the_product_with_the_float_weight(bits: Bits) -> None:
     x, weight = random_weight(64, 256, seed=1), random_weight(128, 256)
     exact = x @ weight.T
     error = np.asarray(linear(jnp.asarray(x), quantize(weight, bits))) - exact
@@ -103,7 +103,7 @@ def test_a_product_is_near_that_of_the_float_weight(bits: Bits) -> None:
     assert error.std() == pytest.approx(predicted, rel=0.1)
 
 
-def test_an_int4_product_is_that_of_the_dequantized_weight() -> None:
+def test_an_int4_product_matches_the_dequantized_weight() -> None:
     x, weight = random_weight(3, 64, seed=1), quantize(random_weight(5, 64), 4)
     expected = x @ np.asarray(dequantize(weight, jnp.float32)).T
     np.testing.assert_allclose(linear(jnp.asarray(x), weight), expected, rtol=1e-5, atol=1e-5)

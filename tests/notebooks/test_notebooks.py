@@ -17,14 +17,14 @@ SMALLER = {
     "tune_for_a_phone": {'"SM8750", 60': '"SM8750", 8', '"budget=8"': '"budget=2"'},
     "train_and_edit": {"STEPS, ITEMS = 120, 150": "STEPS, ITEMS = 24, 6"},
 }
-"""What is put in place of what, where a notebook takes minutes as it stands."""
+"""Replacements of text in notebooks that take minutes unchanged."""
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 QUICK = [ROOT / "notebooks" / f"{name}.ipynb" for name in ("quickstart", "the_phone")]
 
 
 def run(paths: Sequence[Path], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs notebooks in one kernel, each of which finds no names of the one before."""
+    """Runs notebooks in one kernel; names of one notebook are hidden from the next."""
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     for package in ("ipykernel", "ai_edge_litert", "litert_converter"):
@@ -61,12 +61,12 @@ def test_some_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run([path], tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_it_imports_of_the_project_exists(path: Path) -> None:
+def test_imports_of_the_project_exist(path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     nodes = [node for cell in cells for node in ast.walk(ast.parse(cell.source))]

@@ -8,7 +8,7 @@ from llada_jax.phones.uncertainty import CLIFFS, DOUBT, shifted_profiles, with_u
 from tests.phones.small import PHONE
 
 
-def test_doubts_add_in_quadrature():
+def test_uncertainties_add_in_quadrature():
     latency = with_uncertainty(PHONE, lambda p: p.memory.dram_gbps * p.power.idle_w**2)
     tags = [PHONE.numbers[path].tag for path in ("memory.dram_gbps", "power.idle_w")]
     doubts = [math.log(1 + DOUBT[tag]) for tag in tags]

@@ -1,4 +1,4 @@
-"""Products with tiles: as with the dequantized weight, without a dequantized weight."""
+"""Products with tiles equal products with the dequantized weight, without storing that weight."""
 
 import builtins
 import sys
@@ -39,7 +39,7 @@ def weight_of(tiles):
 
 
 def assert_product(found, x, tiles):
-    """To 1e-5 of the largest result."""
+    """Asserts equality within 1e-5 of the largest result."""
     expected = x.astype(np.float64) @ weight_of(tiles).astype(np.float64).T
     assert found.dtype == np.float32 and found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
@@ -73,7 +73,7 @@ def test_products_of_any_shape(seed, out, inputs, leading, threads):
 
 
 def test_each_weight_is_multiplied_by_its_input(multiply):
-    """Products with unit vectors give the weight itself, exactly."""
+    """Products with unit vectors give exactly the weight."""
     tiles = random_tiles(np.random.default_rng(0), 64, 64)
     np.testing.assert_array_equal(multiply(np.eye(64, dtype=np.float32), tiles).T, weight_of(tiles))
 
@@ -96,8 +96,8 @@ def test_callers_share_a_multiplier(multiply):
 
 
 def test_decoded_weights_are_not_stored(multiply):
-    """All that is allocated is the copy of x, the sums and the result: numpy tells tracemalloc, and
-    the kernel calls nothing that could allocate."""
+    """Only the copy of x, the sums and the result are allocated: numpy reports its allocations to
+    tracemalloc, and the kernel calls no function that could allocate."""
     tiles = Tiles(np.full((64, 64, 576), 0x11, np.uint8))
     x = np.ones((4, tiles.shape[1]), np.float32)
     multiply(x, tiles)
@@ -157,7 +157,7 @@ def test_bad_input_of_a_product_is_refused(multiply, x, message):
         multiply(np.asarray(x), random_tiles(np.random.default_rng(0), 32, 64))
 
 
-def test_bad_numbers_of_threads_are_refused():
+def test_invalid_thread_counts_are_refused():
     with pytest.raises(ValueError, match="threads is 0; allowed: 1 or more"):
         TileMultiplier(0)
 

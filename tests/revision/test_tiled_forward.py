@@ -45,7 +45,7 @@ def multiply():
 
 
 def plain(packed):
-    """Returns what tiles stand for in float32, of whole parameters at once."""
+    """Returns whole parameters with all tiles dequantized to float32."""
 
     def unpacked(leaf):
         return QuantArray(*unpack_q4_0(leaf)) if isinstance(leaf, Tiles) else leaf
@@ -63,7 +63,7 @@ def decoded(params):
 
 @functools.cache
 def model_of(config):
-    """Packed parameters, and what they stand for in float32."""
+    """Packed parameters, and the same parameters dequantized to float32."""
     packed = pack_params(drawn_params(config), config)
     return packed, plain(packed)
 
@@ -75,7 +75,7 @@ def cache_of(config, batch, length=CACHED, dtype=jnp.float32):
 
 
 def some_rows(batch=2, length=CACHED):
-    """Scattered positions, the last row of each dead."""
+    """Scattered positions; the last row of each canvas is dead."""
     positions = np.int32([[3, 17, 20, 0], [30, 5, 6, 0]][:batch])
     live = np.array([[True, True, True, False], [True, True, False, False]][:batch])
     cached = np.arange(length) < 33
@@ -163,7 +163,7 @@ def test_scores(multiply, rules):
 
 @functools.cache
 def tiled_and_plain():
-    """The bundled model in tiles, and what they stand for in float32."""
+    """The bundled model in tiles, and the same weights dequantized to float32."""
     tiles = lj.tiled(lj.load("tiny"))
     return tiles, tiles.replace(params=plain(tiles.params))
 
@@ -178,7 +178,7 @@ REFRESHED = lj.SamplerConfig.preset(
 
 @pytest.mark.slow
 def test_a_worker_refreshes_from_tiles():
-    """Of the model that they stand for, it is the same refresh; of another one, another."""
+    """Tiles of the run's weights give the same refresh; tiles of other weights give another."""
     tiles, model = tiled_and_plain()
     expected = lj.generate(model, PROMPT, REFRESHED, trace=True)
     found = lj.generate(model, PROMPT, REFRESHED, trace=True, refresh_on=tiles)
@@ -191,7 +191,7 @@ def test_a_worker_refreshes_from_tiles():
 
 
 def fails_beside_a_job(monkeypatch):
-    """The run's own forward ends it, while the worker still has its first job to do."""
+    """The run's forward fails while the worker still has its first job to do."""
     worker, denoiser_for = Held(), denoisers.denoiser_for
 
     def failing_denoiser(config, rules, hooks):
@@ -212,7 +212,7 @@ def fails_beside_a_job(monkeypatch):
 
 
 def fails_in_a_job(monkeypatch):
-    """The kernel ends the first job, in a thread of the pool or in the worker's own."""
+    """The kernel fails in the first job, in a thread of the pool or in the worker's thread."""
     failed = threading.Event()
 
     def kernel(*args):
@@ -259,7 +259,7 @@ def test_unsupported_uses_of_tiles_are_refused():
 
 
 def test_a_worker_runs_next_to_another_forward(multiply):
-    """From a thread of its own, as a worker runs it, while XLA runs the other rows."""
+    """From a separate thread, as in a worker, while XLA runs the other rows."""
     packed, params = model_of(CONFIG)
     denoiser = tiled_denoiser(CONFIG, ScoreRules(), multiply)
     rows, cache = some_rows(), cache_of(CONFIG, 2)

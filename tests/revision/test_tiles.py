@@ -1,4 +1,4 @@
-"""Tiles: their bytes are where the layout says, and packing loses nothing."""
+"""Tiles: their bytes follow the documented layout, and packing is lossless."""
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +14,7 @@ SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3)).map(lambda s: (32 * s[0
 
 
 def q4_0(seed, out, inputs):
-    """Any integers and any positive float16 scales, not just those of a quantizer."""
+    """Any integers and any positive float16 scales, not only values that a quantizer gives."""
     rng = np.random.default_rng(seed)
     values = rng.integers(-8, 8, (out, inputs)).astype(ml_dtypes.int4)
     bits = rng.integers(1, 0x7C00, (out, inputs // 32)).astype(np.uint16)

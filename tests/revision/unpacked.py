@@ -1,4 +1,4 @@
-"""Tiles, read back by what their layout says."""
+"""Unpacks tiles by their documented layout."""
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +8,7 @@ from llada_jax.revision.tiles import BIAS, NIBBLE_BYTES, TILE, Tiles
 
 
 def unpack_q4_0(tiles: Tiles) -> QuantArray:
-    """Inverts `pack_q4_0`; gives numpy arrays."""
+    """Inverts `pack_q4_0`; returns numpy arrays."""
     nibbles = tiles.blocks[..., :NIBBLE_BYTES]
     # From o i pair column row to [Out, In].
     pairs = np.stack([nibbles & 15, nibbles >> 4], axis=-1)

@@ -1,4 +1,4 @@
-"""Observations of one block, for tests of rules without a model."""
+"""Step observations of one block, for testing rules without a model."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from llada_jax.types import Scores
 
 
 def observed(scores: Scores, masked, quota, config: SamplerConfig, random=None) -> Observation:
-    """Returns what a rule observes of a block at its first step."""
+    """Returns the observation that a rule gets at the first step of a block."""
     zeros = jnp.zeros(masked.shape, jnp.int32)
     priority = {
         "low_confidence": scores.confidence,
@@ -38,7 +38,7 @@ def observed(scores: Scores, masked, quota, config: SamplerConfig, random=None) 
 
 
 def commits(seen: Observation, config: SamplerConfig) -> jax.Array:
-    """Returns which masks the rule of a configuration commits, [B, C]."""
+    """Returns the masks that a configuration's rule commits, as booleans [B, C]."""
     sizes = SimpleNamespace(batch=len(seen.masked))
     decision, _ = config.rule.decide(seen, config.rule.init(sizes))
     return seen.masked & decision.commit

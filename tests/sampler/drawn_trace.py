@@ -1,4 +1,4 @@
-"""A trace of made-up forwards, without a model: each scores all masks and commits one."""
+"""A synthetic trace, made without a model: each forward scores all masks and commits one."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""A forward over whole canvases in which a row sees its own order, and lower ones."""
+"""A forward over whole canvases in which a row sees rows of the same or a lower order."""
 
 import functools
 
@@ -12,7 +12,7 @@ from llada_jax.rows import make_rows
 
 @functools.partial(jax.jit, static_argnums=1)
 def in_order(params, config, tokens, order, live=None):
-    """Returns the logits, [B, L, V]; positions count the live ones."""
+    """Returns the logits [B, L, V]. Positions count live rows only."""
     live = jnp.ones(tokens.shape, bool) if live is None else live
     positions = jnp.maximum(jnp.cumsum(live, axis=1, dtype=jnp.int32) - 1, 0)
     nothing = jnp.zeros((len(tokens), 0), bool)

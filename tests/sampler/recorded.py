@@ -1,4 +1,4 @@
-"""The toy denoiser outside JAX, with a record of the rows that it was given."""
+"""The toy denoiser outside JAX, which records the rows it receives."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from tests.sampler.toy import CONFIG, in_parts, toy_denoiser
 def recorded_decode(
     prompts, config: SamplerConfig, model=CONFIG, salt=0, **options
 ) -> tuple[Result, list[Rows]]:
-    """A run of the host loop, and the rows of each of its forwards as numpy arrays."""
+    """Returns a run of the host loop and the rows of each forward as numpy arrays."""
     config = with_ids(config, model)
     toy, forwards = in_parts(toy_denoiser(config)), []
 

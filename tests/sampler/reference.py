@@ -1,4 +1,4 @@
-"""LLaDA's sampling loop written a second time: numpy, one row, one decision at a time."""
+"""An independent version of LLaDA's sampling loop in numpy: one row, one decision at a time."""
 
 import numpy as np
 

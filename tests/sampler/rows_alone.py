@@ -1,4 +1,4 @@
-"""What one row of a batch did, against the same prompt decoded alone."""
+"""Compares one row of a batch with the same prompt decoded alone."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ EVENTS = ("step", "position", "token", "confidence", "kind")
 
 
 def assert_row_is(together: Result, row: int, alone: Result) -> None:
-    """Tokens, and the rows, scores and events of every forward, are those of the row alone."""
+    """Asserts equal tokens, and equal rows, scores and events in every forward."""
     np.testing.assert_array_equal(together.generated[row], alone.generated[0])
     assert together.nfe[row] == alone.nfe[0]
     ours, theirs = _story(together.trace, row), _story(alone.trace, 0)

@@ -1,7 +1,7 @@
-"""A denoiser that reads its predictions from a script, for tests that tell a story.
+"""A denoiser that reads its predictions from a script, for tests of exact sequences of steps.
 
-It runs outside JAX. What a row predicts may depend on the forward, the row's position, and whether
-the row feeds [MASK]; not on what it sees.
+It runs outside JAX. A row's prediction may depend on the forward, the row's position, and whether
+the row feeds [MASK], but not on the tokens that the row sees.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Script = Callable[[int, int, bool], tuple[int, float]]
 
 
 class Scripted:
-    """A denoiser and what it was given."""
+    """A denoiser and the tokens that it was fed."""
 
     def __init__(self, script: Script):
         self._script = script

@@ -58,7 +58,7 @@ def test_threshold():
     assert accepted([0.9, 0.9], is_open=[False, False], **half) == []
 
 
-def test_what_is_certain_and_near_comes_first():
+def test_confident_and_near_masks_come_first():
     settings = dict(accept="entropy_distance", max_entropy=0.5, distance_penalty=0.1)
     assert accepted([0.5] * 4, entropy=[0.4, 0.6, 0.1, 0.3], **settings) == [0, 2]
     assert accepted([0.5] * 3, entropy=[0.9, 0.7, 2.0], **settings) == [1], "the best of both"

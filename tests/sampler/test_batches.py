@@ -1,4 +1,4 @@
-"""Where windows reach beyond a block and tokens change, a batch still gives each row its own."""
+"""A batch decodes each row as alone, even if windows pass block ends and tokens change."""
 
 from pathlib import Path
 
@@ -11,23 +11,23 @@ from llada_jax.sampler.generate import Result
 from llada_jax.sampler.trace import Event
 from tests.sampler.toy import toy_decode
 
-pytestmark = pytest.mark.slow  # quick tests compare batches on the toy, beside each policy
+pytestmark = pytest.mark.slow  # quick tests of each policy compare batches on the toy
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "llada-gqa"
 OF_GOLDEN = {"mask_id": 319, "eos_id": 318}
 TOY_PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 PROMPTS = [[29, 259, 9, 163, 26], [92, 145], [128, 122, 11, 4, 39, 5, 202, 159, 195]]
-SHORTEST = 1  # what a batch pads most
+SHORTEST = 1  # needs the most padding in a batch
 SHOWN = {
     "multi_block": (Event.AHEAD,),
     "staged": (Event.REPLACE, Event.PROMOTE),
     "llada_cpp": (Event.AHEAD, Event.REPLACE, Event.PROMOTE),
 }
-"""What each policy is for, and the row alone must do."""
+"""What each policy must actually do in the run of a single row."""
 
 
 def sampler(policy: str, threshold: float, **stages: float) -> SamplerConfig:
-    """Thresholds between which the confidence of an untrained model lies."""
+    """Thresholds around the confidences of an untrained model."""
     lengths = dict(gen_length=16, block_length=8, steps=16)
     settings = {"multi_block": {"threshold": threshold}}.get(policy, stages)
     return SamplerConfig.preset(policy, **lengths, **settings)

@@ -1,4 +1,4 @@
-"""Families whose rows see what comes before them, in an order that their canvas gives."""
+"""Families with causal attention, in an order that the canvas defines."""
 
 import functools
 import json
@@ -31,7 +31,7 @@ def golden(name):
 
 
 def drawn(name: str, seed: int) -> lj.Model:
-    """The golden's shape with other weights, where EOS comes up as often as another token."""
+    """The golden's shape with other weights, for which EOS is as frequent as any other token."""
     model, rng = golden(name), np.random.default_rng(seed)
 
     def scaled(leaf):
@@ -61,13 +61,13 @@ def test_autoregressive_models_generate_as_transformers_do(name):
         assert tokens[: len(expected)].tolist() == expected
 
 
-def test_an_autoregressive_model_decodes_one_token_a_forward():
+def test_an_autoregressive_model_decodes_one_token_per_forward():
     for preset in ("nemotron", "self_speculation"):
         with pytest.raises(ValueError, match=r"the model has no \[MASK\], as .*; allowed: 1"):
             lj.generate(golden("ar-qwen3"), [[1, 2]], PRESET(preset, gen_length=32))
 
 
-def test_a_block_sees_itself_whole_behind_what_is_finished():
+def test_a_block_sees_itself_and_finished_tokens():
     model, data = golden("nemotron"), np.load(GOLDENS / "nemotron" / "forward.npz")
     order = jnp.minimum(jnp.arange(data["tokens"].shape[1]), data["start"])[None]
     order = jnp.broadcast_to(order, data["tokens"].shape)
@@ -77,7 +77,7 @@ def test_a_block_sees_itself_whole_behind_what_is_finished():
 
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6))
-def test_greedy_self_speculation_gives_the_tokens_of_one_after_another(seed):
+def test_greedy_self_speculation_matches_token_by_token_decoding(seed):
     model, rng = drawn("nemotron", seed), np.random.default_rng(seed)
     prompts = [rng.integers(0, 90, len(prompt)).tolist() for prompt in PROMPTS]
     one = lj.generate(model, prompts, ONE)
@@ -94,7 +94,7 @@ def test_greedy_self_speculation_gives_the_tokens_of_one_after_another(seed):
         pytest.param("wedlm", "wedlm", marks=pytest.mark.slow),
     ],
 )
-def test_a_batch_gives_each_row_what_it_gives_alone(family, name):
+def test_a_batch_decodes_each_row_as_alone(family, name):
     config = PRESET(name, gen_length=GEN, block_length=8)
     together = lj.generate(golden(family), PROMPTS, config, trace=True)
     trace, left = together.trace, {}
@@ -127,19 +127,19 @@ def test_a_batch_gives_each_row_what_it_gives_alone(family, name):
          "window is 'sliding', and the model's blocks begin"),
     ],
 )  # fmt: skip
-def test_what_no_such_family_can_do_is_refused(family, settings, message):
+def test_settings_that_causal_families_cannot_use_are_refused(family, settings, message):
     config = lj.SamplerConfig.from_flat(**{"gen_length": 8, "block_length": 8, **settings})
     with pytest.raises(ValueError, match=message):
         lj.generate(golden(family), [[1, 2, 3]], config)
 
 
 @pytest.mark.parametrize("accept", ["quota", "staged"])
-def test_a_window_slides_by_what_each_step_commits(accept):
+def test_a_window_slides_by_the_tokens_of_each_step(accept):
     with pytest.raises(ValueError, match=f"window is 'sliding' and accept is '{accept}'"):
         lj.SamplerConfig.from_flat(window="sliding", cache="blockwise", accept=accept)
 
 
-def test_holes_and_constraints_are_not_speculated_about():
+def test_holes_and_constraints_turn_speculation_off():
     with pytest.raises(ValueError, match="'speculate' with holes or a constraint"):
         lj.infill(golden("nemotron"), [[1, 94, 94, 2]], PRESET("self_speculation"))
 

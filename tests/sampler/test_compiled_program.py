@@ -1,4 +1,4 @@
-"""The compiled loop as a program: it copies no whole cache, and does not grow with the layers."""
+"""The compiled loop's program: it never copies a whole cache and does not grow with the layers."""
 
 import re
 from functools import partial
@@ -31,7 +31,7 @@ WIDE = re.compile(r"tensor<[\dx]+xf64>")
 
 
 def lowered(window: str, n_layers: int = 2) -> jax.stages.Lowered:
-    """The loop's program, of shapes alone."""
+    """The loop's program, lowered from shapes only."""
     shape = SHAPE.replace(n_layers=n_layers)
     config = lj.SamplerConfig.from_flat(**{"gen_length": 16, "block_length": 8, **WINDOWS[window]})
     config = with_ids(config, shape)
@@ -61,14 +61,14 @@ def test_no_step_copies_a_whole_cache(window):
 
 
 @pytest.mark.parametrize("window", CASES)
-def test_only_who_asks_for_float64_computes_in_it(window):
-    """A parity preset's request allows 64 bits for the whole program."""
+def test_float64_is_used_only_if_requested(window):
+    """A parity preset's request turns on 64-bit types for the whole program."""
     with jax.enable_x64(True):
         program = lowered(window)
     assert not WIDE.search(program.as_text())
 
 
-def test_the_request_reaches_the_head_alone():
+def test_the_request_only_reaches_the_head():
     program = lowered("wide").as_text()
     assert WIDE.search(program)
     layer = program.partition("func.func private @run_layer(")[2].partition("func.func")[0]
@@ -77,11 +77,11 @@ def test_the_request_reaches_the_head_alone():
 
 @pytest.mark.parametrize(("window", "choices"), [("constant", 0), ("none", 1), ("dual", 2)])
 def test_a_step_branches_only_where_a_size_varies(window, choices):
-    """Among sizes of the head, and of the forward; a step of one size of each has no branch."""
+    """Branches choose sizes of the head and the forward; with one size of each there is none."""
     assert lowered(window).as_text().count("stablehlo.case") == choices
 
 
-def test_sixteen_layers_are_a_program_hardly_longer_than_two():
-    """Of equal layers, each is a call of one function."""
+def test_sixteen_layers_make_a_program_hardly_longer_than_two():
+    """Equal layers are calls of one function."""
     short, long = (lowered("llada_cpp", n).as_text().count("\n") for n in (2, 16))
     assert short < long < 1.2 * short

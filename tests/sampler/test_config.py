@@ -57,7 +57,7 @@ def test_presets():
         SamplerConfig.preset("slow")
 
 
-def test_defaults_are_the_house_rules():
+def test_defaults_are_the_recommended_settings():
     parity = SamplerConfig().parity
     assert parity.confidence_dtype == "float32" and not parity.strict_threshold
     assert parity.forced_progress == "top1"
@@ -145,7 +145,7 @@ ELSEWHERE = [
 ]  # fmt: skip
 
 
-def test_settings_of_policies_that_are_not_in_use_keep_their_defaults():
+def test_settings_of_unused_policies_must_keep_their_defaults():
     for settings, where, others in ELSEWHERE:
         for name, value in others.items():
             default = SamplerConfig().as_dict()[name]
@@ -159,7 +159,7 @@ def test_settings_of_policies_that_are_not_in_use_keep_their_defaults():
             assert same == SamplerConfig.from_flat(**settings)
 
 
-def test_retired_settings_of_stored_files_are_read_if_they_still_hold():
+def test_retired_settings_of_stored_files_are_read_if_they_have_no_effect():
     stored = {**SamplerConfig.preset("staged").as_dict(), **RETIRED}
     assert SamplerConfig.from_flat(stored) == SamplerConfig.preset("staged")
     with pytest.raises(
@@ -171,7 +171,7 @@ def test_retired_settings_of_stored_files_are_read_if_they_still_hold():
     assert RETIRED.keys().isdisjoint(SamplerConfig.preset("staged").as_dict())
 
 
-def test_an_unknown_name_is_refused_with_the_one_that_is_close():
+def test_an_unknown_name_is_refused_with_a_suggestion():
     for name, hint in (
         ("tresh", "did you mean threshold?"),
         ("theta_stabel", "did you mean theta_stable?"),
@@ -197,7 +197,7 @@ def test_policies_are_values_with_flat_names():
 
 
 @pytest.mark.parametrize("name", ["llada", "fast_dllm", "llada_cpp", "token_edit"])
-def test_flat_settings_as_a_dict_come_back(name):
+def test_flat_settings_survive_a_round_trip_through_a_dict(name):
     config = SamplerConfig.preset(name, block_length=16)
     if name == "llada_cpp":
         config = config.replace(latency_table=TABLE)
@@ -214,7 +214,7 @@ def test_steps_follow_the_length_unless_they_are_set():
     assert SamplerConfig.from_flat(gen_length=64, steps=None).steps == 64
 
 
-def test_numbers_are_leaves_and_choices_are_not():
+def test_numbers_are_pytree_leaves_and_choices_are_not():
     config = SamplerConfig.preset("llada_cpp", draft_threshold=0.8)
     assert jax.tree.leaves(config) == [0.7, 0.9, 0.8]
     other = jax.tree.map(lambda number: number / 2, config)
@@ -233,7 +233,7 @@ def test_a_block_shorter_than_the_trigger_names_both():
     SamplerConfig.preset("llada_cpp", block_length=2, lookahead_trigger=2)
 
 
-def test_the_rule_follows_the_number_that_is_set():
+def test_the_rule_is_chosen_by_the_number_that_is_set():
     threshold = SamplerConfig.from_flat(threshold=0.9)
     assert threshold.rule == Threshold(threshold=0.9)
     assert threshold.replace(threshold=None).rule == Quota()

@@ -1,4 +1,4 @@
-"""Continuous batches: each prompt decodes as alone, whatever shares the batch with it, and when."""
+"""Continuous batches: each prompt decodes as alone, whichever prompts share its batch and when."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -25,7 +25,7 @@ RULES = {
     "staged": STAGED.replace(eos_early_stop=True),
 }
 SHORT_PROMPTS = st.lists(st.integers(0, 20), min_size=1, max_size=7)
-"""Canvases of one padded length, so of one program for each number of places."""
+"""Canvases of one padded length, so that there is one program per batch size."""
 UNEQUAL = [[3, 1, 4], [9, 2], list(range(20)), [6, 5, 3, 5, 8], [7]]
 
 
@@ -63,7 +63,7 @@ def assert_each_is_as_alone(rule: str, loop: Loop, prompts: Any, seed: int, plac
 
 @settings(max_examples=4)
 @given(prompts=st.lists(SHORT_PROMPTS, min_size=1, max_size=7), seed=st.integers(0, 1000))
-def test_each_result_is_that_of_the_prompt_alone(prompts, seed):
+def test_each_result_equals_the_prompt_decoded_alone(prompts, seed):
     assert_each_is_as_alone("drawn", "compiled", [*prompts, [5], [6, 7]], seed, places=2)
 
 
@@ -76,12 +76,12 @@ def test_each_result_is_that_of_the_prompt_alone(prompts, seed):
     seed=st.integers(0, 1000),
     places=st.integers(1, 4),
 )
-def test_any_number_of_places(rule, loop, prompts, seed, places):
+def test_any_number_of_batch_slots(rule, loop, prompts, seed, places):
     assert_each_is_as_alone(rule, loop, prompts, seed, places)
 
 
 @pytest.mark.slow
-def test_prompts_of_other_lengths_and_several_to_a_result():
+def test_prompts_of_different_lengths_and_several_per_result():
     together = toy_decode(UNEQUAL, RULES["staged"], salt=1, loop="compiled")
     found = list(places_for(UNEQUAL, RULES["staged"], 2).results(2, trace=True))
     assert [len(result.nfe) for result in found] == [2, 2, 1]
@@ -92,7 +92,7 @@ def test_prompts_of_other_lengths_and_several_to_a_result():
     assert_same(found[0], toy_decode(UNEQUAL[:2], RULES["staged"], salt=1, loop="host"))
 
 
-def test_results_come_in_the_order_of_prompts_while_others_wait():
+def test_results_arrive_in_the_order_of_the_prompts():
     taken = places_for(UNEQUAL, ONE_BY_ONE, 2, loop="host")
     (first,) = islice(taken.results(), 1)
     assert first.prompt_lengths.tolist() == [3]
@@ -100,7 +100,7 @@ def test_results_come_in_the_order_of_prompts_while_others_wait():
 
 
 @pytest.mark.parametrize("loop", ["compiled", "host"])
-def test_a_bad_canvas_ends_the_stream_where_its_result_would_be(loop):
+def test_a_bad_canvas_ends_the_stream_at_its_turn(loop):
     prompts = [[3, 1], [4, 1], [9, 2], [5, 3], [6, 5]]
     bad = poisoned({9: 3, 5: 1})
     results = places_for(prompts, ONE_BY_ONE, 2, POISONED, bad, loop=loop).results()

@@ -37,7 +37,7 @@ SLOW = pytest.mark.slow
 SMALL = SamplerConfig.from_flat(gen_length=24, block_length=8, steps=12)
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 SHORT_PROMPTS = st.lists(st.integers(0, 20), min_size=1, max_size=7)
-"""Canvases of one padded length, so of one program."""
+"""Canvases of one padded length, so that they share a program."""
 
 
 @jax.jit
@@ -75,7 +75,7 @@ def test_whole_canvas_equals_a_plain_loop(rule, remasking, salt):
 
 
 def assert_complete(result: Result, prompts: Sequence[Sequence[int]]) -> None:
-    """Prompts have stayed, and no mask is left."""
+    """Asserts that prompts are unchanged and no mask is left."""
     for row, prompt in enumerate(prompts):
         canvas = result.tokens[row, -len(prompt) - SMALL.gen_length :]
         np.testing.assert_array_equal(canvas[: len(prompt)], prompt)
@@ -95,7 +95,7 @@ def assert_complete(result: Result, prompts: Sequence[Sequence[int]]) -> None:
 @settings(max_examples=2)
 @given(salt=st.integers(0, 100), seed=st.integers(0, 1000))
 def test_both_loops_and_any_batch_decode_alike(model, cache, rule, salt, seed):
-    """The compiled loop on a batch, and the host's on each prompt alone."""
+    """Compares the compiled loop on a batch with the host loop on each single prompt."""
     config = SMALL.replace(cache=cache, temperature=0.7, eos_early_stop=True, **rule)
     seeds = [seed, seed + 11, seed + 22]
     together = toy_decode(PROMPTS, config, model, salt, seed=seeds, loop="compiled")
@@ -114,7 +114,7 @@ def test_both_loops_and_any_batch_decode_alike(model, cache, rule, salt, seed):
 @given(salt=st.integers(0, 100), temperature=st.floats(0.5, 1.5), rule=st.sampled_from(RULES))
 @settings(max_examples=6)
 def test_both_loops_decode_a_batch_alike(cache, salt, temperature, rule):
-    """As above, and greedily; of batches, which also share their buckets and steps."""
+    """As above, but greedy, and both loops get the batch, so buckets and steps are equal too."""
     for config in (SMALL.replace(cache=cache, **rule), SMALL.replace(
         cache=cache, temperature=temperature, **rule
     )):  # fmt: skip
@@ -130,7 +130,7 @@ def test_both_loops_decode_a_batch_alike(cache, salt, temperature, rule):
         for pair in product(WINDOWS, (3, 6, 12, 24, 48))
     ],
 )
-def test_masks_fall_as_the_schedule_says(cache, steps):
+def test_the_number_of_masks_follows_the_schedule(cache, steps):
     config = SMALL.replace(cache=cache, steps=steps)
     result = toy_decode(PROMPTS, config)
     assert_complete(result, PROMPTS)
@@ -143,7 +143,7 @@ def test_masks_fall_as_the_schedule_says(cache, steps):
         assert committed.tolist() == expected
 
 
-def test_same_key_same_canvas_and_another_key_another():
+def test_the_key_determines_the_canvas():
     config = SMALL.replace(temperature=1.0)
     first, again, other = (toy_decode(PROMPTS, config, seed=seed).tokens for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
@@ -170,7 +170,7 @@ def test_jit_equals_no_jit(loop):
 @settings(max_examples=8)
 @given(salt=st.integers(0, 100), prompt=SHORT_PROMPTS)
 def test_block_causal_tokens_never_depend_on_later_blocks(salt, prompt):
-    """A canvas that ends earlier has other later blocks: none at all."""
+    """A shorter canvas has fewer later blocks."""
     long = toy_decode([prompt], SMALL, BLOCK_CAUSAL, salt=salt)
     short_config = SMALL.replace(gen_length=16, steps=8)
     short = toy_decode([prompt], short_config, BLOCK_CAUSAL, salt=salt)
@@ -183,8 +183,8 @@ def test_block_causal_tokens_never_depend_on_later_blocks(salt, prompt):
 )
 @settings(max_examples=3)
 @given(salt=st.integers(0, 100), prompt=SHORT_PROMPTS)
-def test_every_window_is_exact_where_attention_is_block_causal(rule, salt, prompt):
-    """Whichever loop decodes it."""
+def test_every_window_is_exact_if_attention_is_block_causal(rule, salt, prompt):
+    """With both loops."""
     runs = [
         toy_decode([prompt], SMALL.replace(cache=cache, **rule), BLOCK_CAUSAL, salt, loop=loop)
         for cache, loop in zip(WINDOWS, ("compiled", "host", "host", "compiled"), strict=True)
@@ -198,8 +198,8 @@ def test_every_window_is_exact_where_attention_is_block_causal(rule, salt, promp
     "cache", ["blockwise", *[pytest.param(c, marks=SLOW) for c in WINDOWS[1:3]]]
 )
 def test_shifted_outputs_read_the_row_before(cache):
-    """Windows of a shifted model are exact where attention is block-causal, so that a block's
-    first token was indeed predicted by the last row of the block before."""
+    """Windows of a shifted model are exact if attention is block-causal, which shows that the
+    last row of a block predicts the first token of the next block."""
     shifted, prompts = BLOCK_CAUSAL.replace(shift_logits=True), [PROMPTS[0]]
     whole = toy_decode(prompts, SMALL, shifted)
     window = toy_decode(prompts, SMALL.replace(cache=cache), shifted, loop="host")
@@ -226,7 +226,7 @@ def test_rows_of_each_window():
     assert blockwise.cache_length[:, 0].tolist() == [0, 5, 5, 13, 13, 21]
 
 
-def test_rows_that_are_done_run_no_more():
+def test_finished_rows_are_not_run():
     config = SMALL.replace(threshold=0.3)
     result = toy_decode(PROMPTS, config, salt=1)
     assert len(set(result.nfe.tolist())) > 1, "the case must have rows of different length"
@@ -258,7 +258,7 @@ def test_infilling_fills_the_holes_and_nothing_else(cache, rule, holes, salt):
 
 
 @pytest.mark.parametrize("cache", [pytest.param(c, marks=SLOW) for c in WINDOWS])
-def test_infilling_a_batch_gives_each_canvas_what_it_gives_alone(cache):
+def test_infilling_a_batch_fills_each_canvas_as_alone(cache):
     canvases = [[1, MASK, 3, MASK, MASK], [MASK] * 11, [4, 5, 6]]
     config = SMALL.replace(cache=cache)
     together = toy_decode(canvases, config, infill=True)
@@ -316,7 +316,7 @@ DETAILS: list[dict[str, Any]] = [
         *[pytest.param(detail, marks=SLOW) for detail in DETAILS],
     ],
 )
-def test_both_loops_agree_on_what_samplers_disagree_on(options):
+def test_both_loops_agree_on_settings_that_samplers_implement_differently(options):
     config = SMALL.replace(threshold=1.0, steps=3, **options)
     host, compiled = (toy_decode(PROMPTS, config, loop=loop) for loop in LOOPS)
     assert host.trace.same_decoding(compiled.trace)

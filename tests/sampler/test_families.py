@@ -15,7 +15,7 @@ CONFIG = lj.SamplerConfig.from_flat(
     gen_length=16, block_length=8, steps=16, mask_id=319, eos_id=318, eot_id=317
 )
 LONGEST = 32
-"""Positions of every canvas that is run in full, so that they share a program."""
+"""The length of every canvas that is run in full, so that all share a program."""
 
 
 @pytest.fixture(
@@ -34,7 +34,7 @@ def model(request):
     ("cache", "loop"),
     [("blockwise", "host"), *[(c, "compiled") for c in ("none", "dual", "blockwise")]],
 )
-def test_a_batch_gives_each_row_what_it_gives_alone(model, cache, loop):
+def test_a_batch_decodes_each_row_as_alone(model, cache, loop):
     config = CONFIG.replace(cache=cache, threshold=0.2)
     together = lj.generate(model, PROMPTS, config, loop=loop)
     for row, prompt in enumerate(PROMPTS):
@@ -43,9 +43,9 @@ def test_a_batch_gives_each_row_what_it_gives_alone(model, cache, loop):
         assert together.nfe[row] == alone.nfe[0]
 
 
-def test_a_batch_gives_what_full_forwards_of_each_row_give(model):
-    """Every step again, as one forward over the canvas up to the block's end, in which no block
-    sees a later one: no cache, no rows, no padding, no batch."""
+def test_a_batch_equals_full_forwards_of_each_row(model):
+    """Repeats every step as one forward over the canvas up to the block's end, in which no block
+    sees a later block: without cache, selected rows, padding or batch."""
     result = lj.generate(model, PROMPTS, CONFIG.replace(cache="blockwise"))
     for row, prompt in enumerate(PROMPTS):
         slow = slow_blockwise(model, prompt, CONFIG)
@@ -53,7 +53,7 @@ def test_a_batch_gives_what_full_forwards_of_each_row_give(model):
 
 
 def slow_blockwise(model, prompt, config):
-    """Blocks that decide, and blocks that attention is causal between: the model's own are whole,
+    """Compares decoding blocks with attention blocks: the model's attention blocks are complete
     and begin at position 0."""
     end, own = len(prompt) + config.gen_length, model.config.block_length
     end += -end % (own or 1)

@@ -1,4 +1,4 @@
-"""Token parity with the decoders that the families' authors published."""
+"""Token parity with the published decoders of the families' authors."""
 
 import json
 from itertools import groupby
@@ -165,7 +165,7 @@ def shape(case):
 
 
 def groups():
-    """Cases that share a program; the quick ones are the most of each family."""
+    """Cases grouped by shared programs; the quick tests run the largest group of each family."""
     for family in DECODERS:
         cases = json.loads((GOLDENS / family / "generate.json").read_text())
         found = [list(group) for _, group in groupby(sorted(cases, key=shape), key=shape)]
@@ -176,7 +176,7 @@ def groups():
 
 
 def model_of(family, setting):
-    """The golden's model, which stops where the setting says."""
+    """The golden's model with the EOS ids of the setting."""
     model = lj.load(GOLDENS / family)
     blocks = {"bd3lm": "block_size", "llada2": "block_length", "llada21": "block_length"}
     if (name := blocks.get(setting.get("sampler"))) is not None:
@@ -187,17 +187,17 @@ def model_of(family, setting):
 
 
 @pytest.mark.parametrize(("family", "cases"), list(groups()))
-def test_tokens_are_those_of_the_authors(family, cases):
+def test_tokens_match_the_authors_decoder(family, cases):
     for case in cases:
         setting, prompt = case["setting"], case["prompt"]
         config = DECODERS[family](setting)
         result = lj.generate(model_of(family, setting), prompt, config)
         expected = np.array(case["tokens"][0][len(prompt[0]) :])
         found = result.generated[0]
-        if config.eos_early_stop:  # what is left behind the end differs
+        if config.eos_early_stop:  # tokens after the end differ
             (ends,) = np.isin(expected, result.ends).nonzero()
             expected = expected[: ends[0] + 1] if len(ends) else expected
-        if family == "stable-diffcoder" and len(prompt[0]) % 4:  # cuts its last block, as SDAR not
+        if family == "stable-diffcoder" and len(prompt[0]) % 4:  # its last block is cut short
             expected = expected[: -(len(prompt[0]) % 4)]
         length = min(len(expected), len(found))
         assert length > 0

@@ -1,4 +1,4 @@
-"""A score that is no finite number stops its canvas, and the run says which, when and where."""
+"""A non-finite score stops its canvas, and the error names canvas, forward and position."""
 
 from typing import Any, NamedTuple
 
@@ -26,14 +26,14 @@ class Poison(NamedTuple):
 
     at: np.ndarray
     mark: np.float32
-    """What the hidden state then has: 1 where `value` is to be the confidence."""
+    """Replaces the hidden state: 1 if `value` is to become the confidence."""
     value: np.float32
     entropy: np.float32
-    """Is added to every entropy and margin."""
+    """Added to every entropy and margin."""
 
 
 def poisoned(at: dict[int, int], kind: str = "confidence", value: float = np.nan) -> Poison:
-    """The canvas whose prompt starts with a key gets a bad number in that forward."""
+    """Maps a prompt's first token to the forward in which its canvas gets a bad number."""
     found = np.full((2, 2), -1, np.int32)
     found[: len(at)] = np.reshape(list(at.items()), (-1, 2))
     mark = value if kind == "hidden" else 1
@@ -42,7 +42,7 @@ def poisoned(at: dict[int, int], kind: str = "confidence", value: float = np.nan
 
 
 def forward(poison: Poison, rows: Rows, cache: KVCache) -> RowsOut:
-    """The toy commits a token a forward, so the masks that it feeds count them."""
+    """The toy commits one token per forward, so the number of masks gives the forward."""
     out = forward_rows(jnp.int32(0), rows, cache)
     masks = ((rows.tokens == MASK) & rows.live).sum(axis=1)
     first, number = poison.at[:, :1], poison.at[:, 1:]
@@ -100,7 +100,7 @@ def test_a_bad_canvas_stops_and_the_others_go_on() -> None:
 
 
 @pytest.mark.parametrize("loop", ["compiled", "host"])
-def test_what_nobody_asked_for_may_be_nan(loop: Any) -> None:
+def test_scores_that_are_not_requested_may_be_nan(loop: Any) -> None:
     expected = toy_decode(PROMPTS, ONE_BY_ONE, loop=loop)
     for poison in (poisoned({}, "entropy"), poisoned({4: 0})):
         found = run(poison, loop=loop)

@@ -19,7 +19,7 @@ def group_name(case):
 
 
 def golden_groups():
-    """Cases by family, sampler and window: those that share compiled programs."""
+    """Cases by family, sampler and window; the cases of a group share compiled programs."""
     for family in FAMILIES:
         cases = json.loads((GOLDENS / family / "generate.json").read_text())
         for name, group in groupby(sorted(cases, key=group_name), key=group_name):
@@ -42,12 +42,12 @@ QUICK = {
     (FAMILIES[0], "host"): ("fast-dual",),
     (FAMILIES[0], "compiled"): ("llada",),
 }
-"""Groups of which quick tests decode what shares a program: every threshold of a window."""
+"""Groups that quick tests decode in part: cases that share a program, with all thresholds."""
 
 
 def of_one_program(cases, loop):
-    """Cases like the most particular one, or like the plainest one for the compiled loop; other
-    thresholds and prompts included."""
+    """Returns the cases like the most special one (like the plainest one for the compiled loop),
+    with all thresholds and prompts."""
 
     def shape(case):
         others = {k: v for k, v in case["setting"].items() if k != "threshold"}
@@ -59,7 +59,7 @@ def of_one_program(cases, loop):
 
 
 def parity_cases():
-    """All of everything where there is time: that compiles hundreds of programs."""
+    """Decodes all cases in slow runs, which compiles hundreds of programs."""
     for group in golden_groups():
         family, cases = group.values
         for loop in ("host", "compiled"):
@@ -94,8 +94,8 @@ def assert_case(model, case, loop):
 
 
 def wasted_forwards(trace, config):
-    """Fast-dLLM's cached modes run, and count, one more forward where the first of a block has
-    already completed it; nothing is left to decide in it. We count useful forwards only."""
+    """Fast-dLLM's cached modes run and count one more forward if the first forward of a block has
+    already completed it. We only count forwards that decide something."""
     if config.window.cache == "none":
         return []
     blocks = [list(group) for _, group in groupby(trace.block[:, 0])]

@@ -47,14 +47,14 @@ def test_a_generation_longer_than_the_model_is_named():
         toy_decode([[1, 2]], SMALL.replace(gen_length=96, steps=96))
 
 
-def test_settings_are_a_record_of_their_own():
+def test_settings_must_be_a_sampler_config():
     with pytest.raises(
         ValueError, match=r"config is \{'gen_length': 8\}; allowed: a SamplerConfig"
     ):
         with_ids({"gen_length": 8}, CONFIG)
 
 
-def test_infilling_may_use_the_whole_length_and_no_more():
+def test_infilling_may_use_the_whole_length_but_not_more():
     with pytest.raises(ValueError, match="prompt 0 has 97 tokens; allowed: up to 96"):
         toy_decode([[1] * 97], SMALL, infill=True)
 
@@ -95,7 +95,7 @@ def test_bad_options(options, message):
         ("eot_id", {"confidence_eos_eot_inf": True}),
     ],
 )
-def test_ids_that_nobody_names(name, settings):
+def test_missing_special_ids_are_named(name, settings):
     model = CONFIG.replace(**{name: None})
     with pytest.raises(ValueError, match=f"{name} is not set by the model's configuration"):
         toy_decode([[1, 2]], SMALL.replace(**settings), model)

@@ -1,4 +1,4 @@
-"""Doubt is recorded as what a forward says of the token that stands there."""
+"""Doubt is recorded as the probability that a forward gives to the current token."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ HIDDEN = jnp.stack([jnp.arange(12) * 77 % 1009, jnp.arange(12)], axis=-1).reshap
 STANDING = (jnp.arange(12) % 7).reshape(2, 6)
 
 
-def test_the_head_measures_it_exactly():
+def test_the_head_measures_doubt_exactly():
     config = with_ids(STAGED, CONFIG)
     denoiser = toy_denoiser(config)
     assert denoiser.measure_rows is not None
@@ -40,8 +40,8 @@ def test_the_head_measures_it_exactly():
     assert not preferred.all() and (preferred | (bound >= share)).all(), "what else is known of it"
 
 
-def test_the_trace_has_it():
-    """As the head measures it here: 0.05, where the preferred token has 0.6."""
+def test_the_trace_contains_doubt():
+    """The head's measurement: 0.05, while the preferred token has 0.6."""
     scripted, config = Scripted(doubted), with_ids(STORY, CONFIG)
 
     def measure(params, hidden, keys, asked):

@@ -1,4 +1,4 @@
-"""What a page shows of a trace: the states of the canvas, the window, and every score."""
+"""The parts of a trace that a page shows: canvas states, window and scores."""
 
 import json
 from dataclasses import replace
@@ -43,7 +43,7 @@ def states_of(run):
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_states_and_windows_are_those_of_the_run(name, monkeypatch):
+def test_states_and_windows_match_the_run(name, monkeypatch):
     sampler = SamplerConfig.from_flat(**BASE, **{**SAMPLERS, **OTHERS}[name])
     seen, starts = [], []
     plain = in_parts(toy_denoiser(sampler))

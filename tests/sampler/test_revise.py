@@ -27,14 +27,14 @@ def story(script, config):
     return result.trace, scripted.fed
 
 
-def test_wino_masks_again_what_it_no_longer_believes():
+def test_wino_masks_doubted_tokens_again():
     config = WINO.replace(gen_length=8, steps=8)
 
     def script(forward, position, masked):
         if position == 2 and forward == 1:
-            return 2, 0.8  # its own token, but below wino_verify
+            return 2, 0.8  # the committed token, but below wino_verify
         if position == 3 and forward == 1:
-            return 7, 0.95  # another one
+            return 7, 0.95  # another token
         return position, 0.95 if position < 5 or forward > 0 else 0.3
 
     trace, _ = story(script, config)
@@ -47,8 +47,8 @@ def test_wino_masks_again_what_it_no_longer_believes():
     assert trace.tokens[0].tolist() == [1, *range(1, 9)]
 
 
-def test_wino_masks_fewer_again_than_the_step_before_committed():
-    """Two were committed, so of the two that fail only the less probable one is masked again."""
+def test_wino_masks_fewer_tokens_than_the_previous_step_committed():
+    """Two were committed, so only the less probable of the two failing tokens is masked again."""
 
     def script(forward, position, masked):
         if position in (1, 2):
@@ -60,13 +60,13 @@ def test_wino_masks_fewer_again_than_the_step_before_committed():
     assert [step for step, _, _ in events(trace, Event.REMASK)].count(2) == 1
 
 
-def test_wino_accepts_no_more_than_its_share():
+def test_wino_accepts_at_most_its_share():
     trace, _ = story(lambda f, position, masked: (position, 0.95), WINO)
     assert trace.count(Event.COMMIT)[:, 0].tolist()[:2] == [5, 3], "70 % of 8, and the rest"
 
 
 def test_token_editing_goes_on_until_nothing_changes():
-    """The first block's tokens are all sure; one changes twice afterwards."""
+    """All tokens of the first block are confident; one changes twice afterwards."""
     said = {0: 4, 1: 5, 2: 6}
 
     def script(forward, position, masked):

@@ -1,4 +1,4 @@
-"""A forward scores the masks of its block, and none of the tokens that are committed."""
+"""A forward scores the masks of its block and no committed tokens."""
 
 import numpy as np
 import pytest

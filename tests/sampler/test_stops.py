@@ -90,7 +90,7 @@ def test_stop_is_a_plain_setting():
     assert lj.SamplerConfig.from_flat(config.as_dict()) == config
 
 
-def test_what_stop_needs():
+def test_stop_needs_a_tokenizer_and_strings():
     config = lj.SamplerConfig(gen_length=8, block_length=8, stop=("a",))
     with pytest.raises(ValueError, match=r"stop is \('a',\), and no tokenizer; allowed: \(\)"):
         toy_decode(PROMPTS, config)
@@ -101,7 +101,7 @@ def test_what_stop_needs():
         lj.infill(model, [[1, model.config.mask_id]], config)
 
 
-def test_a_model_stops_and_a_stream_gives_what_generate_gives():
+def test_a_model_stops_and_a_stream_equals_generate():
     model = lj.load("tiny")
     assert model.tokenizer is not None
     question = [{"role": "user", "content": "Anna had 6 apples. She ate 1. How many are left?"}]

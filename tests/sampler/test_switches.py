@@ -24,7 +24,7 @@ QUICK = ("lookahead",)
 
 
 def parts_at_work(trace: Trace) -> set[str]:
-    """What of llada.cpp's decoding shows in the trace of one prompt."""
+    """The parts of llada.cpp's decoding that the trace of one prompt shows."""
     settled = trace.cache_length[1:, 0] - len(PROMPT)
     beside = trace.shadow_rows[1:, 0] + trace.refreshed[1:, 0]
     stop = settled + trace.live_rows[1:, 0] - beside

@@ -69,7 +69,7 @@ def test_other_archives_and_formats_are_refused(trace, tmp_path, monkeypatch):
 
 
 def other(array, value):
-    """The array with another value at its first place."""
+    """Returns the array with another value at its first position."""
     array = array.copy()
     array.flat[0] = value
     return array
@@ -104,7 +104,7 @@ def other(array, value):
     ],
 )
 def test_arrays_that_do_not_fit_each_other_are_refused(trace, tmp_path, name, change, message):
-    """Each such file has the right checksum."""
+    """The damaged files have the right checksum."""
     replace(trace, **{name: change(getattr(trace, name))}).save(tmp_path / "run.npz")
     with pytest.raises(ValueError, match=rf"run\.npz is no trace of llada_jax: .*{message}"):
         lj.Trace.load(tmp_path / "run.npz")
@@ -126,7 +126,7 @@ def test_events_rebuild_the_canvas(trace):
         np.testing.assert_array_equal(canvas[row, :end], trace.tokens[row, :end])
 
 
-def test_what_the_device_model_reads(trace):
+def test_fields_that_the_device_model_reads(trace):
     assert trace.rows.tolist() == [32, 4, 32, 4]
     assert trace.live_rows.tolist() == [[11, 10], [4, 4]] * 2
     assert trace.cache_length.tolist() == [[0, 0], [7, 6], [0, 0], [7, 6]]
@@ -144,7 +144,7 @@ def test_compiled_loops_have_no_step_times():
 
 
 @pytest.mark.parametrize("loop", ["host", "compiled"])
-def test_a_row_that_one_forward_finished_commits_no_more(loop):
+def test_a_row_finished_by_one_forward_commits_nothing_later(loop):
     config = lj.SamplerConfig.from_flat(
         gen_length=8, block_length=8, threshold=0.2, eos_early_stop=True
     )
@@ -181,7 +181,7 @@ def test_the_first_token_that_differs_is_found_with_its_margin(kept):
     assert found.margin == margin[0]
 
 
-def test_of_other_positions_the_confidences_tell(kept):
+def test_commits_at_different_positions_are_compared_by_confidence(kept):
     first = np.flatnonzero((kept.event_step == 0) & (kept.event_row == 0))
     commit = first[kept.event_kind[first] == Event.COMMIT][0]
     rival = first[kept.event_kind[first] == Event.SCORE][0]
@@ -193,7 +193,7 @@ def test_of_other_positions_the_confidences_tell(kept):
     assert found.margin == pytest.approx(gap)
 
 
-def test_what_cannot_be_compared_is_refused(kept):
+def test_traces_that_cannot_be_compared_are_refused(kept):
     plain = toy_decode(PARTED, SAMPLER, loop="host", trace=True).trace
     with pytest.raises(ValueError, match="has no margins; allowed"):
         plain.divergence(kept)

@@ -1,4 +1,4 @@
-"""Rules that a user writes in a file of their own: six published ones, and what is guaranteed."""
+"""Custom rules in user files: six published rules, and the guarantees that every rule gets."""
 
 from dataclasses import replace
 from functools import partial
@@ -57,7 +57,7 @@ def mostly_slow(names, quick):
 
 
 @pytest.mark.parametrize("name", mostly_slow(RULES, quick=("local_leap",)))
-def test_every_rule_does_what_it_owes(name):
+def test_every_rule_meets_the_guarantees(name):
     check_rule(RULES[name], salts=(2,), steps=12)
 
 
@@ -74,9 +74,9 @@ NEUTRAL = {
 
 
 @pytest.mark.parametrize("name", mostly_slow(NEUTRAL, quick=("local_leap",)))
-def test_neutral_settings_equal_a_rule_of_the_house(name):
+def test_neutral_settings_equal_a_built_in_rule(name):
     own, house = NEUTRAL[name]
-    steps = {"klass": 24, "prophet": 24}.get(name, 12)  # these two fall back on the schedule
+    steps = {"klass": 24, "prophet": 24}.get(name, 12)  # these two fall back to the schedule
     for salt in (1, 2, 3):
         ours = decode(salt, rule=own, steps=steps)
         theirs = decode(salt, steps=steps, **house)
@@ -98,7 +98,7 @@ def test_running_confidence_without_remasking_is_the_schedule():
     assert found[True] > 0
 
 
-def test_a_threshold_above_one_is_one_token_a_forward():
+def test_a_threshold_above_one_gives_one_token_per_forward():
     result = decode(rule=LocalLeap(anchor=2.0, near=2.0))
     assert result.nfe.tolist() == [24] * 3
     assert (result.trace.count(Event.COMMIT) == 1).all()
@@ -189,7 +189,7 @@ def test_needs_that_do_not_exist_and_a_class_without_decide_are_refused():
             pass
 
 
-def test_the_head_is_asked_for_what_is_declared_and_nothing_else():
+def test_the_head_computes_only_declared_measures():
     declared = {"klass": {"divergence"}, "credit": {"log_sum_exp", "listed"}, "prophet": {"top_k"}}
     for name, own in RULES.items():
         assert own.head_needs == declared.get(name, set())
@@ -209,7 +209,7 @@ def test_rules_that_declare_nothing_run_without_measures(name, loop):
     assert not (run_without_measures(name, loop).tokens == MASK).any()
 
 
-def test_all_that_can_be_declared_is_what_the_logits_say():
+def test_all_declared_measures_match_the_logits():
     shown = []
 
     @lj.rule
@@ -264,7 +264,7 @@ NONE = jnp.zeros((3, 8, 1), jnp.int32)
         ({"listed"}, lj.Ask(NONE, jnp.zeros((3, 8))), r"added is float32\[3, 8\]; allowed: float"),
     ],
 )
-def test_wrong_questions_name_the_rule(needs, ask, message):
+def test_bad_head_requests_name_the_rule(needs, ask, message):
     declared, answer = frozenset(needs), ask
 
     @lj.rule
@@ -281,7 +281,7 @@ def test_wrong_questions_name_the_rule(needs, ask, message):
         decode(rule=Asks(), **SHORT)
 
 
-def test_what_a_rule_adds_is_never_predicted():
+def test_tokens_that_a_rule_forbids_are_never_predicted():
     forbidden = jnp.array([4, 7, 9], jnp.int32)
 
     @lj.rule
@@ -308,7 +308,7 @@ def test_a_sure_prophet_fills_the_canvas():
 
 
 @pytest.mark.slow
-def test_a_sure_prophet_fills_what_a_window_shows():
+def test_a_sure_prophet_fills_the_window():
     assert decode(rule=SURE).nfe.tolist() == [3] * 3
     window = dict(window="multi_block", lookahead_trigger=8)
     assert (decode(rule=SURE, **window).nfe < 3).all()
@@ -318,7 +318,7 @@ DOUBTING = (RemaskByToken, RemaskByShadow, RemaskOnward)
 
 
 @pytest.mark.parametrize("rule", DOUBTING)
-def test_what_is_doubted_becomes_a_mask_again(rule):
+def test_a_doubted_token_becomes_a_mask_again(rule):
     plain = decode(threshold=0.2)
     trusting, doubting = (decode(rule=rule(threshold=0.2, doubt=doubt)) for doubt in (0.0, 0.9))
     assert (trusting.tokens == plain.tokens).all()
@@ -327,7 +327,7 @@ def test_what_is_doubted_becomes_a_mask_again(rule):
     assert (doubting.nfe > plain.nfe).all()
 
 
-def test_what_stands_behind_a_doubted_token_is_masked_with_it():
+def test_tokens_after_a_doubted_token_are_masked_with_it():
     trace = decode(rule=RemaskOnward(threshold=0.2, doubt=0.5)).trace
     masked_again = 0
     for step, row in zip(*np.nonzero(trace.count(Event.REMASK)), strict=True):
@@ -350,11 +350,11 @@ def test_what_stands_behind_a_doubted_token_is_masked_with_it():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", DOUBTING)
-def test_a_doubting_rule_does_what_it_owes(rule):
+def test_a_remasking_rule_meets_the_guarantees(rule):
     check_rule(rule(threshold=0.2, doubt=0.2), salts=(2,), steps=12)
 
 
-def test_the_trace_says_which_rule_ran():
+def test_the_trace_names_the_rule():
     settings = decode(rule=RULES["klass"]).trace.settings
     path = "tests.sampler.user_rules.klass:KLASS"
     assert settings["sampler"]["accept"] == path

@@ -1,4 +1,4 @@
-"""Windows that users write: sets of positions, chosen by value or by name, and what traces say."""
+"""User-defined windows: sets of positions, chosen by value or by name, and their traces."""
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ def decode(window, loop="host", **settings):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_window_does_what_every_window_owes(name):
+def test_a_window_meets_the_guarantees(name):
     check_window(NAMES[name][1], salts=(1,))
 
 
@@ -44,11 +44,11 @@ def test_a_window_that_drops_nothing_decodes_as_the_whole_canvas():
 
 def test_dropped_positions_are_not_run():
     trace = decode(SuffixDropout(near=2, stride=8)).trace
-    first = trace.live_rows[0]  # prompt, block of 8, 2 near, and one of each 8 farther ones
+    first = trace.live_rows[0]  # prompt, block of 8, 2 near, and every eighth farther one
     assert first.tolist() == [5 + 8 + 2 + 1, 2 + 8 + 2 + 1]
 
 
-def test_a_window_that_runs_nothing_again_decodes_as_blockwise():
+def test_a_window_without_reruns_decodes_as_blockwise():
     @lj.window
     class Block(LeastConfident):
         def positions(self, state, context):
@@ -66,7 +66,7 @@ def test_finished_tokens_are_run_again():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_window_by_name_is_the_window_and_the_trace_names_it(name):
+def test_a_window_by_name_is_found_and_the_trace_names_it(name):
     path, window = NAMES[name]
     result = decode(path)
     settings = result.trace.settings
@@ -95,12 +95,12 @@ def test_numbers_of_a_window_are_flat_settings():
         ({"window": NAMES["dpad"][0], "strid": 2}, "strid: did you mean"),
     ],
 )
-def test_a_window_that_cannot_be_is_refused(settings, message):
+def test_invalid_windows_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         lj.SamplerConfig.from_flat(**settings)
 
 
-def test_a_class_without_positions_is_no_window():
+def test_a_class_without_positions_is_refused_as_a_window():
     with pytest.raises(TypeError, match="window Empty has no positions; allowed: positions"):
 
         @lj.window
@@ -108,7 +108,7 @@ def test_a_class_without_positions_is_no_window():
             pass
 
 
-def test_floats_of_a_window_are_leaves():
+def test_floats_of_a_window_are_pytree_leaves():
     @lj.window
     class Soft(SuffixDropout):
         share: float = 0.5

@@ -1,4 +1,4 @@
-"""The worker's thread, and that its timing never shows."""
+"""The worker thread, whose timing never changes the result."""
 
 import random
 import threading
@@ -27,7 +27,7 @@ STAGED = SamplerConfig.from_flat(
 
 
 class Delayed(Worker):
-    """A worker that takes its time, by chance."""
+    """A worker with random delays."""
 
     def submit(self, job):
         def later():
@@ -38,7 +38,7 @@ class Delayed(Worker):
 
 
 class Synchronous(Executor):
-    """Does its job before anything else goes on."""
+    """A worker that does each job at once, in the caller's thread."""
 
     def submit(self, job):
         done = Future()
@@ -63,7 +63,7 @@ def test_the_same_tokens_whatever_the_timing():
 
 
 @pytest.mark.parametrize("row", [1, *[pytest.param(row, marks=pytest.mark.slow) for row in (0, 2)]])
-def test_it_refreshes_in_a_batch_what_rows_refresh_of_a_prompt_alone(row):
+def test_it_refreshes_the_same_positions_in_a_batch_as_alone(row):
     together = toy_decode(PROMPTS, STAGED, salt=3, loop="host", worker=Synchronous())
     by_rows = STAGED.replace(refresh="rows")
     alone = toy_decode([PROMPTS[row]], by_rows, salt=3, loop="host")
@@ -76,7 +76,7 @@ def test_it_refreshes_in_a_batch_what_rows_refresh_of_a_prompt_alone(row):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", [0, 1, 2])
-def test_a_batch_gives_each_row_what_it_gives_alone(row):
+def test_a_batch_decodes_each_row_as_alone(row):
     def decoded(prompts):
         with Worker() as worker:
             return toy_decode(prompts, STAGED, salt=3, loop="host", worker=worker)
@@ -128,7 +128,7 @@ class Held(Worker):
         return found
 
 
-def test_a_run_that_fails_beside_a_job_leaves_no_thread():
+def test_a_run_that_fails_during_a_job_leaves_no_thread():
     config = with_ids(STAGED, CONFIG)
     denoiser, salt = in_parts(toy_denoiser(config)), jnp.int32(3)
 
@@ -152,14 +152,14 @@ def test_a_run_that_fails_beside_a_job_leaves_no_thread():
         ({"loop": "host"}, "no worker was given"),
     ],
 )
-def test_where_no_worker_can_run(options, message):
+def test_settings_that_a_worker_cannot_run_with(options, message):
     with pytest.raises(ValueError, match=message):
         toy_decode(PROMPTS, STAGED, **options)
 
 
 @pytest.mark.parametrize(("settings", "rows"), [({}, "shadow"), ({"rescore": "token"}, "refresh")])
 @pytest.mark.parametrize("refresh", ["rows", "worker"])
-def test_models_with_shifted_outputs_have_no_rows_of_their_own(settings, rows, refresh):
+def test_a_worker_refuses_models_with_shifted_outputs(settings, rows, refresh):
     shifted = CONFIG.replace(shift_logits=True)
     config = STAGED.replace(refresh=refresh, **settings)
     message = f"{rows} rows need .* allowed: revision with rescore 'token' and ref"
@@ -168,7 +168,7 @@ def test_models_with_shifted_outputs_have_no_rows_of_their_own(settings, rows, r
 
 
 def test_a_worker_needs_the_keys_and_values():
-    """Refused before anything runs, though the worker has a model of its own."""
+    """Refused before anything runs, although the worker has its model."""
     config, salt = with_ids(STAGED, CONFIG), jnp.int32(3)
     denoiser = toy_denoiser(config)
 

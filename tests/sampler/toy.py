@@ -26,7 +26,7 @@ _compiled = jax.jit(lambda function, *args: function(*args), static_argnums=0)
 
 
 def in_parts(denoiser: Denoiser) -> Denoiser:
-    """Returns a denoiser that JAX does not see whole: each of its parts is compiled by itself."""
+    """Returns a denoiser as separate parts, each of which is compiled separately."""
     parts = {
         name: partial(_compiled, getattr(denoiser, name))
         for name in ("forward_rows", "score_rows", "measure_rows")
@@ -35,7 +35,7 @@ def in_parts(denoiser: Denoiser) -> Denoiser:
 
 
 class Worker(ThreadPoolExecutor):
-    """The thread of a run."""
+    """The worker thread of a run."""
 
     def __init__(self):
         super().__init__(max_workers=1, thread_name_prefix="revision")

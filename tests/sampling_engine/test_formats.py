@@ -1,4 +1,4 @@
-"""Formats: what they can say comes back, the rest is near, and what is no number is defined."""
+"""Formats: exact values survive, others are rounded to near ones, and NaN is defined."""
 
 import ml_dtypes
 import numpy as np

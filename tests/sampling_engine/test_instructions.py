@@ -1,4 +1,4 @@
-"""The instruction set and its programs: as text, as loops, and what is no program."""
+"""The instruction set and its programs: text, loops, and invalid programs."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Each instruction alone: what it writes, from random rows and registers."""
+"""The results of each single instruction, from random rows and registers."""
 
 import ml_dtypes
 import numpy as np

@@ -44,7 +44,7 @@ def test_the_machine_matches_our_sampler(mode):
         after, transfer = our_step(*map(jnp.asarray, (logits, tokens, inputs.open, k)), config)
         best, confidence = best_tokens(logits)
         np.testing.assert_array_equal(found.predictions, np.where(inputs.open, best, tokens))
-        for row in range(2):  # the same ones, but for those that are equally sure in float32
+        for row in range(2):  # the same ones, except for ties of confidence in float32
             ours, engines = (confidence[row, each[row]] for each in (transfer, found.transfer))
             np.testing.assert_allclose(np.sort(engines), np.sort(ours), rtol=1e-6)
         canvas[:, length:] = after

@@ -1,4 +1,4 @@
-"""With noise, the engine decides what the host's sampler decides on the same logits and noise."""
+"""With noise, the engine decides like the host's sampler on the same logits and noise."""
 
 import jax
 import jax.numpy as jnp

@@ -11,7 +11,7 @@ from llada_jax.serve.sequence import Forward, Request, _safe_length
 
 
 class Letters:
-    """A model whose tokens are characters; 0 ends a text."""
+    """A model with characters as tokens; 0 ends a text."""
 
     config = SimpleNamespace(eos_id=0, eot_id=None, stop_ids=())
     tokenizer = None

@@ -73,7 +73,7 @@ def test_models(client):
     assert client.models.retrieve("tiny").id == "tiny"
 
 
-def test_a_chat_is_what_generate_gives(client, model, expected):
+def test_a_chat_matches_generate(client, model, expected):
     found = client.chat.completions.create(
         model="tiny", messages=CHAT, logprobs=True, top_logprobs=1
     )

@@ -1,6 +1,6 @@
-"""Trains on a mesh of virtual devices, in a process of its own: `python devices.py <JSON>`.
+"""Trains on a mesh of virtual devices, in a separate process: `python devices.py <JSON>`.
 
-Prints the losses, the parameters' sums and how much of a matrix lies on one device.
+Prints the losses, the parameters' sums and the share of a matrix that is on one device.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Heads that copy: a model that was never trained finds what its context says."""
+"""Heads that copy: an untrained model finds values in its context."""
 
 from functools import partial
 
@@ -32,7 +32,7 @@ def copying(plain):
 
 
 def logits_of(params, canvases, masked):
-    """Logits [canvases, masked, V] of canvases that hide what stands at the masked places."""
+    """Logits [canvases, masked, V] of canvases that hide the tokens at the masked positions."""
     shown = np.array(canvases, np.int32)
     np.put_along_axis(shown, masked, CONFIG.mask_id, axis=1)
     logits = run_forward(params, CONFIG, shown, np.ones(shown.shape, bool))
@@ -54,7 +54,7 @@ def test_an_untrained_model_copies_tokens_with_the_same_neighbours(plain, copyin
 
 
 def share_of_letters(params):
-    """Of four, found by what is listed after them and a bracket: `A ) x y z`."""
+    """Four items, each found by the tokens listed after it and a bracket: `A ) x y z`."""
     letters, bracket, line = np.arange(10, 14), 14, 15
     canvases = []
     for seed in range(8):

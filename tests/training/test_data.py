@@ -1,4 +1,4 @@
-"""Batches are pure, and their canvases are what a sampler shows the model."""
+"""Batches are pure, and their canvases look like a sampler's."""
 
 from itertools import islice
 
@@ -14,7 +14,7 @@ BLOCK = 8
 
 
 def source(index: int) -> Example:
-    """Prompts and answers whose tokens tell the example's index and the place."""
+    """Prompts and answers with tokens that encode the example's index and the position."""
     rng = np.random.default_rng(index)
     prompt, answer = rng.integers(3, 12), rng.integers(1, 33)
     return Example([2] * prompt, [10 + index % 90] * answer)

@@ -90,7 +90,7 @@ def die_in_metrics(folder: Path, step: int) -> None:
 
 
 def die_one_after_the_other(folder: Path, *deaths: tuple[str, int]) -> None:
-    """Runs that are killed in forks, which share what the process has imported."""
+    """Runs that are killed in forks, which share the process's imports."""
     for how, step in deaths:
         child = os.fork()
         if child == 0:
@@ -109,7 +109,7 @@ def killed(folder: Path, *deaths: tuple[str, int]) -> None:
 
 
 def metrics(folder: Path, whole: bool = True) -> list[dict]:
-    """Rows but for their seconds; where the last is not whole, those before it."""
+    """Rows without their seconds, and without an incomplete last row."""
     lines = (folder / loop.METRICS_FILE).read_text().splitlines()
     rows = map(json.loads, lines if whole else lines[:-1])
     return [{k: v for k, v in row.items() if k != "seconds_per_step"} for row in rows]

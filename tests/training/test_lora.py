@@ -1,4 +1,4 @@
-"""Adapters: they begin as nothing, train beside bases of any dtype, and merge into plain floats."""
+"""Adapters: they begin as zero, train with bases of any dtype, and merge into plain floats."""
 
 from functools import cache
 

@@ -140,7 +140,7 @@ MIXTURE = MODEL.replace(family="llada_moe", qk_norm=True, moe=MOE)
 
 
 def loss_of(x, live, config=MOE):
-    """Of a router whose logits are its input."""
+    """For a router with its input as logits."""
     nothing = jnp.zeros((4, 1, 4))
     experts = Experts(jnp.eye(4), None, nothing, nothing, nothing, None)
     return router_loss(jnp.array(x, jnp.float32), experts, config, jnp.array(live))

@@ -1,4 +1,4 @@
-"""Each objective against plain numpy on a small model: its loss, its gradient, what it shows."""
+"""Each objective against plain numpy on a small model: its loss, gradient and canvases."""
 
 from functools import partial
 
@@ -55,7 +55,7 @@ def logits_of(params):
 
 
 class Recorded:
-    """A reader that keeps what was read."""
+    """A reader that records its arguments."""
 
     def __init__(self, logits_of):
         self.predicted, self.looked = [], []

@@ -1,4 +1,4 @@
-"""The head against plain numpy; what it learns, and how decoding uses it."""
+"""The head against plain numpy; its training, and its use in decoding."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Examples from files of one's own: what they become, and what is wrong with a line."""
+"""Examples from users' files: their conversion, and errors of a line."""
 
 import json
 from collections import Counter
@@ -31,7 +31,7 @@ def read(tmp_path):
     return read
 
 
-def test_each_turn_of_the_assistant_is_an_example_behind_all_before_it(read):
+def test_each_assistant_turn_is_an_example_after_all_earlier_turns(read):
     first, second = read({"messages": CHAT})
     assert first.prompt == TOKENIZER.encode_chat(CHAT[:2])
     assert first.answer == [*TOKENIZER.encode("7"), TINY.config.eot_id]
@@ -39,7 +39,7 @@ def test_each_turn_of_the_assistant_is_an_example_behind_all_before_it(read):
     assert TOKENIZER.decode(second.answer) == "8"
 
 
-def test_a_pair_is_text_as_it_stands_and_ends_the_text(read):
+def test_a_pair_is_verbatim_text_followed_by_the_end(read):
     (pair,) = read({"prompt": "3+4=", "completion": "7", "source": "mine"})
     assert pair.prompt == TOKENIZER.encode("3+4=", add_special_tokens=True)
     assert pair.answer == [*TOKENIZER.encode("7"), TINY.config.eos_id]
@@ -100,7 +100,7 @@ def test_control_tokens_in_answers_are_text(read):
 
 
 @pytest.mark.filterwarnings("ignore:the tokenizer has no token for")
-def test_lines_end_with_a_line_feed_alone(read, tmp_path):
+def test_only_a_line_feed_ends_a_line(read, tmp_path):
     ends = "\u2028\u2029\u0085\x1c"
     pair = json.dumps({"prompt": f"1{ends}", "completion": "2"}, ensure_ascii=False)
     path = tmp_path / "data.jsonl"
@@ -126,7 +126,7 @@ def test_lines_end_with_a_line_feed_alone(read, tmp_path):
         (b'{"prompt": "1", "completion": "\\ud800"}', "line 1: the text has '.ud800' at char"),
     ],
 )
-def test_what_is_no_text_or_too_long_is_named_before_it_is_encoded(tmp_path, content, message):
+def test_invalid_or_too_long_text_is_named_before_encoding(tmp_path, content, message):
     path = tmp_path / "data.jsonl"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"data.jsonl, {message}"):
@@ -140,7 +140,7 @@ def test_a_file_without_examples_is_an_error(read, tmp_path):
         read_examples(tmp_path / "nowhere", TOKENIZER, TINY.config, 32)
 
 
-def test_answers_as_long_as_the_model_takes_are_refused(read):
+def test_answers_that_fill_the_model_length_are_refused(read):
     most = TINY.config.max_length
     with pytest.raises(ValueError, match=f"max_gen_length is {most}; allowed: up to {most - 1}"):
         read({"prompt": "1", "completion": "2"}, longest=most)

@@ -1,4 +1,4 @@
-"""Training steps: the loss falls, what cannot train says so; the schedule and the optimizers."""
+"""Training steps: the loss falls, untrainable models are refused; schedule and optimizers."""
 
 from functools import cache, partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""A mixture of a dense parent's neurons: what is taken over, and what it computes at first."""
+"""A mixture of a dense parent's neurons: copied parameters, and the initial outputs."""
 
 import jax
 import jax.numpy as jnp

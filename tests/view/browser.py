@@ -1,4 +1,4 @@
-"""A headless browser, where one is at hand: it opens a page, and says what became of it."""
+"""A headless browser, if available: opens a page and returns the resulting document."""
 
 import re
 import shutil
@@ -21,8 +21,8 @@ class Opened(NamedTuple):
 
 
 def open_page(page: Path, fragment: str = "", script: str = "", width: int = 1200) -> Opened:
-    """Opens a file, runs a script behind the page's own, and waits until nothing is left to do.
-    Skips the test where there is no browser, or where it does not start."""
+    """Opens a file, runs a script after the page's scripts, and waits until the page is idle.
+    Skips the test if a browser is missing or does not start."""
     binary = next(filter(None, map(shutil.which, NAMES)), None)
     if binary is None:
         pytest.skip(f"no browser here (looked for {', '.join(NAMES)})")

@@ -131,7 +131,7 @@ said(document.querySelector(".row-names").textContent);
 """
 
 
-def test_a_browser_opens_and_scrubs_it(file):
+def test_a_browser_opens_and_scrubs_a_page(file):
     opened = open_page(file, "forward=1", SCRUB)
     assert opened.console == []
     title, *_ = re.findall("<title>(.*?)</title>", opened.html)

@@ -1,4 +1,4 @@
-"""A toy architecture as a user's file: a row is the mean of what it sees, mixed with itself."""
+"""A toy architecture in a user's file: a row is the mean of its visible rows, mixed with itself."""
 
 import jax
 import jax.numpy as jnp

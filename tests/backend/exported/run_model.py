@@ -1,4 +1,4 @@
-"""Stands in for LiteRT's run_model on this CPU: the flags that calibration.sh gives, its log."""
+"""Replaces LiteRT's run_model on this CPU: takes the flags of calibration.sh and writes its log."""
 
 import math
 import sys

@@ -1,4 +1,4 @@
-"""What a calibration export times, and the script that times it, tried on a phone that is none."""
+"""Calibration exports and their timing script, which runs here against a replaced phone."""
 
 import csv
 import os
@@ -47,7 +47,7 @@ def run_script(folder: Path, status: int) -> subprocess.CompletedProcess[str]:
 def test_the_script_s_results_are_measurements(tmp_path):
     done = run_script(tmp_path, status=0)
     assert done.returncode == 0, done.stderr
-    (found,) = read_measurements(tmp_path / "measured")  # the others have no times here
+    (found,) = read_measurements(tmp_path / "measured")  # the other graphs have no times here
     assert (found.name, found.median_ms, found.version) == ("layers1-rows1_cache256", 1.0, "2.50")
     calls = (tmp_path / "calls").read_text()
     for needed in ("ADSP_LIBRARY_PATH=", "LD_LIBRARY_PATH=", "htp_performance_mode=burst",

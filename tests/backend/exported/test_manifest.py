@@ -1,5 +1,5 @@
-"""The manifest of an exported folder: it survives the disk, and names what is wrong; so does the
-record of an unfinished one."""
+"""The manifest of an exported folder and the record of an unfinished one: round trips through
+files, and errors that name the fault."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What an exported folder says when it is opened, and which executables a forward gets of it."""
+"""Opening an exported folder: its errors, and the executables that it gives to a forward."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ pytest.importorskip("litert_converter", reason="needs the extra npu")
 PROMPT = [5, 20, 31, 7, 9]
 SHORT = lj.SamplerConfig.from_flat(gen_length=8, block_length=4, steps=4)
 IN_CHUNKS = SHORT.replace(remasking="margin")
-"""Needs the logits of a head, which it gives in chunks."""
+"""Needs the logits of a head, which arrive in chunks."""
 MODEL = GQA.replace(n_layers=1)
 
 
@@ -102,7 +102,7 @@ def test_canvases_beyond_the_buckets(whole: Path) -> None:
 
 
 def test_more_rows_than_the_head_takes_at_a_time(whole: Path) -> None:
-    """Three canvases, all of whose 8 open rows are scored."""
+    """Three canvases with 8 open rows each, which are all scored."""
     model = lj.load(whole)
     config = SHORT.replace(block_length=8)
     together = lj.generate(model, [PROMPT, PROMPT[:2], PROMPT[1:]], config, backend="litert")
@@ -151,7 +151,7 @@ def test_caches_beyond_the_memory(whole: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_canvases_of_a_batch_that_end_at_different_steps(tmp_path: Path) -> None:
-    """Without a cache: the bucket's own may be shorter than the canvas."""
+    """Without a cache, since the bucket's cache may be shorter than the canvas."""
     model = lj.load(exported(tmp_path, 0, rows=(64,)))
     plain = lj.load(tmp_path / "source", "float32")
     few, many = [*PROMPT * 4, 95, 95], [*PROMPT, *[95] * 17]

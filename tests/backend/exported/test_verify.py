@@ -150,7 +150,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compared(folder: Path, how: str) -> tuple[list[dict[str, str]], str]:
-    """What the script says of each signature, and its complaints."""
+    """Returns the script's result for each signature, and its complaints."""
     adb = folder / "bin" / "adb"
     adb.parent.mkdir(exist_ok=True)
     adb.write_text(ADB.replace("{how}", how))

@@ -1,4 +1,4 @@
-"""An exported folder: what it holds, that it decodes, and what happens when an export fails."""
+"""Exported folders: their content, decoding from them, and failures during an export."""
 
 import dataclasses
 import functools
@@ -110,7 +110,7 @@ def exported_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_bundled_model_in_int8(exported_tiny: Path) -> None:
-    """The very integers that the model has where it is loaded as int8."""
+    """The file contains the same integers as a model that is loaded as int8."""
     expected, found = lj.load("tiny", "int8"), lj.load(exported_tiny)
     assert found.tokenizer is not None and expected.tokenizer is not None
     question = "Anna had 4 apples. She bought 5 more apples. How many apples does Anna have?"
@@ -159,7 +159,7 @@ def test_every_signature_was_run_against_jax(exported: Path) -> None:
 
 
 def test_the_contract_is_all_that_a_host_needs(exported: Path, xla: lj.Model) -> None:
-    """One forward, and a second one of fewer rows, by the manifest's words and NumPy alone."""
+    """Runs a forward, and a second one of fewer rows, from the manifest with NumPy only."""
     manifest = Manifest.load(exported)
     model, (n_rows, n_cached) = manifest.model, (16, 32)
     embedding = np.fromfile(exported / "embedding.bin", manifest.embedding_dtype)
@@ -173,7 +173,7 @@ def test_the_contract_is_all_that_a_host_needs(exported: Path, xla: lj.Model) ->
              for i in range(model.n_layers)}  # fmt: skip
 
     def forward(rows: int, canvas: list[int], positions: list[int], cached: list[int]):
-        """What the rows give, keys and values included."""
+        """Returns the outputs of the rows, including keys and values."""
         count = len(positions)
         angle = np.outer(positions, model.rope_theta ** (-np.arange(half) / half))
         bias = np.full((rows, n_cached + rows), -30000, np.float32)
@@ -299,7 +299,7 @@ def interrupted_from_call(number: int, real: Callable[..., Any]) -> Callable[...
 
 
 CALLS = {"second_shard": 2, "head": 3}
-"""Which call of the function is interrupted; the first one where none is named."""
+"""Which call of the function is interrupted; by default the first."""
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +331,7 @@ def test_an_interrupted_export_goes_on_where_it_stopped(
     assert names(tmp_path) == ["model"]
     for name, old in before.items():
         if place == "rename":
-            break  # all is finished, and the record of what is finished is gone already
+            break  # all files are finished, and their record is already deleted
         new = (target / name).stat()
         assert (new.st_ino, new.st_mtime_ns) == (old.st_ino, old.st_mtime_ns)
     assert Manifest.load(target).files == Manifest.load(uninterrupted).files
@@ -350,7 +350,7 @@ def stopped_at_its_head(source: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def interrupted_export(stopped_at_its_head: Path, tmp_path: Path) -> Path:
-    """A target whose export stopped at its head."""
+    """The target path of an export that was interrupted at its head."""
     shutil.copytree(stopped_at_its_head, tmp_path / ".model.partial")
     return tmp_path / "model"
 
@@ -386,7 +386,7 @@ def test_an_export_goes_on_with_the_same_source_only(interrupted_export: Path) -
 
 
 def replaced(source: Path, tmp_path: Path) -> Path:
-    """A checkpoint to write over: what `source` holds."""
+    """A copy of the checkpoint `source`, to overwrite."""
     return shutil.copytree(source, tmp_path / "weights")
 
 
@@ -494,7 +494,7 @@ def test_files_finished_by_another_process_are_kept(
 def test_files_without_a_record_are_written_again(
     source: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    """As a kill leaves them behind the last file, or who copies a folder."""
+    """As after a kill between the last file and the record, or after copying a folder."""
     partial = shutil.copytree(uninterrupted, tmp_path / ".model.partial")
     (partial / "shard-00.tflite").write_bytes(b"")
     (partial / "shard-09.tflite").write_bytes(b"of another export")
@@ -520,10 +520,10 @@ def test_a_disk_that_is_too_small(
     assert_refused(tmp_path, source, SMALL, ValueError, message)
 
 
-def test_a_disk_that_has_room_for_what_is_missing(
+def test_a_disk_with_room_for_the_missing_files(
     source: Path, interrupted_export: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interrupted export needs no second place for what it wrote."""
+    """Files that an interrupted export has written need no space a second time."""
     done = (interrupted_export.with_name(".model.partial") / "shard-00.tflite").stat().st_size
     everything = sum(layer_bytes(MODEL, SMALL))
     everything += outer_bytes(MODEL, SMALL)

@@ -1,4 +1,4 @@
-"""The first opening of a file is a child's: damage ends that one, and is one clear error here."""
+"""A child process opens a file first: damage ends the child and is one clear error here."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,7 @@ def whole(tmp_path_factory) -> bytes:
 
 
 def crashing(whole: bytes) -> bytes:
-    """One bit in the root's table, of those that end the process which opens the file."""
+    """Flips one bit of the root table, which ends a process that opens the file."""
     return whole[:29] + bytes([whole[29] ^ 0x40]) + whole[30:]
 
 

@@ -1,4 +1,4 @@
-"""Without the optional packages: one error that says what to install; with them: no noise."""
+"""Without the optional packages, one error names the extra to install; with them, no warnings."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ ENTRIES = {
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch):
     def remove(package: str) -> None:
-        """As if the package were not installed, with all that it holds."""
+        """Hides the package and its modules, as if it were not installed."""
         top = package.split(".")[0]
         for name in list(sys.modules):
             if name == top or name.startswith(f"{top}."):

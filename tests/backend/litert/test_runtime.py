@@ -1,4 +1,4 @@
-"""LiteRT computes what the steps say, in the numbers that the file stores."""
+"""LiteRT computes the same as the steps, with the numbers that the file stores."""
 
 import gc
 import subprocess
@@ -37,9 +37,9 @@ pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
 pytest.importorskip("litert_converter", reason="needs the extra npu")
 
 FLOAT_ERROR = 1e-5
-# Beside its stored weights, LiteRT rounds the activations of products to 8 bits. Measured root mean
-# square of the outputs' error, relative to theirs: 0.006 to 0.009 for the body of `WIDE`, where the
-# rounding of the weights costs 0.007 to 0.009 (int8) and 0.10 to 0.15 (int4).
+# In addition to the stored weights' rounding, LiteRT rounds activations of products to 8 bits.
+# Measured root mean square error of the outputs, relative to the outputs: 0.006 to 0.009 for the
+# body of `WIDE`; rounding the weights costs 0.007 to 0.009 (int8) and 0.10 to 0.15 (int4).
 ACTIVATION_ERROR = 0.013
 CONFIDENCE_ERROR = 0.02
 WIDE = VARIANTS["all"].replace(
@@ -180,7 +180,7 @@ def test_a_view_of_an_allocated_input_is_copied() -> None:
 
 
 def test_one_steps_memory_serves_another_step() -> None:
-    """As a session does: caches stay where they are while the number of rows changes."""
+    """As in a session: caches stay in place while the number of rows changes."""
     config = GQA
     params = random_params(config)
     small, large = (body_step(config, range(3), Bucket(rows, 32)) for rows in (4, 8))
@@ -199,7 +199,7 @@ def test_one_steps_memory_serves_another_step() -> None:
             np.testing.assert_array_equal(found[name], expected[name])
 
 
-def test_outputs_go_on_as_inputs_of_the_next_shard() -> None:
+def test_outputs_become_inputs_of_the_next_shard() -> None:
     params = random_params(GQA)
     first, second = (body_step(GQA, layers, Bucket(8, 0)) for layers in (range(2), range(2, 3)))
     whole = body_step(GQA, range(3), Bucket(8, 0))
@@ -286,7 +286,7 @@ config = lj.SamplerConfig.from_flat(gen_length=8, block_length=8, steps=1)
 lj.generate(lj.load("tiny"), [[5]], config, backend="litert")
 print("decoded", flush=True)
 import os
-os._exit(0)  # LiteRT has its say when the process ends, after all Python
+os._exit(0)  # LiteRT prints when the process ends, after all Python
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "decoded\n" and done.stderr == ""

@@ -1,4 +1,4 @@
-"""What a `.tflite` file holds: the very numbers of the weights, once, and graphs that use them."""
+"""The content of a `.tflite` file: the exact weights, stored once, and graphs that use them."""
 
 import dataclasses
 import itertools
@@ -40,7 +40,7 @@ KERNELS = {
     *("FULLY_CONNECTED", "BATCH_MATMUL"),
     *("ARG_MAX", "GREATER", "SELECT", "CAST", "SELECT_V2"),
 }
-"""What NPU compilers and LiteRT's fast CPU kernels know."""
+"""Operations that NPU compilers and LiteRT's fast CPU kernels support."""
 
 
 class Constant(NamedTuple):
@@ -60,7 +60,7 @@ def parse(path: Path) -> Any:
 
 
 def constants(path: Path) -> dict[str, dict[str, Constant]]:
-    """By signature and weight, read with the schema's classes alone."""
+    """Stored weights by signature and name, read with the schema's classes only."""
     data, model = path.read_bytes(), parse(path)
     return {
         signature.signatureKey.decode(): dict(
@@ -142,14 +142,14 @@ def test_integers_of_a_quantized_model_arrive_unchanged(bits: int, tmp_path: Pat
             assert stored.type == f"INT{bits}"
             np.testing.assert_array_equal(stored.numbers, np.asarray(leaf.values, np.int8))
             scale = np.asarray(leaf.scale)
-            # The format has float16 scales for blocks; those of GGUF's Q4_0 are just that.
+            # The format has float16 scales for blocks, and so does GGUF's Q4_0.
             expected = scale if bits == 8 else scale.astype(np.float16).astype(np.float32)
             np.testing.assert_array_equal(stored.scale, expected)
             assert stored.block == (None if bits == 8 else 32)
 
 
 def test_block_scales_of_float16_arrive_unchanged(tmp_path: Path) -> None:
-    """As a Q4_0 checkpoint has them; and integers that no rounding would find again."""
+    """As in a Q4_0 checkpoint, and with integers that rounding would not reproduce."""
     rng = np.random.default_rng(0)
 
     def q4_0(leaf: Any) -> Any:
@@ -298,7 +298,7 @@ def test_signatures_keep_the_names_of_the_step(tmp_path: Path) -> None:
 
 
 class Broken:
-    """Weights of which one cannot be had."""
+    """Weights that raise an error for one name."""
 
     def __init__(self, params: ModelParams, name: str, instead: Callable[[Any], Iterator[Any]]):
         self._weights, self._name, self._instead = InMemory(params), name, instead
@@ -372,7 +372,7 @@ def test_the_error_contains_the_converters_message() -> None:
 
 
 def in_a_branch(x):
-    double = jax.jit(lambda x: x + x)  # a function of its own in the module
+    double = jax.jit(lambda x: x + x)  # a separate function in the module
     return jax.lax.cond(x[0] > 0, double, lambda same: same, x)
 
 
@@ -382,7 +382,7 @@ def in_a_branch(x):
     ids=["erf", "top_k", "branch"],
 )
 def test_operations_that_carry_their_decomposition_convert(function) -> None:
-    """Exact GELU is `erf`: another family's step would have it."""
+    """Exact GELU is `erf`; steps of other families would contain it."""
     steps = [lowered_function(function, name) for name in ("one", "two")]
     for step in steps:
         check(step, "litert")

@@ -1,4 +1,4 @@
-"""The way of a step to the NPU of a phone: small steps, converted here, compiled and emulated."""
+"""From a step to a phone's NPU: small steps are converted, compiled and emulated here."""
 
 import importlib
 import importlib.util
@@ -49,7 +49,7 @@ def _of_converter(module: str) -> Any:
 
 
 def to_tflite(steps: Mapping[str, tuple[Step, Shapes]]) -> bytes:
-    """A .tflite file with a signature for each step; its constants are those the step closes over.
+    """A .tflite file with a signature for each step; values that a step closes over are constants.
 
     JAX sorts the names of a dictionary, so these name arguments and results in order.
     """
@@ -101,7 +101,7 @@ def attend(weights: Mapping[str, np.ndarray], inputs: Arrays) -> Arrays:
 
 
 def update(inputs: Arrays) -> Arrays:
-    """Writes rows into a cache in the graph, which the NPU cannot, between things that it can."""
+    """Writes rows into a cache, which the NPU cannot do, between operations that it can do."""
     rows = jnp.tanh(inputs["rows"])
     return {"cache": 2 * jax.lax.dynamic_update_slice(inputs["cache"], rows, (0, 0))}
 
@@ -115,7 +115,7 @@ def inputs_of(rows: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def relative_error(got: np.ndarray, want: jax.Array) -> float:
-    """Root mean square of the difference, over that of `want`."""
+    """Root mean square of the difference, relative to the root mean square of `want`."""
     return float(np.sqrt(np.mean((got - want) ** 2) / np.mean(np.asarray(want) ** 2)))
 
 
@@ -157,7 +157,7 @@ def size(made: Compilation) -> int:
 
 
 def worst_error(emulator: Emulator) -> float:
-    """Of the emulated outputs against JAX."""
+    """The worst error of the emulated outputs against JAX."""
     inputs = inputs_of(int(emulator.graph.signature.removeprefix("rows_")))
     got, want = emulator.run(inputs), attend(WEIGHTS, inputs)
     assert got.keys() == want.keys()
@@ -231,7 +231,7 @@ def test_shared_weights_are_stored_once_and_not_emulated(folder, compiled):
     ("precision", "bound"),
     [("int8", 2e-2), ("a16w8", 2e-2), ("a8w8", 5e-2), ("a16w4", 0.2)],
 )
-def test_precisions_lose_little(precision, bound, folder, one_compiled, tmp_path):
+def test_low_precisions_stay_close(precision, bound, folder, one_compiled, tmp_path):
     quantized = tmp_path / "quantized.tflite"
     quantize(folder / "one.tflite", quantized, precision, SAMPLES)
     assert quantized.stat().st_size < (folder / "one.tflite").stat().st_size / 2
@@ -275,7 +275,7 @@ def move_constants_out(tflite: bytes) -> bytes:
 
 @needs_qnn
 @pytest.mark.parametrize("precision", get_args(Precision))
-def test_constants_may_lie_after_the_flatbuffer(precision, folder, tmp_path):
+def test_constants_may_follow_the_flatbuffer(precision, folder, tmp_path):
     inside = (folder / "one.tflite").read_bytes()
     inputs, results = inputs_of(8), []
     for name, tflite in (("inside", inside), ("outside", move_constants_out(inside))):

@@ -149,7 +149,7 @@ def test_static_quantization_from_recorded_forwards_stays_close(tiny):
 
 
 @needs_qnn
-def test_samples_must_match_the_inputs(tiny):
+def test_calibration_samples_must_match_the_inputs(tiny):
     step = body_step(tiny.config, range(tiny.config.n_layers), Bucket(32, 64))
     sample = example(tiny.config, range(1), Bucket(32, 64))
     with pytest.raises(
@@ -235,7 +235,7 @@ def members(path):
 
 
 def golden_error(path, signature, npu):
-    """How far a graph is from its golden outputs, as the script has it of run_model's samples."""
+    """Returns a graph's distance from its golden outputs, computed as in the script."""
     with tarfile.open(path) as archive:
         content = {each.name: archive.extractfile(each).read() for each in archive}
     inputs = {

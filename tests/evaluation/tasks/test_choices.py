@@ -1,4 +1,4 @@
-"""Four choices: the right one follows from the rule, by a reading of its own, and no other does."""
+"""Four choices: by an independent reading of the rule, only the right one follows."""
 
 import re
 from collections import Counter
@@ -126,7 +126,7 @@ def test_drills_name_the_letter_of_every_choice():
 
 
 def told(item: Item) -> str:
-    """All that is told, asked and offered, in an order of its own."""
+    """All facts, the question and the choices, in canonical order."""
     facts, *choices = item.question.split("\n")
     return " ".join([*sorted(re.split(r"(?<=\.) ", facts)), *sorted(line[3:] for line in choices)])
 

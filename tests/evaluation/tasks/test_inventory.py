@@ -1,4 +1,4 @@
-"""Inventories: every count follows, long answers, and words that nothing tells apart."""
+"""Inventories: every count follows, answers are long, and words are interchangeable."""
 
 import re
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Long addition: what is carried, and that chains of it are long."""
+"""Long addition: carries, and long chains of carries."""
 
 import re
 from itertools import islice

@@ -87,7 +87,7 @@ def test_splits_share_no_chain_of_equations_and_no_question(train, held_out):
 
 
 def test_problems_are_varied(train, held_out):
-    """Difficulty 0 has fewer numbers to tell apart, so it has a bound of its own."""
+    """Difficulty 0 has fewer numbers to distinguish, so it has a separate bound."""
     for items, harder, easiest in ((train, 0.99, 0.95), (held_out, 0.95, 0.80)):
         groups = {True: [], False: []}
         for index, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""A task of a user's own: words of four letters, backwards."""
+"""A user-defined task: words of four letters, backwards."""
 
 from random import Random
 
@@ -7,7 +7,7 @@ from llada_jax.evaluation.task import Item, OwnsKey, Task
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     word = "".join(rng.choices("abcde", k=difficulty))
-    if not owns(word):  # which split a word is in is no choice of the task's
+    if not owns(word):  # the task may not choose the split of a word
         return None
     backwards = word[::-1]
     return Item(f"Spell {word} backwards.", f"#### {backwards}", backwards)

@@ -1,4 +1,4 @@
-"""The benchmark runs, compares each thing with its baseline, and refuses bad input."""
+"""The benchmark runs, compares each timing with its baseline, and refuses bad input."""
 
 import json
 
@@ -81,7 +81,7 @@ def test_results_name_the_model_that_was_loaded(random_model, tmp_path):
     for chosen, name in (([f"model={random_model}"], fingerprint(random_model)), (shape, None)):
         config = composed(*chosen)
         run = Run(tmp_path, config)
-        timed_rows(read_config(BenchConfig, config), run)  # none of which is timed
+        timed_rows(read_config(BenchConfig, config), run)  # without timing a row
         assert run.fingerprint == name
 
 

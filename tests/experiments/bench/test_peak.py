@@ -1,4 +1,4 @@
-"""The peak is measured at once on all threads, and says what it was measured with."""
+"""The peak is measured on all threads at once, and the result names the kernel."""
 
 import shutil
 import threading

@@ -1,4 +1,4 @@
-"""The GGUF file is a model of LLaDA's that our own reader takes."""
+"""The GGUF file is a LLaDA model that our reader loads."""
 
 import gguf
 import numpy as np

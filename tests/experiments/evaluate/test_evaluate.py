@@ -58,7 +58,7 @@ def results(folder: Path) -> dict[str, dict]:
     return {row["name"]: row for row in rows}
 
 
-def test_the_score_is_that_of_the_library(finished):
+def test_the_score_matches_the_library(finished):
     model, task = lj.load("tiny"), load_task("word_problems")
     items = [task.item(7, index, "test", difficulty=0) for index in range(6)]
     prompts = [
@@ -79,7 +79,7 @@ def test_the_score_is_that_of_the_library(finished):
     assert sum(line["right"] for line in lines) == right
 
 
-def test_tokens_are_those_of_answers_and_none_after_their_end(finished):
+def test_tokens_count_answers_up_to_their_end(finished):
     model = lj.load("tiny")
     for generation in GenerationStore.load(finished / "generations").generations():
         ids = generation.tokens[: generation.length]
@@ -146,7 +146,7 @@ def test_each_answer_keeps_the_environment_that_decoded_it(finished, tmp_path):
     assert f"| {'a' * 10} | {jax} " in page and f"| {'b' * 10} | {jax} " in page
 
 
-def test_more_items_extend_a_run_and_fewer_take_its_first(finished, tmp_path):
+def test_more_items_extend_a_run_and_fewer_use_its_first_items(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     assert run(tmp_path / "run", *CELL, "task.items=4")["threshold/exact_match"]["n"] == 4
     assert run(tmp_path / "run", *CELL, "task.items=7")["threshold/exact_match"]["n"] == 7
@@ -189,7 +189,7 @@ def test_a_run_writes_exactly_the_documented_files(finished):
     assert files == {"config.yaml", "env.json", "metrics.jsonl", "results.json", "generations"}
 
 
-def test_a_phone_is_asked_of_stored_traces(finished, tmp_path, monkeypatch):
+def test_a_phone_is_simulated_from_stored_traces(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(lj, "load", None)
 
     def reported(source: Path, folder: Path) -> None:
@@ -240,7 +240,7 @@ def test_bad_input_leaves_an_empty_folder(override, message, tmp_path):
 
 
 @pytest.mark.parametrize("group", ["task", "sampler"])
-def test_unknown_names_are_answered_with_those_that_exist(group, tmp_path, monkeypatch, capsys):
+def test_errors_for_unknown_names_list_the_existing_ones(group, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LLADA_JAX_FULL_ERROR", "1")
     known = {"task": "countdown", "sampler": "fast_dllm"}[group]
     with pytest.raises(ConfigCompositionException, match=rf"(?s){group}/sums.*{known}"):

@@ -1,4 +1,4 @@
-"""Scores as text: a line for each decoder, numbers below each other."""
+"""Scores as text: one line per decoder, with aligned numbers."""
 
 import pytest
 

@@ -60,7 +60,7 @@ def test_the_regime_of_a_decoder_has_published_references(finished):
     for name in ("llada", "hasty"):
         card = {what: rows[f"decoding/{name}/regime/{what}"] for what in PUBLISHED}
         blocks = rows[f"decoding/{name}/nfe_per_block"]["value"]
-        assert 0 < card["forwards_per_block"]["value"] <= blocks + 1e-9  # none behind the answer
+        assert 0 < card["forwards_per_block"]["value"] <= blocks + 1e-9  # none after the answer
         assert all(card[what]["reference"] == PUBLISHED[what][0] for what in card)
     assert rows["decoding/hasty/regime/rows_per_forward"]["value"] >= 32
 
@@ -182,7 +182,7 @@ def test_a_report_compares_the_cells_of_a_suite(finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_question_that_is_asked_again_counts_once(tmp_path, random_model):
+def test_a_repeated_question_counts_once(tmp_path, random_model):
     changes = [
         f"model={random_model}", "suite.tasks=[countdown]", "task.seed=8", "task.items=4",
         "batch_size=4", "phones=[SM8750]",

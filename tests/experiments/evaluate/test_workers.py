@@ -1,4 +1,4 @@
-"""Workers that fill one store: what they leave, killed or not, is what one run leaves."""
+"""Workers that fill one store leave the same files as a single run, even if some are killed."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def alone(random_model, tmp_path_factory) -> Path:
 
 
 def stored(folder: Path) -> dict[str, object]:
-    """Everything in a store but its times, what was compiled, and who filled it first."""
+    """Everything in a store except times, compilations, and the worker that filled it first."""
     path = folder / "generations"
     found: dict[str, object] = {}
     for batch, trace in GenerationStore.load(path).traces():
@@ -119,7 +119,7 @@ def test_ranks_outside_of_the_count_are_refused(run, tmp_path, others, message):
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
 
 
-def test_workers_need_a_folder_that_they_share(random_model, tmp_path, monkeypatch):
+def test_workers_need_a_shared_folder(random_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     without = [each for each in arguments(random_model, tmp_path) if "run.dir" not in each]
     with pytest.raises(SystemExit, match=r"worker\.count is 3 without a folder.*hydra\.run\.dir"):
@@ -140,7 +140,7 @@ def stored_bytes(folder: Path) -> dict[Path, bytes]:
     return {each: each.read_bytes() for each in folder.rglob("*") if each.is_file()}
 
 
-def test_a_rank_works_once_at_a_time_and_nobody_judges_meanwhile(run, tmp_path):
+def test_a_rank_runs_once_at_a_time_and_judging_waits(run, tmp_path):
     folder = tmp_path / "run"
     with locked(folder, shared=True), locked(folder, folder / ".worker-1"):
         with pytest.raises(SystemExit, match=rf"in use by process {os.getpid()}"):
@@ -188,7 +188,7 @@ def command(arguments: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_in_earnest_costs_its_batch_only(random_model, alone, tmp_path):
+def test_a_process_killed_by_a_signal_only_loses_its_batch(random_model, alone, tmp_path):
     folder = tmp_path / "run"
     first = [*arguments(random_model, folder), *worker(0)]
     process = subprocess.Popen(command(first), cwd=REPOSITORY, stdout=subprocess.DEVNULL)

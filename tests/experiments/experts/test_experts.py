@@ -1,4 +1,4 @@
-"""The experiment of experts runs small, names its rows as promised, and refuses bad input."""
+"""The experts experiment runs at small size, names its rows as documented, refuses bad input."""
 
 import json
 
@@ -50,7 +50,7 @@ def test_phones(tmp_path):
 
 @pytest.mark.slow
 def test_the_papers_tables(tmp_path):
-    """Averages and ablation lie within 20 %, and one of their rows was fitted."""
+    """Averages and ablation are within 20 %; one of their rows was fitted."""
     rows = run_all_of(tmp_path, "parts=[paper]")
     ablation = {
         f"qwen2_25/{phase}/{name}": value

@@ -1,4 +1,4 @@
-"""HybriMoE's desktop: DeepSeek's expert costs what the authors say, others by their weights."""
+"""HybriMoE's desktop: DeepSeek's expert has the published cost, others scale with their weights."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def test_the_cost_of_a_deepseek_expert_is_the_published_one():
     np.testing.assert_allclose(costs.cpu(np.array([0, 100])), [1.780e-3, 4.698e-3])
 
 
-def test_others_by_their_weights_but_for_launching_kernels():
+def test_other_experts_scale_with_their_weights_except_for_kernel_launches():
     qwen2, deepseek = (desktop_costs(shape, "prefill") for shape in (QWEN2, DEEPSEEK))
     ratio = QWEN2.expert_weights / DEEPSEEK.expert_weights
     assert qwen2.transfer / deepseek.transfer == pytest.approx(ratio)
@@ -23,7 +23,7 @@ def test_others_by_their_weights_but_for_launching_kernels():
     assert qwen2.accelerator - deepseek.accelerator == pytest.approx(more)
 
 
-def test_the_phases_differ_in_the_cpus_kernel_alone():
+def test_the_phases_only_differ_in_the_cpu_kernel():
     decode, prefill = (vars(desktop_costs(QWEN2, phase)) for phase in ("decode", "prefill"))
     assert {name for name in decode if decode[name] != prefill[name]} == {"cpu_expert"}
     assert decode["cpu_expert"] == pytest.approx(13.76e6 / 13.6e9, rel=1e-3)

@@ -1,5 +1,5 @@
-"""Experts on phones cost what the profiles of llada_jax/phones/profiles say; policies on stored
-routing: its statistics, beside published ones, and rows of every cell."""
+"""Costs of experts on phones follow from the profiles in llada_jax/phones/profiles. Policies on
+stored routing: its statistics next to published ones, and rows of every cell."""
 
 import json
 
@@ -23,7 +23,7 @@ from llada_jax.phones.profile import load_profile
 
 @pytest.mark.parametrize("soc", ["SM8750", "SM8850"])
 def test_costs_follow_from_the_profile(soc):
-    """By hand, for kernels that unpack before they multiply; down is unpacked faster."""
+    """Computed by hand, for kernels that unpack before they multiply; `down` is unpacked faster."""
     phone, costs = load_profile(soc), phone_costs(soc, LLADA2_MINI)
     npu, cpu = phone.kernels("llada_cpp"), phone.cpu_kernels("plain")
     billions = 3 * 2048 * 512 / 1e9

@@ -1,10 +1,10 @@
-"""Runs a verb again and again, a fault later each time; a program, under `faults.c`.
+"""Runs a verb repeatedly, with a fault at a later place each time. A program, run with `faults.c`.
 
     LD_PRELOAD=faults.so python -m tests.experiments.faults.replay VERB MODEL FOLDER FIRST STRIDE
 
 Fault number n is the n-th write, rename or fsync below the folder; its kind follows from n, or all
-three kinds are tried where the stride is 0. After each fault what has its name is whole, and the
-same command goes on to the end of a run without one.
+three kinds are tried if the stride is 0. After each fault every file under its final name is
+complete, and the same command then reaches the result of a run without faults.
 """
 
 import contextlib
@@ -52,13 +52,13 @@ def arguments(verb: str, model: str, folder: Path) -> list[str]:
 
 
 def command(verb: str, model: str, folder: Path) -> None:
-    """Runs a verb as its command does; SystemExit where it fails."""
+    """Runs a verb as its command does; raises SystemExit if it fails."""
     with contextlib.redirect_stderr(io.StringIO()):
         run_experiment(MAINS[verb], arguments(verb, model, folder))
 
 
 def snapshot(verb: str, folder: Path) -> dict[str, object]:
-    """What a finished run leaves, but for times."""
+    """The files of a finished run, except for times."""
     run = folder / "run"
     found: dict[str, object] = {}
     places = {
@@ -83,7 +83,7 @@ def snapshot(verb: str, folder: Path) -> dict[str, object]:
 
 
 def content(path: Path) -> object:
-    """A file's bytes; of lines, their values but for times."""
+    """The bytes of a file, or of JSON lines the values without times."""
     if path.suffix != ".jsonl":
         return path.read_bytes()
     rows = map(json.loads, path.read_text().splitlines())
@@ -91,7 +91,7 @@ def content(path: Path) -> object:
 
 
 def require_whole(verb: str, folder: Path, reference: dict[str, object]) -> None:
-    """Raises where a file that has its name is not whole."""
+    """Raises if a file under its final name is incomplete."""
     for path in folder.rglob("*.json"):
         if ".partial" not in str(path) and "tmp" not in str(path):
             json.loads(path.read_text())
@@ -144,10 +144,10 @@ def main(verb: str, model: str, folder: Path, first: int, stride: int) -> None:
         assert code in (0, 74), f"{where}: {code}"
         require_whole(verb, folder, reference)
         is_complete = verb == "export" and (folder / "out").exists()
-        if not is_complete:  # else it says that the folder is there already
+        if not is_complete:  # else it fails since the folder exists
             command(verb, model, folder)
         found = snapshot(verb, folder)
-        if is_complete:  # what it left lies in the folder of the run, which nobody goes on with
+        if is_complete:  # the run folder keeps leftovers, since no run resumes in it
             found["left"] = reference["left"]
         different = [key for key in reference if found.get(key) != reference[key]]
         assert not different and found.keys() == reference.keys(), f"{where}: {different} differ"

@@ -1,4 +1,4 @@
-"""A verb whose n-th write, rename or fsync fails, or which dies there, loses nothing."""
+"""If the n-th write, rename or fsync of a verb fails, or the verb dies there, nothing is lost."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 from experiments.harness.run import REPOSITORY
 
 QUICK = {"evaluate": 61, "export": 47}
-"""From one fault of the few that are tried to the next."""
+"""Distance between the faults that the quick test tries."""
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Commands that are killed at random moments (SIGKILL) go on to the end of one that was not."""
+"""Commands killed at random moments (SIGKILL) resume and reach the result of an undisturbed one."""
 
 import os
 import random

@@ -30,13 +30,13 @@ RUN_FILES = {"config.yaml", "env.json", "results.json", "trace.npz", "answer.txt
 
 
 def run_main(arguments: Sequence[str], output: io.StringIO | None = None) -> str:
-    """What the command prints."""
+    """Returns the command's output."""
     return run_experiment(entry.main, entry.verbatim_prompt([*SMALL, *arguments]), output)
 
 
 @pytest.fixture(scope="module")
 def finished(random_model, tmp_path_factory) -> tuple[Path, str]:
-    """The folder of a run, and what it printed."""
+    """The folder of a run, and its output."""
     folder = tmp_path_factory.mktemp("runs") / "one"
     arguments = [f"model={random_model}", f"prompt={PROMPT}", f"hydra.run.dir={folder}"]
     return folder, run_main(arguments)
@@ -57,7 +57,7 @@ def test_the_run_folder_has_the_documented_files(finished):
     assert json.loads((folder / "env.json").read_text())["packages"]["jax"] == jax.__version__
 
 
-def test_the_answer_and_the_trace_are_those_of_the_library(finished, random_model):
+def test_the_answer_and_the_trace_match_the_library(finished, random_model):
     folder, printed = finished
     expected = expected_result(random_model)
     trace = lj.Trace.load(folder / "trace.npz")
@@ -262,7 +262,7 @@ def test_other_arguments_and_sweeps_stay_as_they_are():
     assert entry.verbatim_prompt(sweep) == sweep
 
 
-def test_settings_make_the_constraint_that_is_asked_for(tmp_path):
+def test_settings_make_the_requested_constraint(tmp_path):
     assert ConstraintSettings().build() is None
     assert ConstraintSettings(regex="a+", confidence="raw").build() == lj.regex(
         "a+", confidence="raw"
@@ -281,7 +281,7 @@ def test_two_constraints_and_a_missing_file_are_refused(tmp_path):
         ConstraintSettings(json_schema=str(tmp_path / "none.json")).build()
 
 
-def test_a_sampler_of_generate_alone_has_it():
+def test_only_generates_sampler_accepts_a_constraint():
     sampler = ConstrainedSampler.from_flat(
         {"constraint": ConstraintSettings(choice=("a",)), "threshold": 0.8}
     )

@@ -1,4 +1,4 @@
-"""The live canvas: what a step looks like, and where it is painted."""
+"""The live canvas: the frame of a step, and the terminals that it is painted on."""
 
 import io
 
@@ -96,7 +96,7 @@ def test_the_cursor_is_hidden_while_frames_are_drawn_and_always_comes_back(error
         (io.StringIO(), {"TERM": "xterm"}, False),
     ],
 )
-def test_only_a_terminal_that_wants_it_is_painted_on(stream, environment, painted, monkeypatch):
+def test_only_capable_terminals_are_painted_on(stream, environment, painted, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

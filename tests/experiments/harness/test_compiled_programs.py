@@ -1,4 +1,4 @@
-"""Compiled programs are kept where they are asked for, and the environment has the last word."""
+"""Compiled programs are kept in the configured folder; environment variables take precedence."""
 
 import os
 import subprocess

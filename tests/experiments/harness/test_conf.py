@@ -1,4 +1,4 @@
-"""Every file in conf/ composes, and what it composes is a valid configuration."""
+"""Every file in conf/ composes to a valid configuration."""
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -65,7 +65,7 @@ REPORTED = {
     "wino": SamplerConfig.preset("wino"),
     "token_edit": SamplerConfig.preset("token_edit"),
 }
-"""Decoders under whose names others look results up."""
+"""Decoders that other parts look up by name."""
 
 
 def test_the_suite_has_the_decoders_that_are_reported_on_every_task():

@@ -1,4 +1,4 @@
-"""A settings file is data: what Hydra would act on is refused with its key, and nothing has run."""
+"""A settings file is data: keys that Hydra would act on are refused before anything runs."""
 
 import re
 import sys
@@ -32,7 +32,7 @@ main = entry_point("nothing", nothing, Settings)
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    """Runs a verb with a file of this text in a folder of one's own, beside a module `evil`."""
+    """Runs a verb with a user's settings file of this text, next to a module `evil`."""
     folder = tmp_path / "conf"
     folder.mkdir()
     (tmp_path / "evil").mkdir()
@@ -127,7 +127,7 @@ GROUPS = {
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_group_of_files_that_does(name, config, tmp_path):
-    """In a job of a sweep, before the first one starts; or in the place of a file of Hydra's."""
+    """In a job of a sweep, before the first job starts; or in place of one of Hydra's files."""
     text, key = GROUPS[name]
     file = tmp_path / "conf" / f"{name}.yaml"
     file.parent.mkdir(parents=True)
@@ -171,7 +171,7 @@ def test_a_file_around_the_check(argument, message, config):
         config("seed: 3", argument)
 
 
-def test_the_command_line_is_the_users_own(tmp_path):
+def test_the_command_line_may_set_hydra(tmp_path):
     (tmp_path / "mine.yaml").write_text("seed: 3")
     named = ["-cd", str(tmp_path), "-cn", "mine", f"hydra.run.dir={tmp_path}/run"]
     handler = "+hydra.job_logging.handlers.more={class: logging.NullHandler}"

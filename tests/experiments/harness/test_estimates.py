@@ -1,4 +1,4 @@
-"""Means of runs, their errors, and what they tell apart."""
+"""Means of runs, their errors, and the differences that they can show."""
 
 import math
 
@@ -41,7 +41,7 @@ def test_paired_differences_are_more_precise_than_means():
     assert alone is not None and alone[0] < common.mean() < alone[1]
 
 
-def test_intervals_hold_the_truth_nineteen_times_of_twenty():
+def test_intervals_contain_the_truth_in_nineteen_of_twenty_runs():
     rng = np.random.default_rng(1)
     held = {"mean": 0, "ratio": 0}
     for _ in range(2000):

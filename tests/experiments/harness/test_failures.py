@@ -1,4 +1,4 @@
-"""What ends a run is one line, a code, and the command that goes on in its folder."""
+"""A failed run ends with one line, an exit code, and the command that resumes it."""
 
 import errno
 import os
@@ -40,7 +40,7 @@ REASONS = {
 
 @pytest.fixture
 def stopped(tmp_path, monkeypatch, capsys):
-    """What a run in a folder prints, and its code, where its work raises something."""
+    """Returns the output and the exit code of a run that raises an exception."""
     monkeypatch.chdir(tmp_path)
 
     def run(body, *arguments, folder="a run"):
@@ -92,7 +92,7 @@ def test_bad_input_has_no_resume_command(reason, line, stopped):
 
 @pytest.fixture
 def interruptible():
-    """SIGINT as a terminal's programs take it: those in the background of a shell ignore it."""
+    """Handles SIGINT as in a foreground program, since background programs of a shell ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""A run: its settings, whether it is a sweep, and its folder, empty until something happened."""
+"""A run: its settings, sweeps, and its folder, which is empty until the run begins."""
 
 import json
 from dataclasses import dataclass, field
@@ -83,7 +83,7 @@ class Settings:
 
 @pytest.fixture
 def shapes_of(tmp_path):
-    """Runs a command, and returns the setting of each of its runs."""
+    """Runs a command, and returns the setting of each run."""
     (tmp_path / "asked_mode.yaml").write_text("")
 
     def shapes(*arguments):

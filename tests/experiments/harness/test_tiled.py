@@ -1,4 +1,4 @@
-"""Who reads the tiles that a run asks for."""
+"""The reader of the tiles that a run requests."""
 
 import pytest
 
@@ -9,7 +9,7 @@ WORKER = lj.SamplerConfig.preset("staged", refresh="worker")
 ROWS = lj.SamplerConfig.preset("staged")
 
 
-def test_a_worker_reads_tiles_and_nobody_has_to():
+def test_a_worker_reads_tiles_if_requested():
     check_tiles("q4_0", "xla", WORKER)
     check_tiles(None, "litert", ROWS)
 
@@ -21,6 +21,6 @@ def test_a_worker_reads_tiles_and_nobody_has_to():
         ("litert", WORKER, "backend is 'litert' and the sampler has a worker; allowed: None"),
     ],
 )
-def test_tiles_that_nothing_reads(backend, sampler, message):
+def test_unused_tiles_are_refused(backend, sampler, message):
     with pytest.raises(ValueError, match=message):
         check_tiles("q4_0", backend, sampler)

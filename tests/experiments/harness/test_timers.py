@@ -1,4 +1,4 @@
-"""Work that takes turns, work in a process of its own, and what repeated times say."""
+"""Timing in turns, work in a separate process, and the spread of repeated times."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The harness on our task files: offline, without torch, on a dozen items of our own each."""
+"""The harness on our task files: offline, without torch, on a dozen of our items each."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def letter(doc):
 
 
 def worked_answer(doc):
-    """As a model would write it that does what the prompt asks."""
+    """An answer in the form that the prompt requests."""
     if "passage" in doc:
         return "Yes, it does." if doc["answer"] else "No: the text says so."
     if "choices" in doc or "endings" in doc:
@@ -45,7 +45,7 @@ def worked_answer(doc):
 
 
 def bare_answer(doc):
-    """Without the words that the prompt asks for."""
+    """An answer without the words that the prompt requests."""
     if "passage" in doc:
         return "YES" if doc["answer"] else "no"
     if "choices" in doc or "endings" in doc:
@@ -119,7 +119,7 @@ def test_right_answers_score_in_full(right):
     ]
 
 
-def test_bare_and_wrong_answers_score_as_the_filters_say():
+def test_bare_and_wrong_answers_score_as_the_filters_define():
     _, _, bare = scored(GENERATED, bare_answer)
     flexible = {name: row.value for name, row in bare.items() if "strict" not in name}
     assert set(flexible.values()) == {1.0} and len(flexible) == 4
@@ -222,7 +222,7 @@ def test_the_run_folder_has_samples_and_settings(finished):
     assert summary["n-samples"]["gsm8k"] == {"original": 12, "effective": 2}
 
 
-def test_samples_hold_requests_and_responses(finished):
+def test_samples_contain_requests_and_responses(finished):
     folder, _ = finished
     samples = samples_of(folder, "gsm8k")
     assert {sample["filter"] for sample in samples} == {"strict-match", "flexible-extract"}
@@ -251,7 +251,7 @@ def test_a_custom_task_is_a_file_in_another_folder(tmp_path):
     assert (row.name, row.value, row.n) == ("spelling/exact_match", 1.0, 2)
 
 
-def test_the_configuration_is_that_of_table_5():
+def test_the_configuration_matches_table_5():
     config = config_of(f"data={DATA}", limit=200)
     assert config.tasks == GENERATED
 

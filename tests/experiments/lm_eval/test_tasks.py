@@ -1,4 +1,4 @@
-"""The harness's standard tasks and groups, as they are, on small data of our own."""
+"""The harness's standard tasks and groups, unchanged, on small data files of ours."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ CATEGORIES = (
 
 
 class Right(Oracle):
-    """Answers every item of these tasks as its author wants it."""
+    """Answers every item of these tasks correctly."""
 
     def __init__(self):
         super().__init__(self.written)
@@ -128,7 +128,7 @@ def test_code_runs_only_with_run_code(tmp_path, monkeypatch, task, item, metric)
 
 
 class Executed:
-    """As `code_eval` of Hugging Face's `evaluate`, for code of ours, in this process."""
+    """Like `code_eval` of Hugging Face's `evaluate`, for our code, in this process."""
 
     def compute(self, references, predictions, k):
         passed = [any(runs(code, test) for code in codes) for test, codes in zip(references, predictions, strict=True)]  # fmt: skip  # noqa: E501
@@ -143,7 +143,7 @@ def runs(code, test):
     return True
 
 
-def test_a_group_is_all_of_its_tasks_and_their_data_lie_apart(tmp_path):
+def test_a_group_contains_its_tasks_with_separate_data(tmp_path):
     tasks = tasks_of("mmlu_social_sciences")
     assert len(tasks) == 12 and set(tasks) < set(tasks_of("mmlu"))
     for task in tasks:
@@ -167,7 +167,7 @@ def test_tasks_that_pick_their_items_share_the_data_of_their_group(tmp_path):
     assert len(rows) == 14 and set(rows.values()) == {1.0}
 
 
-def test_data_of_a_whole_group_are_not_each_tasks_own(tmp_path):
+def test_data_of_a_whole_group_are_not_used_for_each_task(tmp_path):
     write(tmp_path, "mmlu_stem", [MMLU], "test")
     with pytest.raises(FileNotFoundError, match=r"mmlu_abstract_algebra/<split>\.jsonl, which"):
         harness_tasks(["mmlu_stem"], tmp_path, runs_code=False)

@@ -32,7 +32,7 @@ def texts(*decoders: dict[str, Any]) -> list[str]:
     return [label.text for label in by_folder.values()]
 
 
-def test_methods_are_told_apart_by_their_names_alone():
+def test_methods_are_distinguished_by_their_names_only():
     assert texts(settings("llada"), settings()) == ["llada", "threshold"]
 
 

@@ -1,4 +1,4 @@
-"""`python -m experiments.report`: a page from runs that were decoded, and from others."""
+"""`python -m experiments.report`: a page from decoded runs and from other runs."""
 
 import json
 import re
@@ -34,8 +34,8 @@ def evaluation(
     version: int = 1,
     **changes: Any,
 ) -> Path:
-    """A run of `experiments.evaluate`, as it would be found; the first `right` questions are
-    answered right, and after the last one the items begin again with the first."""
+    """A stored run of `experiments.evaluate`. The first `right` questions are answered right;
+    after the last item the items repeat from the first."""
     threshold = name.partition("@threshold:")[2]
     settings = {
         "model": "tiny",
@@ -151,7 +151,7 @@ def test_a_training_curve_shows_the_scores_of_probes():
     np.testing.assert_array_equal(line.get_xydata(), [[2, 0.5], [3, 1]])
 
 
-def test_every_picture_is_there_and_nothing_half_written(runs, tmp_path):
+def test_every_picture_exists_and_nothing_is_half_written(runs, tmp_path):
     page = run(tmp_path / "page", f"runs=[{runs}/sweep,{runs}/small]", "title=All of it")
     pictures = re.findall(r"!\[.+\]\((.+)\)", page)
     assert len(pictures) == 3

@@ -1,4 +1,4 @@
-"""Where a run was made: each environment that decoded answers of it, or the one of `env.json`."""
+"""Environments of a run: each one that decoded some of its answers, or the one of `env.json`."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def environment(commit: str, **packages: str) -> dict:
 
 
 def answered(folder: Path, *environments: dict | None) -> Path:
-    """A run whose first item was answered in the first environment, and so on; begun in `z` last"""
+    """A run with item i answered in environment i, and last started in `z`"""
     store = GenerationStore.begin(folder / "generations", {})
     for index, told in enumerate(environments):
         generation = Generation(index, Item("Is it?", "#### yes", "yes"), "#### yes", [1], 1, 1)

@@ -1,4 +1,4 @@
-"""`experiments.reproduce`: what it promises, and what it prints."""
+"""`experiments.reproduce`: its guarantees and its output."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def composed(entry: str, schema, *overrides: str):
 
 
 def errors(chapter, **kinds) -> list[float]:
-    """Errors of the rows whose fields are as given."""
+    """Errors of the rows with these field values."""
     return [
         abs(row.error)
         for row in chapter.rows
@@ -50,7 +50,7 @@ def test_every_chapter_is_in_the_report():
     assert composed("reproduce", reproduce.ReproduceConfig).chapters == tuple(CHAPTERS)
 
 
-def test_table6_is_met_in_its_order(chapter):
+def test_table6_is_reproduced_in_order(chapter):
     found = chapter("table6")
     assert len(found.rows) == 9
     assert [bool(row.fitted) for row in found.rows] == [True, *[False] * 7, True]
@@ -58,12 +58,12 @@ def test_table6_is_met_in_its_order(chapter):
     assert max(errors(found)) <= 0.15
     values = [row.value for row in found.rows]
     assert values[:8] == sorted(values[:8], reverse=True)
-    assert values[8] == pytest.approx(values[7])  # revision hides, and so costs nothing
+    assert values[8] == pytest.approx(values[7])  # revision is hidden, so it costs nothing
     assert all(sum(parts.values()) > 0 for parts in found.parts.values())
 
 
 def within(rows, bound: float = 0.15) -> float:
-    """The share of predictions whose error is no larger."""
+    """The share of predictions with an error up to `bound`."""
     errors = [abs(row.error) for row in rows if row.is_predicted]
     return sum(error <= bound for error in errors) / len(errors)
 
@@ -82,7 +82,7 @@ def test_figure_11_is_reproduced(chapter):
 
 
 def test_each_figure_counts_once(chapter):
-    """A column is tested by its own time, or by the ratio within its session, not by both."""
+    """A column is tested by its time or by the ratio within its session, not by both."""
     found = {row.name: row for row in chapter("fig11").rows}
     for base, column in (("cpu", "cpu_cache"), ("npu", "llada_cpp")):
         for soc in ("SM8650", "SM8750", "SM8850"):
@@ -114,7 +114,7 @@ def test_a_ratio_within_a_session_has_none_of_its_spread(chapter):
 
 
 UNDECIDED = "table7/no_somr/256"
-"""It hangs on where in its known range the limit of the address space lies."""
+"""The result depends on the exact limit of the address space, which is only known as a range."""
 
 
 def test_the_address_space_is_reproduced_away_from_its_limit(chapter):
@@ -129,13 +129,13 @@ def test_the_address_space_is_reproduced_away_from_its_limit(chapter):
         assert row.value == row.reference or not told
 
 
-def test_the_staging_is_met(chapter):
+def test_the_staging_is_reproduced(chapter):
     staging = chapter("fig13c")
     assert max(errors(staging, fitted=False)) <= 0.15
     assert max(errors(staging, fitted=True)) <= 0.01
 
 
-def test_other_systems_are_met(chapter):
+def test_other_systems_are_reproduced(chapter):
     assert max(errors(chapter("genie"), fitted=False)) <= 0.15
     assert max(errors(chapter("genie"), fitted=True)) <= 0.05
     fc = [row for row in chapter("platform").rows if row.name.startswith("fc/")]
@@ -155,7 +155,7 @@ AI_HUB = {
     "SM8850": "llama32_1b llama32_1b_w4 llama32_3b_w4",
     "X Elite": "llama2_7b_v0.9 llama3_8b_v0.15",
 }
-"""Models whose passes were kept from the modelling, by chip."""
+"""Models with measured passes that the cost model was not fitted to, by chip."""
 
 
 def test_held_out_models_are_scored_or_have_a_reason(chapter):
@@ -178,7 +178,7 @@ def test_misses_are_listed(world, chapter):
     assert any("cannot be decided" in words for words in found.words)
 
 
-def test_watts_and_joules_have_rows_and_bands_of_their_own(chapter):
+def test_watts_and_joules_have_separate_rows_and_bands(chapter):
     rows = {row.name: row for row in chapter("fig14").rows}
     assert len(rows) == 8 and all(row.band for row in rows.values())
     assert all(row.is_in_band for name, row in rows.items() if name.endswith("watts"))
@@ -207,11 +207,11 @@ def test_every_row_has_its_kind(chapter):
 
 PLACES = ("resident_mib", "inputs", "outputs", "group", "commit_threshold", "masks_left",
           "position", "stable", "visible")  # fmt: skip
-"""Entries that say where a figure was read, not what."""
+"""Entries for the place at which a figure was read, not its value."""
 
 
 def test_no_fitted_row_has_its_reference_from_the_validation_file(monkeypatch):
-    """Every validation figure is raised: the references of fitted rows stay, the others move."""
+    """Raising all validation figures keeps references of fitted rows and changes the others."""
     monkeypatch.setattr(fig11, "SOCS", ("SM8750",))  # nothing is fitted to the other phones
     as_it_is, raised = (PublishedTasks(graphs_of("llada_8b"), 1) for _ in range(2))
     monkeypatch.setitem(vars(raised), "published", higher(as_it_is.published))
@@ -231,7 +231,7 @@ def test_no_fitted_row_has_its_reference_from_the_validation_file(monkeypatch):
 
 
 def higher(figure):
-    """All its numbers, a tenth higher."""
+    """Returns the figure with all numbers a tenth higher."""
     if isinstance(figure, dict):
         rows_of_a_sweep = "us" in figure or "npu" in figure
         return {
@@ -277,14 +277,14 @@ def test_the_report_lists_choices_informed_by_the_figures(tmp_path):
     assert "Warning" not in text
 
 
-def test_whatever_has_a_trace_names_its_source(chapter):
+def test_rows_with_a_trace_name_its_source(chapter):
     for name in ("dynamics", "table6", "fig13c"):
         found = chapter(name)
         sources = [row.trace_source for row in found.rows if row.trace_source]
         assert len(sources) == (0 if name == "fig13c" else len(found.rows))
 
 
-def test_unknown_operations_are_warned_of_at_the_top(tmp_path):
+def test_the_report_begins_with_a_warning_of_unknown_operations(tmp_path):
     text = written(tmp_path, [], ["sort f32[4] at part: priced as vector work"])
     assert "**Warning" in text and "- sort f32[4] at part: priced as vector work" in text
 

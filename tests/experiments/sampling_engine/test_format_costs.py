@@ -1,4 +1,4 @@
-"""Answers through the engine: in float32 it scores as the host, and rows say what was right."""
+"""Answers through the engine: in float32 it scores like the host, and rows report accuracy."""
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ from experiments.sampling_engine.format_costs import AnswersConfig, answer_rows,
 from llada_jax.model.head import ScoreRules, score_rows
 
 
-def test_in_float32_the_engine_scores_as_the_host():
+def test_in_float32_the_engine_scores_like_the_host():
     model = lj.load("tiny", "float32")
     rules = ScoreRules(forbidden=(model.config.mask_id,))
     hidden = 3 * jax.random.normal(jax.random.key(0), (2, 5, model.config.width))

@@ -1,4 +1,4 @@
-"""The experiment on the sampling engine runs, names its rows as it says, and refuses bad input."""
+"""The sampling-engine experiment runs, names its rows as documented, and refuses bad input."""
 
 import json
 from dataclasses import replace
@@ -106,7 +106,7 @@ def test_areas_follow_from_gates_and_one_fitted_factor():
 
 
 @pytest.mark.slow
-def test_engines_of_more_lanes_lie_on_a_straight_line():
+def test_the_area_is_linear_in_the_number_of_lanes():
     units = ("max_index", "elements")
     cells = netlist(32).cells()
     counted = sum(gate_equivalents(cells[unit]) for unit in units)
@@ -124,7 +124,7 @@ def test_sizes_of_the_papers_models():
     assert weights == pytest.approx([7.5, 1.4], rel=0.05)  # without the embedding
 
 
-def test_shares_are_of_a_step_and_70_percent_asks_for_a_slower_sampler():
+def test_shares_are_per_step_and_70_percent_needs_a_slower_sampler():
     rows = {row.name: row.value for row in share_rows()}
     name = "gpu_share/llada_moe/unfused_float64"
     assert 0.2 < rows[f"{name}/peak"] < 0.3

@@ -1,4 +1,4 @@
-"""`experiments.simulate`: what it prints, and what it refuses."""
+"""`experiments.simulate`: its output, and the input that it refuses."""
 
 import json
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ def composed(*overrides: str) -> simulate.SimulateConfig:
 
 
 def simulated(folder, monkeypatch, runs, *changes):
-    """The result rows of `experiments.simulate` on one phone, by means of so many runs."""
+    """The result rows of `experiments.simulate` on one phone, as means of `runs` runs."""
     monkeypatch.setattr(simulate, "PublishedTasks", lambda graphs: PublishedTasks(graphs, runs))
     config = composed("phones=[SM8750]", *changes)
     simulate.simulate_run(config, Run(folder, OmegaConf.create({})))

@@ -1,4 +1,4 @@
-"""Sudoku's replication: its puzzles, and a run of a few steps."""
+"""The replication of the Sudoku experiment: its puzzles, and a run of a few steps."""
 
 import json
 from itertools import pairwise
@@ -71,7 +71,7 @@ def test_canvases_are_read_back():
     assert Pool(0, 2)(7) == Pool(0, 2)(7)
 
 
-def test_the_configuration_is_valid_and_masks_cells_alone():
+def test_the_configuration_is_valid_and_masks_only_cells():
     with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
         config = read_config(entry.SudokuConfig, compose("sudoku"))
     batch = batch_at(Pool(0, 2), config.train.replace(batch_size=2), EOS, 0)

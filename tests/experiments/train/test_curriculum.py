@@ -1,4 +1,4 @@
-"""What a model is trained on: items of the training split, in the shares and stages asked for."""
+"""The training data: items of the training split, in the configured shares and stages."""
 
 import re
 from collections import Counter
@@ -68,7 +68,7 @@ def test_tasks_are_drawn_by_weight_with_their_answer_length(tokenizer):
     assert 0.05 < lengths[None] / 400 < 0.15
 
 
-def test_difficulties_are_drawn_alike(tokenizer):
+def test_difficulties_are_drawn_with_equal_shares(tokenizer):
     tasks = (TaskShare(name="sudoku", difficulties=(0, 2)),)
     draw = source(tokenizer, PLAIN, tasks=tasks)
     sizes = Counter(tokenizer.decode(draw(index).answer).count("\n") for index in range(60))
@@ -103,7 +103,7 @@ def test_retellings_repeat_sentences_of_the_question(tokenizer):
 
 
 @pytest.mark.parametrize("name", ["word_problems", "yes_no", "choices"])
-def test_drills_are_those_of_the_tasks(tokenizer, name):
+def test_drills_come_from_the_tasks(tokenizer, name):
     share = TaskShare(name=name, difficulties=(0,))
     example = source(tokenizer, Stage(steps=1, drill_share=1.0, drills=(share,)))(7)
     item = load_task(name).item(4, 7, "train", difficulty=0, drill=True)

@@ -1,4 +1,4 @@
-"""A training goes on with the settings it was begun with, and says what differs otherwise."""
+"""A training resumes with the settings that it was started with, or names the differences."""
 
 import re
 from dataclasses import asdict, replace
@@ -59,7 +59,7 @@ def test_other_settings_are_refused_by_name(folder, changed, message):
         changed.resumed(folder)
 
 
-def test_another_version_of_a_task_is_refused_also_of_one_that_is_only_drilled(folder, monkeypatch):
+def test_another_version_of_a_task_is_refused_even_if_it_is_only_drilled(folder, monkeypatch):
     def newer(name):
         task = load_task(name)
         return replace(task, version=task.version + (name == "choices"))
@@ -78,7 +78,7 @@ def test_a_damaged_file_is_named(folder, text):
         training().resumed(folder)
 
 
-def test_a_new_folder_has_none(tmp_path):
+def test_a_new_folder_has_nothing_to_resume(tmp_path):
     assert training().resumed(tmp_path) == training()
 
 

@@ -1,4 +1,4 @@
-"""Training again by the commands on a bundled model's card goes as its log says."""
+"""Training again with the commands on a bundled model's card reproduces its log."""
 
 import shutil
 import subprocess
@@ -18,8 +18,8 @@ from tests.model_cards import stated_trainings
 pytestmark = pytest.mark.slow
 FIRST_STEPS = 300
 LOSS, ACCURACY = 0.05, 0.02
-"""What other kernels and processors may make of the same batches (relative, and absolute); on the
-processor of then nothing differs."""
+"""Tolerances (relative loss, absolute accuracy) for the same batches on other kernels and
+processors. On the original processor nothing differs."""
 
 
 def goes_alike(rows: list[Compared]) -> bool:
@@ -34,7 +34,7 @@ def goes_alike(rows: list[Compared]) -> bool:
 
 
 def trainings():
-    """Of every bundled model its own, and its parent's."""
+    """The trainings of every bundled model and of its parent."""
     for name in bundled_names():
         folder = model_path(name)
         stated = zip(stated_trainings(folder), stated_logs(folder), strict=True)
@@ -43,7 +43,7 @@ def trainings():
 
 
 @pytest.mark.parametrize(("folder", "training", "log"), list(trainings()))
-def test_the_first_steps_go_as_they_went(folder, training, log, tmp_path):
+def test_the_first_steps_reproduce_the_log(folder, training, log, tmp_path):
     if training.arguments is None:
         pytest.skip("it was trained by commands that are none of today's")
     if training.outdated:
@@ -56,8 +56,8 @@ def test_the_first_steps_go_as_they_went(folder, training, log, tmp_path):
 
 
 def bundled_as_of(commit: str, name: str, folder: Path) -> Path:
-    """A model that was bundled at a commit, as it may be no longer; skips where it never was, and
-    where the history here does not reach it."""
+    """Writes a model as it was bundled at a commit. Skips the test if git has no such folder, or
+    if the history here is too short."""
     folder_then = (model_path("tiny").parent / name).relative_to(REPOSITORY).as_posix()
     source = f"{commit}:{folder_then}"
     listed = git("ls-tree", "--name-only", source)
@@ -73,7 +73,7 @@ def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True)
 
 
-def test_other_data_is_noticed(tmp_path):
+def test_other_data_is_detected(tmp_path):
     config, model = recipe(TINY), tmp_path / "model"
     model.mkdir()
     for name in TOKENIZER_FILES:

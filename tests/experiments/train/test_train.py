@@ -47,7 +47,7 @@ TINY = [
 ]
 
 SCORES = [("countdown", "llada"), ("countdown", "blockwise")]
-"""Tasks and samplers that a run is scored with at its end."""
+"""Tasks and samplers for scoring a run at its end."""
 
 
 def composed(*overrides: str):
@@ -138,10 +138,10 @@ def test_bad_values_are_errors_before_the_run(override, message):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> tuple[Path, str]:
-    """The folder of a run, and what it printed."""
+    """The folder of a run, and its output."""
     folder = tmp_path_factory.mktemp("train") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entry, "TOKENIZER_TEXTS", 400)  # of 20,000, which take seconds
+        patch.setattr(entry, "TOKENIZER_TEXTS", 400)  # instead of 20,000, which take seconds
         return folder, run_experiment(entry.main, [*TINY, f"hydra.run.dir={folder}"])
 
 
@@ -185,7 +185,7 @@ def test_the_card_has_the_commands_to_repeat_the_training(finished):
 
 @pytest.mark.slow
 def test_a_run_is_resumed_in_a_child_process(finished, tmp_path):
-    """Whose tokenizer is its parent's, and whose card says how both were trained."""
+    """The child has its parent's tokenizer, and its card has the commands of both trainings."""
     parent, folder = finished[0] / "model", tmp_path / "child"
     own = f"parent={parent}", "objective=self_fill", f"hydra.run.dir={folder}"
     run_experiment(entry.main, [*TINY, *own])

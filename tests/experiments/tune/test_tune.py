@@ -1,4 +1,4 @@
-"""`python -m experiments.tune`: what it chooses, confirms and writes, and how it goes on."""
+"""`python -m experiments.tune`: its choice, confirmation, output and resuming."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def run(model, folder, *changes):
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory, random_model):
-    """A run that was killed while it judged its second sampler, and went on."""
+    """A run that was killed while it scored its second sampler, and then resumed."""
     folder, judged = tmp_path_factory.mktemp("tune"), []
 
     def killed(*arguments):
@@ -166,13 +166,13 @@ def test_bad_axes_are_named(over, message):
         read_config(Axes, OmegaConf.create(over))
 
 
-def test_values_that_another_makes_too_large_are_as_large():
+def test_values_that_exceed_another_setting_are_reduced_to_it():
     staged = SamplerConfig.from_flat(cache="blockwise", accept="staged")
     family = SamplerFamily(name="staged", sampler=staged, over=Axes(theta_visible=(0.95,)))
     assert family.sampler_with([0.95]).rule.theta_visible == staged.rule.theta_stable
 
 
-def test_the_families_own_samplers_and_their_neighbours_come_first():
+def test_the_family_presets_and_their_neighbours_come_first():
     own = SamplerConfig.from_flat(cache="blockwise", threshold=0.9)
     rows = Axes(threshold=(0.7, 0.8, 0.9), block_length=(32, 64))
     families = [
@@ -193,7 +193,7 @@ def composed(*overrides: str) -> TuneConfig:
         return read_config(TuneConfig, compose("tune", overrides=[*overrides]))
 
 
-def test_proposals_of_optuna_are_counted(tmp_path, monkeypatch):
+def test_optunas_proposals_are_counted(tmp_path, monkeypatch):
     over = "{threshold: [0.7, 0.8, 0.9], block_length: [8, 16, 32]}"
     own = "{cache: blockwise, threshold: 0.9, block_length: 32}"
     config = composed("budget=7", f"families=[{{name: a, sampler: {own}, over: {over}}}]")
@@ -202,7 +202,7 @@ def test_proposals_of_optuna_are_counted(tmp_path, monkeypatch):
         return Candidate(family, sampler, Price(sampler.rule.threshold, math.nan), 0.0)
 
     monkeypatch.setattr(searching, "candidate", judged)
-    for _ in range(2):  # the second time from the study alone
+    for _ in range(2):  # the second time only from the study
         found, tried, proposed = searching.search(Judge(config, None, None), None, tmp_path)
         assert len(found) == tried == 7
         assert proposed == 2, "five are the family's own and its neighbours"

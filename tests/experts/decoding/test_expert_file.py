@@ -1,4 +1,4 @@
-"""The file of experts holds what was written, and a damaged one is refused."""
+"""The file of experts returns the written weights, and damage is refused."""
 
 from dataclasses import replace
 

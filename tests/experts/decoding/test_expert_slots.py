@@ -1,4 +1,4 @@
-"""What experts within a budget take of a process's memory, and what is read while others run."""
+"""Memory of experts within a budget, and reading experts while others run."""
 
 import json
 import subprocess

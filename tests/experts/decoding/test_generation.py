@@ -116,7 +116,7 @@ def test_a_budget_does_not_change_results(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_tokens_do_not_depend_on_the_budget(dtype, tmp_path):
-    """A shared expert and dense layers stay where they are."""
+    """A shared expert and dense layers stay in memory."""
     config = model("llada2-moe").config
     moe = replace(config.moe, expert_width=32, shared_width=32)
     config = config.replace(ffn_width=64, moe=moe)

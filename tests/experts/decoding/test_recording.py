@@ -23,7 +23,7 @@ from tests.checkpoint.folders import GOLDENS, golden_forward, loaded
 
 
 def step(tokens, positions, live=None, scores=None):
-    """A forward of one layer, four experts, of which row i takes i and i + 1."""
+    """A forward of one layer with four experts; row i takes experts i and i + 1."""
     tokens, positions = np.array([tokens]), np.array([positions])
     rows = tokens.size
     experts = np.stack([np.arange(rows) % 4, (np.arange(rows) + 1) % 4], axis=-1)[None]

@@ -1,4 +1,4 @@
-"""A checkpoint is what its architectures, its model_type and its keys say together."""
+"""A checkpoint's family follows from its architectures, its model_type and its keys together."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -69,13 +69,13 @@ LOOK_ALIKES = {
 
 
 @pytest.mark.parametrize("name", LOOK_ALIKES)
-def test_a_look_alike_is_refused_and_told_why(name):
+def test_a_look_alike_is_refused_with_the_reason(name):
     golden, changes, why = LOOK_ALIKES[name]
     with pytest.raises(ValueError, match=f"this is .*{why}.*; allowed families: llada, "):
         config_from_hf({**golden_config(golden), **changes})
 
 
-def test_who_knows_better_names_the_family():
+def test_the_caller_may_name_the_family():
     hf = {**golden_config("sdar-b4"), "eos_token_id": 151645, "vocab_size": 151936}
     assert config_from_hf(hf, family_name="sdar").eos_id == 151645
 
@@ -122,18 +122,18 @@ def test_who_knows_better_names_the_family():
         ("nemotron", {"block_size": 16}, "block_size is 16; allowed: 32"),
     ],
 )  # fmt: skip
-def test_what_decides_the_computation_is_never_ignored(golden, changes, message):
+def test_keys_that_change_the_computation_are_refused(golden, changes, message):
     with pytest.raises(ValueError, match=message):
         config_from_hf({**golden_config(golden), **changes})
 
 
-def test_the_kind_of_experts_decides_where_no_class_is_named():
+def test_the_kind_of_experts_decides_if_no_class_is_named():
     without = {**golden_config("llada-moe-released"), "architectures": None}
     assert family_of(without) == "llada_moe"
     assert family_of({**golden_config("llada-mha"), "architectures": None}) == "llada"
 
 
-def test_stop_lists_are_the_generation_files():
+def test_stop_lists_come_from_the_generation_file():
     hf = golden_config("sdar-b4")
     assert config_from_hf(hf).stop_ids == ()
     found = config_from_hf(hf, generation={"eos_token_id": [318, 317]})
@@ -202,7 +202,9 @@ def test_unknown_keys_are_ignored_if_the_caller_says_so():
         ("llada-mha", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"], "decides what"),
     ],
 )  # fmt: skip
-def test_what_decides_the_computation_cannot_be_ignored(golden, changes, ignored, message):
+def test_the_caller_cannot_ignore_keys_that_change_the_computation(
+    golden, changes, ignored, message
+):
     with pytest.raises(ValueError, match=message):
         config_from_hf({**golden_config(golden), **changes}, ignore_keys=ignored)
 
@@ -221,13 +223,13 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_models_are_named_and_told_why(name):
+def test_other_models_are_refused_with_the_reason(name):
     with pytest.raises(ValueError, match=f"^this is {name}, which is not supported because ") as it:
         family_of({**golden_config("llada-mha"), **OTHERS[name]})
     assert str(it.value).count("llada_moe") == 1
 
 
-def test_a_context_shorter_than_ropes_own():
+def test_a_context_shorter_than_the_original_rope_context():
     """Nemotron's base models: 4,096 positions of a RoPE for 16,384."""
     rope = {**YARN, "factor": 0.25, "original_max_position_embeddings": 16384}
     hf = {**golden_config("nemotron"), "rope_parameters": rope, "max_position_embeddings": 4096}
@@ -282,7 +284,7 @@ RELEASED = {
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_configurations_with_what_releases_have_in_them(name):
+def test_configurations_with_the_keys_of_releases(name):
     hf, expected = RELEASED[name]
     config = config_from_hf(hf)
     assert {key: getattr(config, key) for key in expected} == expected

@@ -23,7 +23,7 @@ MINE = replace(
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """The bundled model, in the spelling of a family of one's own."""
+    """The bundled model, with the tensor names of a user-defined family."""
     folder = tmp_path / "mine"
     shutil.copytree(model_path("tiny"), folder)
     config = json.loads((folder / "config.json").read_text())
@@ -44,7 +44,8 @@ def test_a_family_is_an_argument(checkpoint):
     assert model.config.family == "my_dllm"
     expected = lj.load("tiny", "float32")
     np.testing.assert_array_equal(model.params.embedding, expected.params.embedding)
-    assert lj.load(checkpoint, family=MINE).config == model.config  # again is no clash
+    # Registering a family twice is not a conflict.
+    assert lj.load(checkpoint, family=MINE).config == model.config
 
 
 def test_a_family_is_an_entry_point(checkpoint, installed):
@@ -52,7 +53,7 @@ def test_a_family_is_an_entry_point(checkpoint, installed):
     assert lj.load(checkpoint).config.family == "mine"
 
 
-def test_a_family_that_is_none_or_takes_a_type_is_refused():
+def test_an_invalid_family_or_a_taken_model_type_is_refused():
     with pytest.raises(ValueError, match="family is 3; allowed: a Family"):
         lj.load("tiny", family=3)  # pyright: ignore
     with pytest.raises(ValueError, match="family is 'lama'; allowed: llada, llada_moe, "):

@@ -101,7 +101,7 @@ def test_input_that_cannot_be_fitted_is_refused(slow):
 
 @pytest.fixture
 def parent_steps(monkeypatch):
-    """Keeps the parent's tiles and passes, whose comparison takes most of a fit's time."""
+    """Keeps the parent's tiles and passes, since comparing them takes most of a fit's time."""
     monkeypatch.setattr(module, "TILES", ())
 
 

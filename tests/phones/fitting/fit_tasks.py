@@ -111,7 +111,7 @@ def fit_rates(
 ) -> dict[str, float]:
     """Fits the factor between the NPU rates of two phones to the 128-token NPU cells of Figure 11.
 
-    Returns the rates of `profile`, which are those of `other` times the factor.
+    Returns the rates of `profile`, which are the rates of `other` times the factor.
     """
     paths = [f"npu.llada_cpp.{name}" for name in ("dequant_gweights", "fast_dequant_gweights")]
     overhead = "npu.llada_cpp.layer_overhead_us"

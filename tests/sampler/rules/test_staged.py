@@ -1,4 +1,4 @@
-"""Staged tokens: visible, revised by shadows, stable; and what is left behind by the window."""
+"""Staged tokens: visible, revised by shadow rows, stable; also those that the window left."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ A, B, C, D, E, F, G, H, I = range(9)
 
 
 def story(script, gen_length=6, block_length=3, model=CONFIG, on_step=None, **settings):
-    """A run behind the prompt `a b c`; its trace, and what was fed."""
+    """Decodes after the prompt `a b c`; returns the trace and the tokens fed."""
     config = SamplerConfig.from_flat(
         gen_length=gen_length, block_length=block_length, steps=gen_length, cache="blockwise",
         accept="staged", theta_visible=0.5, theta_stable=0.8, **settings,
@@ -56,11 +56,11 @@ FIGURE_9 = [
     {5: (F, 0.9), 6: (G, 0.8), 7: (H, 0.9), 8: (G, 0.4)},
     {8: (I, 0.9)},
 ]
-"""What the model says of the open positions at each step (arXiv 2606.13740, Figure 9)."""
+"""The model's predictions at the open positions in each step (arXiv 2606.13740, Figure 9)."""
 
 
 FIGURE_9_SLIDING = [*FIGURE_9[:3], {5: (F, 0.9), 6: (G, 0.8)}, {7: (H, 0.9), 8: (I, 0.9)}]
-"""Behind a window that keeps its size: while `e` and `f` are fed, it has room for `g` alone."""
+"""The window keeps its size: while `e` and `f` are fed, it only has room for `g`."""
 
 
 @pytest.mark.parametrize("window", ["by_cache", "multi_block"])
@@ -71,7 +71,7 @@ def test_the_example_of_the_paper(window):
     def script(forward, position, masked):
         if slides and position > 5 and forward < 3:
             return A, 0.1  # a draft
-        return figure[forward][position]  # a KeyError where a stable position is scored
+        return figure[forward][position]  # a KeyError if a stable position is scored
 
     sliding = {"window": window, "lookahead_trigger": 0} if slides else {}
     trace, fed = story(script, **sliding)
@@ -90,9 +90,9 @@ def test_the_example_of_the_paper(window):
 
 
 @pytest.mark.parametrize("cascades", [False, True])
-def test_drafts_that_were_taken_over_are_measured_again(cascades):
-    """However sure the forward was that still saw the masks of the block before: here the next one
-    prefers other tokens in their place, and keeps one. They may complete their block."""
+def test_adopted_drafts_are_measured_again(cascades):
+    """Drafts were scored while the previous block still had masks, so a high confidence does not
+    count: here the next forward replaces some and keeps one. They may complete their block."""
 
     def script(forward, position, masked):
         if position >= 6:
@@ -111,13 +111,13 @@ def test_drafts_that_were_taken_over_are_measured_again(cascades):
 
 
 def doubted(forward, position, masked):
-    """Of the block's three tokens, the first is visible, and in the next forward doubted."""
+    """The first of the block's three tokens is visible, and the next forward doubts it."""
     if position == 3:
         return [(D, 0.6), (E, 0.4), (F, 0.6), (F, 0.3)][min(forward, 3)]
     return position, 0.9 if position == 4 + forward // 2 or position > 5 else 0.1
 
 
-def test_a_doubted_token_gives_way_to_one_that_is_sure_enough():
+def test_a_doubted_token_is_replaced_by_a_confident_one():
     seen = []
     trace, _ = story(doubted, on_step=seen.append)
     assert seen[1].confidence[0, 3] == np.float32(0.4)
@@ -126,7 +126,7 @@ def test_a_doubted_token_gives_way_to_one_that_is_sure_enough():
 
 
 @pytest.mark.parametrize("on_change", ["keep", "remask"])
-def test_what_was_committed_after_a_token_that_changes(on_change):
+def test_tokens_committed_after_a_changed_token_are_masked_again(on_change):
     """`d` becomes `a` in the third forward, after `e`, which was stable."""
 
     def script(forward, position, masked):
@@ -142,7 +142,7 @@ def test_what_was_committed_after_a_token_that_changes(on_change):
     assert fed[3][4] == ([MASK] if on_change == "remask" else [E])
 
 
-def test_what_is_masked_again_behind_a_change_is_so_once():
+def test_tokens_after_a_change_are_masked_again_only_once():
     """`d` changes in the second forward and in the third one, `e` and `f` are committed before."""
 
     def script(forward, position, masked):
@@ -155,7 +155,7 @@ def test_what_is_masked_again_behind_a_change_is_so_once():
     assert events(trace, Event.REMASK) == [(1, 4, MASK), (1, 5, MASK)]
 
 
-def test_an_eos_behind_an_eos_is_not_measured():
+def test_an_eos_after_an_eos_is_not_measured():
     def script(forward, position, masked):
         return (position if position < 4 else EOS), 0.6 if masked and forward < 2 else 0.9
 
@@ -165,7 +165,7 @@ def test_an_eos_behind_an_eos_is_not_measured():
 
 
 @pytest.mark.parametrize("refresh", ["rows", "none"])
-def test_a_token_left_behind_is_refreshed_from_the_cache(refresh):
+def test_a_token_that_left_the_window_is_refreshed_from_the_cache(refresh):
     """`f` is not sure when its block is finished; two forwards later it has left the window."""
     said_of_f = {2: (F, 0.6), 3: (F, 0.6), 4: (H, 0.95), 5: (H, 0.85)}
 
@@ -186,7 +186,7 @@ def test_a_token_left_behind_is_refreshed_from_the_cache(refresh):
     assert events(trace, Event.PROMOTE) == [(2, 4, 4), (5, 5, H)]
 
 
-def test_a_token_that_is_fed_itself_takes_no_row():
+def test_a_token_that_is_fed_anyway_needs_no_extra_row():
     trace, fed = story(
         lambda forward, position, masked: (position, 0.6 if masked else 0.9), rescore="token"
     )
@@ -202,8 +202,8 @@ def test_a_token_that_is_fed_itself_takes_no_row():
         pytest.param({"window": "multi_block", "lookahead_trigger": 0}, id="multi_block"),
     ],
 )
-def test_a_shifted_model_revises_by_the_row_before_a_token(window):
-    """Its rows say what follows them, so the row that feeds a token does not say what it is."""
+def test_a_shifted_model_revises_a_token_from_the_row_before(window):
+    """A row of a shifted model predicts the next token, not the token that it feeds."""
 
     def script(forward, position, masked):
         if position > 3:
@@ -220,19 +220,19 @@ def test_a_shifted_model_revises_by_the_row_before_a_token(window):
 @pytest.mark.parametrize(
     "end_steps", [*[pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3)], 9]
 )
-def test_what_may_follow_the_last_mask(end_steps):
+def test_forwards_after_the_last_mask(end_steps):
     trace, _ = story(lambda f, position, masked: (position, 0.6), end_steps=end_steps)
     assert trace.nfe.tolist() == [2 + end_steps]
 
 
-def test_nothing_follows_once_all_is_stable():
+def test_decoding_ends_once_all_tokens_are_stable():
     trace, _ = story(lambda f, position, masked: (position, 0.6 + 0.1 * f), end_steps=9)
     assert trace.nfe.tolist() == [3], "no longer than tokens are visible"
 
 
-def test_tokens_beyond_those_that_are_refreshed_wait():
-    """A block of five is left behind; four are refreshed first, the least sure ones, and are stable
-    at once."""
+def test_tokens_beyond_the_refresh_limit_wait():
+    """The window leaves five tokens behind; the four least confident ones are refreshed first
+    and are stable at once."""
     confidence = {3: 0.6, 4: 0.5, 5: 0.7, 6: 0.55, 7: 0.65}
 
     def script(forward, position, masked):
@@ -280,7 +280,7 @@ def test_both_loops_and_any_batch_decode_alike(config):
 @settings(max_examples=3)
 @given(salt=st.integers(0, 300))
 @example(salt=2)
-def test_a_grown_window_and_the_rows_beside_it_fit_its_bucket_and_the_budget(budget, salt):
+def test_a_grown_window_and_its_extra_rows_fit_the_bucket_and_the_budget(budget, salt):
     config = SLIDING.replace(gen_length=48, steps=48, lookahead_trigger=8, row_budget=budget)
     result, forwards = recorded_decode([PROMPTS[0]], config, salt=salt)
     trace, end = result.trace, result.tokens.shape[1]
@@ -302,9 +302,9 @@ def test_a_grown_window_and_the_rows_beside_it_fit_its_bucket_and_the_budget(bud
 
 @settings(max_examples=10)
 @given(salt=st.integers(0, 300))
-@example(salt=191)  # replaced as the window passes it
+@example(salt=191)  # replaced while the window passes
 @example(salt=291)  # a draft as sure as a stable token, replaced
-def test_what_rows_see_and_write(salt):
+def test_rows_see_and_write_the_right_cache_positions(salt):
     result, forwards = recorded_decode([PROMPTS[0]], SLIDING, salt=salt)
     trace, final = result.trace, result.tokens[0]
     written = np.full(len(final), -1)

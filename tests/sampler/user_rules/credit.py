@@ -8,8 +8,8 @@ import llada_jax as lj
 @lj.rule
 class CreditDecoding:
     """Adds alpha * ln(1 + credit) to the logits of tokens that were the argmax before, and commits
-    what then reaches `threshold`. Only those tokens have credit, so a pair of token and credit is
-    kept for each; what all others weigh is one log-sum-exp."""
+    tokens that then reach `threshold`. Only former argmax tokens have credit, so the state is a
+    list of (token, credit) pairs, and all other tokens enter through one log-sum-exp."""
 
     threshold: float = 0.9
     alpha: float = 0.7
@@ -18,7 +18,7 @@ class CreditDecoding:
     needs = frozenset({"log_sum_exp", "listed"})
 
     def init(self, sizes):
-        shape = (sizes.batch, sizes.block, sizes.block)  # at most one new token a step
+        shape = (sizes.batch, sizes.block, sizes.block)  # at most one new token per step
         return lj.RuleState(block=(jnp.full(shape, -1, jnp.int32), jnp.zeros(shape, jnp.float32)))
 
     def ask(self, state):

@@ -1,4 +1,4 @@
-"""KLASS (arXiv 2511.05664): commit what is confident and has stopped moving."""
+"""KLASS (arXiv 2511.05664): commits tokens with a confident and stable distribution."""
 
 import jax.numpy as jnp
 
@@ -8,9 +8,9 @@ import llada_jax as lj
 @lj.rule
 class KLASS:
     """Commits tokens above `threshold` whose distribution moved by less than `divergence` (KL,
-    nats) in each of the last `history` steps; the schedule's best where there are none.
+    nats) in each of the last `history` steps, or the schedule's best if there are none.
 
-    A block begins without history. (KLASS keeps that of the whole canvas.)
+    A block begins without history. (KLASS keeps a history of the whole canvas.)
     """
 
     threshold: float = 0.9

@@ -1,4 +1,4 @@
-"""LocalLeap (arXiv 2510.07081): near tokens that are sure, others need to be less so."""
+"""LocalLeap (arXiv 2510.07081): tokens near a confident token need less confidence."""
 
 import jax.numpy as jnp
 
@@ -7,7 +7,7 @@ import llada_jax as lj
 
 @lj.rule
 class LocalLeap:
-    """Commits anchors, and what is within `radius` of one at a lower threshold."""
+    """Commits anchors, and tokens within `radius` of an anchor at a lower threshold."""
 
     anchor: float = 0.9
     near: float = 0.75

@@ -7,8 +7,9 @@ import llada_jax as lj
 
 @lj.rule
 class Prophet:
-    """Follows LLaDA's schedule until the mean gap over the block's masks reaches what its progress
-    asks for, then commits every mask that was scored. (Prophet's own mean is over a given answer.)
+    """Follows LLaDA's schedule until the mean gap over the block's masks reaches a threshold that
+    depends on the progress, then commits every mask that was scored. (The mean of the published
+    Prophet is over a given answer.)
     """
 
     early: float = 7.5

@@ -1,4 +1,4 @@
-"""RCR (arXiv 2508.13148): running confidence decides what becomes a mask again."""
+"""RCR (arXiv 2508.13148): running confidence decides which tokens become masks again."""
 
 import jax.numpy as jnp
 
@@ -7,8 +7,8 @@ import llada_jax as lj
 
 @lj.rule
 class RCR:
-    """Commits everything the block needs, then masks again all but what the schedule has by now,
-    ranked by the confidence that each token was committed with."""
+    """Commits all masks of the block, then masks all but the schedule's number of tokens again,
+    ranked by the confidence at their commit."""
 
     revises = True
     rescore = "none"

@@ -1,4 +1,4 @@
-"""Two ways to see an error that was committed: the token's own row, or a [MASK] in its place."""
+"""Two ways to detect a wrong committed token: score its row, or a [MASK] in its place."""
 
 from typing import ClassVar
 
@@ -9,8 +9,8 @@ import llada_jax as lj
 
 @lj.rule
 class RemaskByToken:
-    """Commits what reaches a threshold, and masks again what the model gives less than `doubt`
-    when it reads the token itself."""
+    """Commits tokens that reach a threshold, and masks tokens again if the model, reading the token
+    itself, gives it less than `doubt`."""
 
     needs: ClassVar[set[str]] = {"current"}
     revises = True
@@ -26,7 +26,7 @@ class RemaskByToken:
 
 @lj.rule
 class RemaskByShadow:
-    """Does the same with what the model says of a [MASK] at the token's position."""
+    """Does the same with the model's scores for a [MASK] at the token's position."""
 
     needs: ClassVar[set[str]] = {"current"}
     revises = True
@@ -42,8 +42,8 @@ class RemaskByShadow:
 
 @lj.rule
 class RemaskOnward:
-    """Commits what reaches a threshold. Where the model, reading a token, gives it less than
-    `doubt`, that token and all behind it in the block are masked again: they were built on it."""
+    """Commits tokens that reach a threshold. If the model, reading a token, gives it less than
+    `doubt`, that token and all later ones in the block are masked again: they depend on it."""
 
     needs: ClassVar[set[str]] = {"current"}
     revises = True

@@ -1,4 +1,4 @@
-"""Saber (arXiv 2510.18165): the bar is the mean of what was committed; what falls is masked."""
+"""Saber (arXiv 2510.18165): the threshold is the mean of past commits; falling ones are masked."""
 
 import jax.numpy as jnp
 
@@ -7,8 +7,8 @@ import llada_jax as lj
 
 @lj.rule
 class Saber:
-    """Commits what is surer than commits were so far, `least` at the least; then masks again where
-    the confidence has fallen most since the step before."""
+    """Commits tokens with more confidence than the mean of past commits, at least `least` of them;
+    then masks the tokens again that lost the most confidence since the previous step."""
 
     least: int = 2
     revises = True

@@ -1,4 +1,4 @@
-"""A block, and the finished tokens that the model was least confident of."""
+"""A window of a block and the finished tokens with the least confidence."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ import llada_jax as lj
 
 @lj.window
 class LeastConfident:
-    """Runs what is not cached up to the end of the block, and `k` finished tokens again, so that
-    their keys and values follow what was committed since."""
+    """Runs the uncached positions up to the end of the block, and `k` finished tokens again, so
+    that their keys and values include tokens committed since."""
 
     k: int = 2
     caches_finished = True

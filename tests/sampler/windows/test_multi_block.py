@@ -29,7 +29,7 @@ def table(rows, ms):
 
 
 BOTH_BLOCKS = table((6, 10), (1.0, 1.5))
-"""Lets a window grow over the story's second block behind its prompt and its first block."""
+"""Lets a window grow over the second block."""
 VARIANTS = {
     "mask": {},
     "quota": {"threshold": None, "draft_threshold": 0.24},
@@ -64,7 +64,7 @@ def test_both_loops_and_any_batch_decode_alike(variant):
 @settings(max_examples=5)
 @given(salt=st.integers(0, 200))
 def test_a_position_leaves_once_its_final_token_was_fed(model, trigger, salt):
-    """And nothing of a draft is ever read: all that rows see in the cache is final."""
+    """Rows never see a draft in the cache: all cached positions that they read are final."""
     config = SLIDING.replace(lookahead_trigger=trigger)
     result, forwards = recorded_decode(PROMPTS[:1], config, model, salt)
     (final,) = result.tokens
@@ -108,7 +108,7 @@ def test_infilling_skips_blocks_without_holes(loop):
 
 
 def story(script, **settings):
-    """A run of two blocks of four behind a prompt of two, by a script; and what was fed."""
+    """Decodes two blocks of four after a prompt of two; returns the trace and the tokens fed."""
     config = SLIDING.replace(gen_length=8, block_length=4, steps=8, threshold=0.5, **settings)
     return scripted_decode(script, config, prompt=[1, 2])
 
@@ -121,9 +121,9 @@ def scripted_decode(script, config, prompt=(0,)):
     return result.trace, scripted.fed
 
 
-def test_the_window_slides_and_takes_drafts_over():
-    """As in the paper's Figure 7: what is committed at the left edge leaves, and drafts that the
-    last forward of a block is sure of are accepted without one of their own."""
+def test_the_window_slides_and_adopts_drafts():
+    """As in the paper's Figure 7: committed tokens at the left edge leave the window, and drafts
+    that the last forward of a block is sure of are accepted without another forward."""
     sure_at = {2: 0, 3: 1, 4: 2, 5: 2, 6: 1, 7: 3, 8: 2, 9: 3}  # position: forward
 
     def script(forward, position, masked):
@@ -133,8 +133,8 @@ def test_the_window_slides_and_takes_drafts_over():
     assert [sorted(window) for window in fed] == [
         [0, 1, 2, 3, 4, 5],  # the prompt and the first block
         [2, 3, 4, 5],
-        [3, 4, 5, 6],  # 2 has been fed as itself; 6 is a draft
-        [4, 5, 6, 7],  # 4 and 5 are to be fed as themselves, so 8 and 9 are out of reach
+        [3, 4, 5, 6],  # token 2 has been fed; 6 is a draft
+        [4, 5, 6, 7],  # tokens 4 and 5 must still be fed, so 8 and 9 are out of reach
         [7, 8, 9],
     ]
     assert fed[2][6] == [MASK], "it was sure of 6 before, but its block was not current"
@@ -145,8 +145,8 @@ def test_the_window_slides_and_takes_drafts_over():
 @pytest.mark.parametrize(
     ("last", "second_block"), [(2, [2, 3, 4, 5, 6, 7, 8, 9]), (4, [4, 5, 6, 7])]
 )
-def test_a_window_keeps_its_size_where_that_leaves_something_to_commit(last, second_block):
-    """The last token of the first block, and what follows it, are still to be fed."""
+def test_a_window_keeps_its_size_if_that_leaves_masks_to_commit(last, second_block):
+    """The last token of the first block and the tokens after it must still be fed."""
 
     def script(forward, position, masked):
         return position, 0.9 if position < 6 and position != last else 0.1
@@ -156,8 +156,9 @@ def test_a_window_keeps_its_size_where_that_leaves_something_to_commit(last, sec
     assert sorted(fed[2]) == second_block
 
 
-def test_a_window_holds_drafts_that_its_block_took_over():
-    """The last forward of the first block had grown, and was sure of the second block's end."""
+def test_a_window_contains_adopted_drafts():
+    """The window had grown in the last forward of the first block, which was sure of the second
+    block's end."""
 
     def script(forward, position, masked):
         return position, 0.9 if position in (2, 3, 9) or (forward > 0 and position < 6) else 0.1
@@ -174,7 +175,7 @@ def test_a_window_holds_drafts_that_its_block_took_over():
         pytest.param({"forced_progress": "quota"}, marks=pytest.mark.slow),
     ],
 )
-def test_a_window_holds_as_many_masks_as_the_schedule_commits(rule):
+def test_a_window_contains_the_masks_that_the_schedule_commits(rule):
     config = SLIDING.replace(threshold=0.99 if "forced_progress" in rule else None, steps=6, **rule)
     for salt in range(4):
         result = toy_decode(PROMPTS, config, salt=salt, loop="host")
@@ -182,7 +183,7 @@ def test_a_window_holds_as_many_masks_as_the_schedule_commits(rule):
         assert (result.nfe <= 6).all()
 
 
-def test_a_draft_that_is_not_sure_is_not_taken_over():
+def test_an_uncertain_draft_is_not_adopted():
     def script(forward, position, masked):
         return position + forward, 0.9 if position < 6 or forward > 0 else 0.4
 
@@ -211,7 +212,7 @@ def two_in_each_forward(forward, position, masked):
 @pytest.mark.parametrize(
     "trigger", [4, *[pytest.param(n, marks=pytest.mark.slow) for n in (0, 2, 8)]]
 )
-def test_the_trigger_says_when_the_window_grows(trigger):
+def test_the_trigger_decides_when_the_window_grows(trigger):
     config = SLIDING.replace(threshold=0.9, lookahead_trigger=trigger)
     trace, _ = scripted_decode(two_in_each_forward, config)
     left = np.array([6, 4, 2])
@@ -250,8 +251,8 @@ def test_a_window_grows_to_the_next_bucket(settings, rows):
 
 
 def most_rows(salt, rows, staged, budget):
-    """The most rows of a run whose table lets its window grow, and accepts all of it at once. The
-    loop ends with an error where a step needs more rows than there are programs for."""
+    """Returns the largest number of rows in a run with a table that lets the window grow and
+    accepts all of it at once. The loop fails if a step needs more rows than any program has."""
     costs = table((8, *rows), tuple(1.0 + 0.01 * n for n in (8, *rows)))
     rule = {"threshold": None, "accept": "staged", "theta_visible": 0.1, "theta_stable": 0.3}
     config = SLIDING.replace(
@@ -291,8 +292,8 @@ def shifted_run(budget, loop):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [None, 12])
-def test_the_row_before_a_window_takes_room_where_it_grows(budget):
-    """Of a model with shifted outputs: no forward has a row more than its bucket or the budget."""
+def test_the_row_before_a_growing_window_counts_as_a_row(budget):
+    """With shifted outputs, no forward has more rows than its bucket or the budget."""
     config, trace = shifted_run(budget, "host")
     assert trace.draft_rows.any() and (trace.event_kind == Event.AHEAD).any()
     live = trace.live_rows[1:, 0]

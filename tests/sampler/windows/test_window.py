@@ -1,4 +1,4 @@
-"""Every span fits a bucket, whatever the window, the prompts and the block."""
+"""Every span fits a bucket, for all windows, prompts and blocks."""
 
 import numpy as np
 import pytest
@@ -39,8 +39,8 @@ def test_buckets_are_ascending_and_within_the_canvas(
 
 
 @pytest.mark.slow
-def test_rows_beyond_a_span_are_padding_that_changes_nothing():
-    """The longest row of a batch decides the bucket; the short one's result stays."""
+def test_padding_beyond_a_span_changes_nothing():
+    """The longest row of a batch decides the bucket; the short row's result does not change."""
     config = SamplerConfig.from_flat(gen_length=8, block_length=4, steps=8, cache="blockwise")
     short = [7, 7]
     for company in ([1], list(range(20))):
@@ -58,7 +58,7 @@ def test_prefill_is_as_long_as_the_longest_prompt_needs():
 
 
 def test_programs_of_a_shifted_model_hold_the_row_before_the_window():
-    """It is counted among the rows of a bucket, of a table's and of the budget."""
+    """That row counts towards the bucket, the table and the budget."""
     config = SamplerConfig.preset("multi_block", gen_length=64, block_length=8, steps=64)
     layout = layout_of(np.array([5], np.int32), config, CONFIG, infill=False)
     for settings, plain, with_row in (
@@ -80,7 +80,7 @@ def test_programs_of_a_shifted_model_hold_the_row_before_the_window():
     [pytest.param(BLOCK_CAUSAL, marks=pytest.mark.slow), SHIFTED.replace(block_length=8)],
 )
 def test_parts_of_a_models_block_see_the_whole_block(model):
-    """With cached blocks and with none, whether a sub-block decides or the block does."""
+    """With and without cached blocks, for decisions per sub-block and per block."""
     config = SamplerConfig.from_flat(gen_length=16, block_length=4, steps=16)
     prompts = [[1, 2, 3], list(range(9))]
     whole = toy_decode(prompts, config, model)
@@ -97,7 +97,7 @@ def test_parts_of_a_models_block_see_the_whole_block(model):
         ({"block_length": 8, "window": "multi_block", "threshold": 0.2}, "the block before predi"),
     ],
 )
-def test_what_a_models_block_does_not_allow(settings, message):
+def test_settings_that_a_models_block_does_not_allow(settings, message):
     config = SamplerConfig.from_flat(gen_length=16, cache="blockwise", **settings)
     with pytest.raises(ValueError, match=message):
         toy_decode([[1, 2, 3]], config, SHIFTED.replace(block_length=8))

@@ -1,4 +1,4 @@
-"""Programs with what they start from, and units with numbers that run through their gates."""
+"""Programs with their initial state, and units with numbers that run through their gates."""
 
 from collections.abc import Callable
 
@@ -58,7 +58,7 @@ def bits16(values: np.ndarray) -> Ints:
 
 
 def through(unit: Callable[..., Wire], width: int, *columns: Ints, cycles: int = 1) -> Ints:
-    """What a unit's gates make of words of `width` bits, so many cycles after they come."""
+    """Returns a unit's outputs for words of `width` bits, a number of cycles after the input."""
     ports = [source(f"x{i}", width) for i in range(len(columns))]
     netlist = Netlist(Circuit({"out": unit(*ports)}))
     simulation = GateSimulation(netlist, streams=len(columns[0]))

@@ -31,7 +31,7 @@ class _Group(NamedTuple):
 class GateSimulation:
     """A netlist that runs. `memories` are whole words by name, for circuits in a single stream.
 
-    The gate behind the line `broken` gives the opposite of what it should.
+    The gate that drives the line `broken` gives the inverted value.
     """
 
     def __init__(self, netlist: Netlist, streams: int = 1, broken: int | None = None) -> None:
@@ -77,7 +77,7 @@ class GateSimulation:
         return outputs
 
     def _levels(self, netlist: Netlist, broken: int | None) -> None:
-        """Orders the lines by depth and kind, so that those of a group lie together."""
+        """Orders the lines by depth and kind, so that lines of a group are adjacent."""
         depth = dict.fromkeys(netlist.lines, 0)
         for line, gate in netlist.lines.items():
             if gate.kind in GATES:
@@ -87,7 +87,7 @@ class GateSimulation:
             return depth[line], netlist.lines[line].kind
 
         order = sorted(netlist.lines, key=rank)
-        self._place = np.zeros(max(order) + 1, np.intp)  # of what drives nothing that of 0
+        self._place = np.zeros(max(order) + 1, np.intp)  # 0 for lines that drive nothing
         self._place[order] = np.arange(len(order))
         self._broken = None if broken is None else int(self._place[broken])
         self._groups: list[_Group] = []

@@ -1,4 +1,4 @@
-"""Runs a sampler's program on the engine's wires or gates, beside an HBM that is only modelled."""
+"""Runs a sampler's program on the engine's wires or gates, with a modelled HBM."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Ran(NamedTuple):
 def run(
     hardware: Hardware, program: SamplerProgram, machine: Machine, hbm: Hbm, limit: int = 20_000
 ) -> Ran:
-    """Runs a program from what lies in a machine's memories and HBM.
+    """Runs a program from the content of a machine's memories and HBM.
 
     Raises ValueError where `limit` cycles are not enough.
     """
@@ -68,7 +68,7 @@ class _Channel:
         self._owed = 0.0
 
     def ask(self, address: int, rows: int) -> None:
-        """Lets rows arrive; what is left of a cycle counts for the next load."""
+        """Lets rows arrive; the rest of a cycle counts for the next load."""
         self._owed += self._hbm.load(rows * self._row_bytes)
         cycles = int(self._owed)
         self._owed -= cycles

@@ -25,7 +25,7 @@ _EXPRESSIONS = {
 class Simulation:
     """A circuit that runs. `memories` are its memories' words by name, to be read and written.
 
-    All bits of the wire `broken` are the opposite of what they should be.
+    All bits of the wire `broken` are inverted.
     """
 
     def __init__(self, circuit: Circuit, broken: Wire | None = None) -> None:

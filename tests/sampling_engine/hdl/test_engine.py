@@ -93,7 +93,7 @@ def test_the_faultless_engine_passes_the_checks():
 @slow
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_fault_in_a_unit_is_detected(unit):
-    """A word has its bits inverted. A program is blind to some words, as those of subnormals."""
+    """Inverts the bits of a word. Some words, such as subnormals, do not affect a program."""
 
     def caught(number: int) -> bool:
         def broken(circuit: Circuit) -> Hardware:

@@ -1,4 +1,4 @@
-"""Units do what the interpreter's instructions do, bit for bit, as gates."""
+"""Units as gates match the interpreter's instructions bit for bit."""
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +19,7 @@ def floats(bits: np.ndarray) -> np.ndarray:
 
 
 def pairs(count: int) -> list[np.ndarray]:
-    """Numbers to add, some of which cancel out; no infinities of both signs."""
+    """Numbers to add, with some that cancel out; not with infinities of both signs."""
     a, b = numbers(count), numbers(count + 1)[1:]
     b[::7] = a[::7] ^ 1 << 31
     return [a, np.where(np.isinf(floats(a)), 0, b)]

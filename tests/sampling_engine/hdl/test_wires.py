@@ -1,4 +1,4 @@
-"""Operations on words are what their names say, as numbers and as gates."""
+"""Operations on words match their definitions, as numbers and as gates."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_each_operation_on_wires(name):
 
 
 def test_registers_and_memories():
-    """A counter, delayed, written to a memory whose word before the edge is read."""
+    """A delayed counter, written to a memory; the read gives the word before the clock edge."""
     count = Register(4, 3)
     count.set(count + 1)
     memory = Memory("words", 4, 8, lanes=2)

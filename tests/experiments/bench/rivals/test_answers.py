@@ -1,4 +1,4 @@
-"""A child answers on a stream of its own, and imports none of our packages."""
+"""A child process answers on a separate stream and imports none of our packages."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Ours run a forward and a decoding, and the clock counts the layers alone."""
+"""Our contenders run a forward and a decoding, and layers are timed separately."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ def test_layers_are_a_part_of_a_forward():
 
 
 @pytest.mark.slow
-def test_a_small_shape_from_begin_to_end(tmp_path):
+def test_a_small_shape_from_beginning_to_end(tmp_path):
     config = RivalsBenchConfig(
         rows=(4,), layers=1, ours=("litert/int8", "xla/int8"), scratch=str(tmp_path / "scratch")
     )

@@ -1,4 +1,4 @@
-"""The suite times in turns, scales the layers alone, and says who is missing, in a line each."""
+"""The suite times contenders in turns, scales only the layers, and lists missing contenders."""
 
 import sys
 from contextlib import contextmanager
@@ -57,7 +57,7 @@ def timed(monkeypatch, tmp_path):
     return run
 
 
-def test_seconds_are_of_the_whole_depth(timed):
+def test_seconds_are_for_the_whole_depth(timed):
     rows, _ = timed()
     assert rows["forward/litert/int8/4"].value == pytest.approx(4 * (0.2 + 0.8 * 2))
     assert rows["forward/litert/int8/4"].source == "pretended"
@@ -81,13 +81,13 @@ def test_the_head_is_reported_separately(timed):
     assert not any(name.startswith("head/") and "decode" in name for name in rows)
 
 
-def test_who_does_not_decode_forwards_the_canvas_in_each_step(timed):
+def test_a_contender_without_decoding_runs_the_canvas_in_each_step(timed):
     rows, calls = timed()
     assert ("llama.cpp/Q4_0", "forward", 192) in calls
     assert rows["decode/llama.cpp/Q4_0"].value == pytest.approx(32 * 192 * 3 * 1.8)
 
 
-def test_shares_are_of_the_peak_of_the_numbers(timed):
+def test_shares_are_relative_to_the_peak_of_the_number_format(timed):
     rows, _ = timed()
     matrices = 4 * (4 * 64 * 64 + 3 * 64 * 96) + 96 * 64
     expected = 2 * 4 * matrices / rows["forward/litert/int8/4"].value / 1e6
@@ -129,7 +129,7 @@ def test_a_failing_program_is_reported_with_the_reason():
     ("python", "message"),
     [("/no/python", "No such file"), (sys.executable, r"the start: .*Error: .* \(status 1\)")],
 )
-def test_a_child_that_cannot_begin(python, message):
+def test_a_child_that_cannot_start(python, message):
     child = Contender("x", "torch_fast_dllm", "bfloat16", python=python)
     with pytest.raises(Missing, match=message), running(child, {}):
         raise AssertionError("it ran")
@@ -164,6 +164,6 @@ def test_bad_settings(changes, message):
         replace(CONFIG, **changes)
 
 
-def test_more_layers_than_there_are():
+def test_too_many_layers_are_refused():
     with pytest.raises(ValueError, match="layers is 5; allowed: up to the model's 4"):
         time_rivals(SHAPE, replace(CONFIG, layers=5), 3)
