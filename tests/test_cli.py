@@ -41,6 +41,7 @@ def test_a_prompt_is_read_from_standard_input(answer, capsys, monkeypatch):
     assert capsys.readouterr().out == f"{answer}\n"
 
 
+@pytest.mark.slow
 def test_generate_writes_a_page_and_a_trace_that_phone_times(tmp_path, capsys):
     page, trace = tmp_path / "run.html", tmp_path / "trace.npz"
     given = ["--choice", "yes", "--choice", "no", "--page", str(page), "--save", str(trace)]

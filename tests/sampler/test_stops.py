@@ -40,8 +40,8 @@ def test_final_tokens_end_where_one_may_change():
     ("settings", "salt"),  # toys whose first answer has no EOS in two blocks
     [
         ({}, 4),
-        ({"window": "multi_block"}, 4),
-        ({"threshold": None, "accept": "staged"}, 4),
+        pytest.param({"window": "multi_block"}, 4, marks=pytest.mark.slow),
+        pytest.param({"threshold": None, "accept": "staged"}, 4, marks=pytest.mark.slow),
         ({"cache": "none"}, 3),
     ],
     ids=["blockwise", "multi_block", "staged", "whole"],

@@ -99,6 +99,7 @@ def test_a_stream_never_takes_text_back(client, expected):
     assert chunks[-2].choices[0].finish_reason and chunks[-1].usage.total_tokens > 0
 
 
+@pytest.mark.slow
 def test_samples_have_the_seeds_of_a_batch(client, model):
     config = SAMPLER.replace(temperature=0.9, eos_early_stop=True)
     prompt = model.tokenizer.encode("2+2=", add_special_tokens=True)
@@ -146,6 +147,7 @@ def test_the_canvas_ends_as_the_answer(http, expected):
     assert "".join(cells[at][1] for at in sorted(cells)).startswith(expected[:8])
 
 
+@pytest.mark.slow
 def test_a_shared_run_is_a_page(http):
     page = http.post("/share", json={"messages": CHAT})
     assert page.status_code == 200 and page.text.startswith("<!doctype html>")
