@@ -1,4 +1,4 @@
-"""What a model's card states, read back from its text."""
+"""The statements of a model's card, read from its text."""
 
 import re
 import shlex
@@ -63,7 +63,7 @@ class StatedTraining(NamedTuple):
     """How a model was trained, or the parent that it went on from.
 
     Attributes:
-      arguments: of the `experiments.train` that began it; None where today's command was not yet.
+      arguments: Of the `experiments.train` that started it, or None if it was another command.
       commit: of the code, and of a bundled parent.
       parent: The model that it was initialized from, or empty.
       outdated: tasks that are gone or have other items now, with the version that was
@@ -77,7 +77,7 @@ class StatedTraining(NamedTuple):
 
 
 def stated_trainings(folder: Path) -> list[StatedTraining]:
-    """The model's own first, then its parent's."""
+    """The model's training first, then its parent's."""
     _, *sections = re.split(r"^## Training.*\n", _card(folder), flags=re.MULTILINE)
     assert sections, f"the card of {folder.name} does not say how the model was trained"
     return list(map(_training, sections))

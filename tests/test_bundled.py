@@ -49,7 +49,7 @@ def test_the_intervals_of_scores_follow_from_the_counts(name):
 
 @pytest.mark.parametrize("name", ["small", "tiny"])
 def test_benchmark_models_are_scored_on_current_tasks(name):
-    """Or on tasks that are gone, which nobody measures any more."""
+    """Outdated scores on removed tasks may stay, since they cannot be measured again."""
     assert not set(outdated_tasks(model_path(name))) & set(task_names())
 
 
@@ -61,7 +61,7 @@ def test_benchmark_models_are_scored_on_current_tasks(name):
     ],
 )
 def test_a_bundled_model_solves_problems_of_the_test_split(name, score):
-    """Of a few of the items that were scored, not fewer than chance would leave."""
+    """A few of the scored items are solved, not fewer than chance allows."""
     assert right(name, score, FEW) >= binom.ppf(UNLIKELY, FEW, score.share)
 
 

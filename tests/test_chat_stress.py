@@ -1,4 +1,4 @@
-"""2,000 chats over threads, asyncio, pools and interrupts: each has the text that it has alone."""
+"""2,000 chats over threads, asyncio, pools and interrupts: each gets the same text as alone."""
 
 import asyncio
 import signal
@@ -15,14 +15,14 @@ from llada_jax.text import Tokenizer
 
 EACH, WORKERS = 400, 4
 LIMIT = 600
-"""Seconds; what takes longer hangs."""
+"""Seconds after which a chat counts as hung."""
 TINY = Tokenizer.from_folder(model_path("tiny"))
 TEMPLATES = {
     TINY.chat_template: "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>",
     "[{{ messages[0].content }}]": "[{}]",
     "{% for message in messages %}<{{ message['content'] | upper }}>{% endfor %}": "<{}>",
 }
-"""The bundled one, and two that run in children; with the text of one message, in capitals."""
+"""The bundled template, and two that run in child processes and return the message in capitals."""
 TOKENIZERS = [replace(TINY, chat_template=template) for template in TEMPLATES]
 
 
@@ -31,7 +31,7 @@ class Interrupt(BaseException):
 
 
 def content_of(number: int) -> str:
-    """Texts from a few letters to more than a pipe holds at once."""
+    """Texts from a few letters to more than the buffer of a pipe."""
     return f"CHAT {number} " * (1 + number % 7 * 2_000)
 
 
@@ -61,7 +61,7 @@ def by_asyncio(numbers):
 
 def by_pool(method, numbers):
     """Chats of a pool's workers, and every fourth time also of their parent."""
-    outcome(numbers[0])  # so that forks find a child of their parent
+    outcome(numbers[0])  # so that forks inherit a child of their parent
     with get_context(method).Pool(WORKERS) as pool:
         own, others = numbers[::4], [number for i, number in enumerate(numbers) if i % 4]
         found = pool.map_async(outcome, others, chunksize=5)

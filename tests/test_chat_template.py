@@ -21,7 +21,7 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 SLOW = "{% for i in range(n) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{{ a }}"
 SOME_TIME = 50  # rounds of SLOW: half a second or so
 LIMIT = 120
-"""Seconds; what takes longer hangs."""
+"""Seconds after which a chat counts as hung."""
 
 
 @pytest.fixture(autouse=True)

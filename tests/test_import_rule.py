@@ -1,4 +1,4 @@
-"""Who may import whom, by parsing every module. A room is a file or a folder of `llada_jax`."""
+"""Checks allowed imports by parsing every module. A room is a file or folder of `llada_jax`."""
 
 import ast
 import sys
@@ -155,7 +155,7 @@ def imports(path: Path, module: str) -> Iterator[str]:
 
 
 def breach(room: str, imported: str) -> str | None:
-    """What is wrong with this import in this room, or None."""
+    """The error of this import in this room, or None."""
     top = imported.split(".")[0]
     if top == "llada_jax":
         target = room_of(imported)
@@ -203,7 +203,7 @@ def test_the_harness_imports_no_verb_and_nothing_private():
 
 
 def test_modules_have_no_circular_imports():
-    """Not even inside a function, or for annotations alone."""
+    """The rule also holds inside functions and for annotations."""
     paths = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts

@@ -10,7 +10,7 @@ LIGHT = {
     *("llada_jax", "jaxtyping", "wadler_lindig", "numpy", "ml_dtypes"),
     *("tokenizers", "safetensors", "tqdm"),
 }
-"""Beside jax's own packages. Each of them takes about a hundredth of jax's own import or less."""
+"""Allowed in addition to jax's packages. Each takes at most about 1 % of jax's import time."""
 
 HEAVY = (
     *("hydra", "omegaconf", "orbax", "flax", "optax", "gguf", "matplotlib", "jinja2", "lm_eval"),
@@ -19,7 +19,7 @@ HEAVY = (
 
 
 def run(code: str) -> str:
-    """What a fresh interpreter prints."""
+    """The output of a fresh interpreter."""
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
@@ -33,7 +33,7 @@ print(xla_bridge.backends_are_initialized())
 
 
 def packages_after(statement: str) -> set[str]:
-    """Top-level packages outside the standard library that a fresh interpreter then holds."""
+    """Top-level packages outside the standard library that a fresh interpreter has loaded."""
     return packages_of(run(f"{statement}\n{PACKAGES}"))
 
 

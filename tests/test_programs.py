@@ -22,7 +22,7 @@ SHORT = lj.SamplerConfig.from_flat(gen_length=4, steps=1, block_length=4)
 
 @pytest.fixture
 def alone(monkeypatch):
-    """Nothing kept from before; a look at each new shape."""
+    """Drops all kept programs, and checks the limit at each new shape."""
     monkeypatch.setattr(programs, "_kept", OrderedDict())
     monkeypatch.setattr(programs, "_LOOK_EVERY", 1)
 
@@ -61,7 +61,7 @@ def test_everything_is_dropped_if_other_programs_need_the_room(alone, monkeypatc
 
 @LINUX
 def test_dropped_programs_are_unmapped(alone, monkeypatch):
-    monkeypatch.setattr(programs, "MAX_MAPPINGS", 10**6)  # what other tests keep drops nothing yet
+    monkeypatch.setattr(programs, "MAX_MAPPINGS", 10**6)  # other tests' programs are kept
     sums = kept(lambda *shape: own_jit(lambda x: jnp.sort(x @ x.T).sum()))
     for n in range(2, 8):
         assert float(sums(n)(jnp.ones((n, 1)))) == n * n

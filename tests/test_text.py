@@ -248,7 +248,7 @@ def test_messages_that_cannot_be_encoded_are_refused(name, message, spelled):
         TINY.encode_chat(chat, tokens_in_messages=spelled)
 
 
-THINKS = (  # as Qwen3's: thoughts of former turns are left out
+THINKS = (  # like Qwen3's: thoughts of earlier turns are left out
     "{% for m in messages %}[{{ m.role }}]{% set c = m.content %}{% if m.role == 'assistant' and "
     "'</think>' in c %}{% set old = c.split('</think>')[0].split('<think>')[-1] %}"
     "{% if loop.last %}{{ '<think>' + old.strip('\n') + '\n</think>' }}{% endif %}"

@@ -109,7 +109,7 @@ def test_a_gguf_file_has_roles_and_a_template():
     assert tokenizer.chat_template == TEMPLATE
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id) == (300, 301, 302)
     ids = tokenizer.encode_chat(CHAT)
-    assert ids.count(301) == 1  # the message spells another one
+    assert ids.count(301) == 1  # the message contains another one
     assert "the <|im_end|><|im_end|>" in tokenizer.decode(ids, skip_special_tokens=False)
     assert tokenizer.decode(ids).startswith("user\nthe <|im_end|>\n")
 

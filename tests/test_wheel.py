@@ -57,7 +57,7 @@ print(json.dumps({
     "public": sorted(name for name in lj.__all__ if not hasattr(lj, name)),
 }))
 """
-"""What a newcomer runs first."""
+"""The first lines that a new user runs."""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def built(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory) -> Path:
-    """The wheel alone, as pip installs it."""
+    """Only the wheel, as installed by pip."""
     folder = tmp_path_factory.mktemp("installed")
     (wheel,) = built.glob("*.whl")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
@@ -82,8 +82,8 @@ def installed(built, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(installed, tmp_path_factory) -> dict:
-    """What those lines give without the checkout: `site` is left out, since the link of an editable
-    installation is read by it; the dependencies are still found, by PYTHONPATH."""
+    """The output of those lines without the checkout. `site` is off, since it reads the link of an
+    editable installation; PYTHONPATH gives the dependencies."""
     folder = tmp_path_factory.mktemp("elsewhere")
     script = folder / "first_lines.py"
     script.write_text(FIRST_LINES)

@@ -53,7 +53,7 @@ PIECES = [
 
 
 def write_folder(folder: Path, kind: str, **config: Any) -> Path:
-    """Writes `vocab.json` and what goes with it."""
+    """Writes `vocab.json` and the files that belong to it."""
     decoder = {
         str(i): {"content": token, "special": token in CONTROL, "normalized": False}
         for token, i in ADDED.items()

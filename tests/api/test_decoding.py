@@ -108,7 +108,7 @@ def test_infill_keeps_unmasked_tokens(model):
 
 @pytest.fixture(scope="module")
 def answered():
-    """A run of a model that has a tokenizer, of two rows."""
+    """A run of two rows with a model that has a tokenizer."""
     model = lj.load("tiny")
     prompts = [model.tokenizer.encode_chat([{"role": "user", "content": "2 + 3"}])] * 2
     config = lj.SamplerConfig.from_flat(gen_length=16, block_length=16, steps=2)

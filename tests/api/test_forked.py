@@ -10,7 +10,7 @@ import llada_jax as lj
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork")
 LIMIT = 60
-"""Seconds; what takes longer hangs."""
+"""Seconds after which a process counts as hung."""
 CONFIG = lj.SamplerConfig(gen_length=8, block_length=4, steps=4)
 CHATS = [[{"role": "user", "content": f"<|eot_id|> {n}"}] for n in range(20)]
 ENTRIES = {
@@ -22,7 +22,7 @@ ENTRIES = {
     "evaluate": lambda: lj.evaluate(MODELS[0], "yes_no", items=1, progress=False),
 }
 MODELS: list[lj.Model] = []
-"""What forks have from their parent."""
+"""Objects that forks inherit from their parent."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,4 +1,4 @@
-"""What is timed for a table: the last rows of a canvas, all of them scored, in turns."""
+"""Timing for a table: the last rows of a canvas run and are all scored, in turns."""
 
 import jax
 import jax.numpy as jnp

@@ -158,7 +158,7 @@ def test_another_alignment_shifts_no_tensor(alignment: int, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("flipped", [0x01, 0x40])
 def test_any_flipped_byte(flipped: int, whole: bytes, tmp_path: Path) -> None:
-    """What is accepted, the library reads at the same places."""
+    """The library reads accepted files at the same offsets."""
     path, refused = tmp_path / "model.gguf", 0
     path.write_bytes(whole)
     data = read_header(path)[1]["first"].offset
@@ -178,7 +178,7 @@ def test_any_flipped_byte(flipped: int, whole: bytes, tmp_path: Path) -> None:
 def test_a_file_with_only_strings(
     whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A header has a bound: this one would go on for a billion texts of no length."""
+    """Headers are limited: this one would contain a billion empty strings."""
     monkeypatch.setattr(headers, "_MOST_BYTES", 2**16)
     start = whole.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens")
     with (tmp_path / "model.gguf").open("wb") as file:

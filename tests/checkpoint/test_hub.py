@@ -1,4 +1,4 @@
-"""Models of the hub: its cache as its own package lays it out, made here by hand."""
+"""Models of the hub, in a cache with the layout of its package, made here by hand."""
 
 import shutil
 import sys

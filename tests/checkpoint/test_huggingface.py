@@ -44,8 +44,8 @@ LLADA_TO_HF_KEYS = {
     "embedding_size": "vocab_size",
 }
 # Measured root mean square of the logits' error, relative to their spread, on the goldens (random
-# weights, width 64): bfloat16 0.026 to 0.047, int8 0.059 to 0.086 on the dense families. A router
-# that takes another expert moves a logit by its own size, so the MoE families are not close.
+# weights, width 64): bfloat16 0.026 to 0.047, int8 0.059 to 0.086 on the dense families. If a
+# router chooses another expert, logits change by their size, so MoE families are not close.
 BFLOAT16_ERROR = 0.07
 INT8_ERROR = 0.12
 

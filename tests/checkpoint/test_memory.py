@@ -1,4 +1,4 @@
-"""Loading needs little more memory than the parameters take.
+"""Loading needs little more memory than the parameters.
 
 The bound: the process grows, at its peak, by the final parameters and twice the largest tensor.
 Measured beyond the parameters, for a 2 GB checkpoint with a largest tensor of 105 MB: 2 to 3 MB

@@ -1,4 +1,4 @@
-"""Weights as MLX quantizes them: its own numbers, and files that are refused."""
+"""Weights quantized by MLX: the same values, and files that are refused."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Parameters a few rows at a time are the parameters that loading gives."""
+"""Parameters streamed a few rows at a time equal loaded parameters."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A pattern becomes an automaton over a tokenizer's ids, and is kept on disk."""
+"""A pattern becomes an automaton over a tokenizer's ids, which is cached on disk."""
 
 import re
 from importlib.metadata import version
@@ -114,7 +114,7 @@ def test_an_automaton_is_limited_in_states_and_time(monkeypatch):
 
 @pytest.mark.parametrize("pattern", ["[^a]*a[^b]{30}", r'"(?:[^"\\]|\\["n]){0,1000}"'])
 def test_a_match_begins_at_the_first_byte_only(pattern):
-    """Searched for anywhere, each of these has more states than memory."""
+    """With a search from any position, the states of each would exceed the memory."""
     pytest.importorskip("outlines_core")
     assert regex_automaton(pattern)["states"] < 10_000
 

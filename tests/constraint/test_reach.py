@@ -23,7 +23,7 @@ MASK = 6
 
 
 class Case:
-    """DecodeStatees of drawn automata, each with some tokens of one of its texts."""
+    """Decode states of random automata, each with some tokens of one of its texts."""
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = np.random.default_rng(seed)
@@ -42,7 +42,7 @@ class Case:
         self.values = rng.normal(size=shape).astype(np.float32)
 
     def agreeing(self, row: int, *, but: int | None = None) -> np.ndarray:
-        """Returns the row's texts that agree with all fixed positions, but for one."""
+        """Returns the row's texts that agree with all fixed positions except one."""
         fixed = ~self.free[row]
         if but is not None:
             fixed = fixed & (np.arange(LENGTH) != but)

@@ -174,7 +174,7 @@ def test_the_deepest_allowed_schema_fits_the_stack():
 
 
 def test_small_schemas_with_long_patterns_are_refused():
-    """Each of them doubles something; the last has no text, so its pattern does not grow."""
+    """Each schema doubles something; the last allows no text, so its pattern does not grow."""
     twice: dict = {"type": "null"}
     for _ in range(40):
         twice = {"type": "array", "items": twice}

@@ -9,7 +9,7 @@ LENGTH = 6
 
 def drawn(rng: np.random.Generator, n_tokens: int = 4) -> Automaton:
     """Returns an automaton with a text that fits, over tokens of one letter or two, and two ids
-    behind them that end a text."""
+    after them that end a text."""
     while True:
         states = int(rng.integers(1, 5))
         table = np.full((states, 256), -1, np.int32)

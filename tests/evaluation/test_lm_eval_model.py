@@ -1,4 +1,4 @@
-"""What the harness asks of a model: texts become ids, answers texts again, and both are stored."""
+"""The harness's interface of a model: texts become ids, answers become texts, both are stored."""
 
 import importlib
 import json

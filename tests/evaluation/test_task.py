@@ -1,4 +1,4 @@
-"""What holds for every task: splits, determinism, discovery, and verifiers."""
+"""Properties of every task: splits, determinism, discovery, and verifiers."""
 
 from itertools import islice
 

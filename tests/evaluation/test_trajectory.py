@@ -23,7 +23,7 @@ STAGED = BLOCKWISE.replace(
 
 
 def told(sure_from=(0, 1, 0, 2, 3, 4), **changes) -> Trace:
-    """Two blocks of three behind a prompt of three: 3 and 5 at once, then 4; then 6, 7 and 8, one
+    """Two blocks of three after a prompt of three: 3 and 5 at once, then 4; then 6, 7 and 8, one
     forward each."""
 
     def script(forward, position, masked):

@@ -18,7 +18,7 @@ def shortest_seconds(
     costs: ExpertCosts,
     link: Link = IDLE,
 ) -> float:
-    """Tries all choices of who runs what, orders of transfers and orders on the accelerator.
+    """Tries all assignments of experts, orders of transfers and orders on the accelerator.
 
     The link first finishes its current transfer. At most 6 active experts: the number of plans
     grows factorially.

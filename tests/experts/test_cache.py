@@ -37,7 +37,7 @@ def hits_of(trace, name, slots, profile_steps):
 
 
 def nothing(n_layers: int, n_experts: int) -> np.ndarray:
-    """What caches that learn know at first."""
+    """The initial state of caches that learn."""
     return np.zeros((n_layers, n_experts))
 
 
@@ -163,7 +163,7 @@ def foreseen(*loads):
 
 
 def entered(wanted, resident):
-    """All swaps, each entered before the next one is asked for."""
+    """All swaps, each applied before the next one is requested."""
     found = []
     for swap in wanted:
         resident[swap.layer, [swap.expert, swap.victim]] = True, False

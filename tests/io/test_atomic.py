@@ -1,4 +1,4 @@
-"""What is written atomically is there whole or not at all, whoever else writes."""
+"""Atomic writes are complete or absent, also with several writers."""
 
 import io
 import os
@@ -146,7 +146,7 @@ def test_temporaries_of_killed_writers_are_removed(tmp_path):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """What writers ask the disk for, in its order."""
+    """The writers' system calls, in order."""
     asked, fsync, rename = [], os.fsync, os.rename
 
     def synced(descriptor):

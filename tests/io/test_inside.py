@@ -1,4 +1,4 @@
-"""Names from files: what stays in the folder is a path, all else is refused by name."""
+"""Names from files: names inside the folder give a path, others are refused by name."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Small models that eight devices can share, of every family, and what meshes make of them."""
+"""Small models of every family that eight devices can share, and runs of them on meshes."""
 
 import json
 import os

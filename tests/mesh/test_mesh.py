@@ -141,7 +141,7 @@ def test_parts_of_the_vocabulary_merge_to_the_whole() -> None:
 
 def test_only_the_parts_of_an_array_that_are_held_here_are_filled() -> None:
     class Where:
-        """Two devices of four, which share out the columns of the first half of the rows."""
+        """Two of four devices, which divide the columns of the first half of the rows."""
 
         def addressable_devices_indices_map(self, shape):
             return {0: (slice(0, 2), slice(0, 3)), 1: (slice(0, 2), slice(3, 6))}

@@ -1,4 +1,4 @@
-"""Two processes share a mesh, with collectives over the loopback; whatever happens, they end."""
+"""Two processes share a mesh, with collectives over the loopback; they always end."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Shapes come with the package, or from a file of the user's."""
+"""Shapes come with the package or from a user's file."""
 
 import pytest
 

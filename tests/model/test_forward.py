@@ -1,4 +1,4 @@
-"""The layers of a forward: who runs them, and the program that they are."""
+"""The layers of a forward: ways to run them, and their lowered program."""
 
 import re
 from functools import partial

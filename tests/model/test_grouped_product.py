@@ -1,4 +1,4 @@
-"""Rows times the matrix of their group: as a plain loop has it, in work that is proportional."""
+"""Rows times the matrix of their group: equal to a plain loop, with proportional work."""
 
 import re
 

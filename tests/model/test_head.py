@@ -158,7 +158,7 @@ def test_samples_follow_the_softmax(temperature: float, chunk: int) -> None:
     observed = np.append(counts[likely], counts[~likely].sum())
     wanted = np.append(expected[likely], expected[~likely].sum())
     assert chisquare(observed[wanted > 0], wanted[wanted > 0]).pvalue > 1e-3
-    # Confidence is of the distribution without noise or temperature.
+    # Confidence comes from the distribution without noise or temperature.
     plain = direct(logits[None], (3,)).confidence.max()
     of_best = np.asarray(scores.token)[0] == direct(logits[None], (3,)).token
     np.testing.assert_allclose(np.asarray(scores.confidence)[0, of_best], plain, rtol=1e-5)

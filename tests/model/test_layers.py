@@ -1,4 +1,4 @@
-"""Attention by a fused kernel gives what ours gives."""
+"""Attention by a fused kernel matches ours."""
 
 import jax
 import jax.numpy as jnp

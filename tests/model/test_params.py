@@ -1,4 +1,4 @@
-"""The description of the parameters, and what follows from it."""
+"""The description of the parameters, and functions that follow from it."""
 
 import jax
 import jax.numpy as jnp

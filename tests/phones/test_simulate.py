@@ -1,4 +1,4 @@
-"""Simulated runs: breakdowns and energies add up, and staging hides behind slow kernels."""
+"""Simulated runs: breakdowns and energies add up, and slow kernels hide staging."""
 
 import math
 from dataclasses import replace

@@ -24,7 +24,7 @@ def exact_engine(vlen: int = 32, **settings) -> EngineConfig:
 
 
 def run(sampling: Sampling, engine: EngineConfig, inputs: StepInputs, format="float32"):
-    """What the machine decides."""
+    """The decisions of the machine."""
     hbm = store_logits(sampling, engine.vlen, inputs.logits, format)
     return run_sampler(compile_sampler(sampling, engine), inputs, hbm)
 

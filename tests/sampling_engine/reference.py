@@ -1,4 +1,4 @@
-"""What a sampler should decide, in float64: Fast-dLLM's greedy sampler, row by row.
+"""The expected decisions in float64: Fast-dLLM's greedy sampler, row by row.
 
 The rule (arXiv 2505.22618): the most probable token of each position, its softmax probability as
 confidence, and the k most confident open positions of each batch row are committed.

@@ -1,4 +1,4 @@
-"""On real logits the machine decides as our own sampler does, step by step."""
+"""On real logits the machine makes the same decisions as our sampler, step by step."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a sequence streams: final text alone, without what may still be cut."""
+"""A sequence only streams final text, without text that may still be cut."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""`llada serve` as its clients see it: OpenAI's own client, and requests that are refused."""
+"""`llada serve` from a client's view: OpenAI's client, and requests that are refused."""
 
 import json
 import threading

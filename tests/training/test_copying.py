@@ -40,7 +40,7 @@ def logits_of(params, canvases, masked):
 
 
 def share_copied(params):
-    """Of masks in two repeated pieces of texts of random tokens."""
+    """Accuracy at masks in two repeated pieces of random tokens."""
     texts = [np.random.default_rng(s).permutation(np.arange(20, 600))[:40] for s in range(8)]
     canvases = np.array([[*text, *text[25:35], *text[10:20]] for text in texts])
     masked = np.tile([42, 47, 53, 58], (8, 1))

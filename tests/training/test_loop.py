@@ -1,4 +1,4 @@
-"""A run that is killed, wherever that is, ends as the run that was not."""
+"""A killed run resumes and ends like an undisturbed run, wherever it was killed."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def die_in_step(folder: Path, step: int) -> None:
 
 
 def die_in_save(folder: Path, step: int) -> None:
-    """Killed after a checkpoint has begun to be written, before it has its name."""
+    """Killed while a checkpoint is written, before it gets its final name."""
     save = ocp.training.Checkpointer.save
 
     def deadly(self, at, state):

@@ -131,7 +131,7 @@ def test_probabilities_cover_their_range_evenly():
     assert draws.max() < 1
     gaps = np.diff(np.sort(draws, axis=1), axis=1)
     np.testing.assert_allclose(gaps, (1 - smallest) / 16, atol=1e-5)
-    # Each canvas alone is uniform too: mean (1 + smallest) / 2 in every column.
+    # Each single canvas is also uniform: mean (1 + smallest) / 2 in every column.
     np.testing.assert_allclose(draws.mean(axis=0), (1 + smallest) / 2, atol=0.08)
 
 

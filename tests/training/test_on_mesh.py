@@ -1,4 +1,4 @@
-"""A training on a mesh: saved on four devices it goes on on two, or on one, as if nothing were."""
+"""Training on a mesh: a checkpoint of four devices resumes on two or one with equal results."""
 
 import json
 import os

@@ -44,7 +44,7 @@ def test_the_requested_number_of_masks_is_revealed():
 
 
 def test_a_quality_head_learns_to_tell_right_from_wrong():
-    """Of a model that knows nothing, one token of sixteen is right: the head learns to doubt."""
+    """One of sixteen tokens of an untrained model is right, so the head learns to doubt."""
     params = create_state(MODEL, CONFIG).params
     batches = [batch_at(example, CONFIG, MODEL.eos_id, step) for step in range(30)]
     head, losses = fit_quality_head(params, MODEL, batches, revealed=4, learning_rate=0.05)
@@ -58,7 +58,7 @@ def test_a_quality_head_learns_to_tell_right_from_wrong():
 
 @pytest.mark.slow
 def test_a_head_without_doubt_decodes_like_the_threshold():
-    """And one that doubts everything still ends."""
+    """A head that doubts everything also ends."""
     plain = SamplerConfig.from_flat(
         gen_length=8, block_length=8, steps=8, cache="blockwise", threshold=0.2
     )

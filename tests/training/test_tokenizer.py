@@ -22,7 +22,7 @@ SPECIAL_IDS = {
 
 
 def word_problem_texts(count=20_000):
-    """What the bundled tokenizer was learnt from: train problems of middle difficulty."""
+    """The training text of the bundled tokenizer: train problems of middle difficulty."""
     for problem in islice(TASK.items(0, "train", difficulty=2), count):
         yield from (problem.question, problem.answer)
 

@@ -20,7 +20,7 @@ def forward_of(seconds):
 
 
 def modelled(count):
-    """What the page reads of a run on a phone: two kinds of forwards, the first one longer."""
+    """The parts of a run that a page reads: two kinds of forwards, the first one longer."""
     steps = {"first": forward_of(0.5), "later": forward_of(0.25)}
     order = ["first", *["later"] * (count - 1)]
     return SimpleNamespace(

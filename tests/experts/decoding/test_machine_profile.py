@@ -1,4 +1,4 @@
-"""What a machine takes is kept, priced, and refused for other experts."""
+"""Times of a machine are stored, used as costs, and refused for other experts."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""A model family that a user adds from outside: as an argument, and by an entry point."""
+"""A user-defined model family, passed as an argument or added by an entry point."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The fit uses only its own figures, and reproduces the numbers of the profiles."""
+"""The fit uses only the figures for fitting, and reproduces the numbers of the profiles."""
 
 import ast
 import shutil

@@ -25,7 +25,7 @@ class Hardware(Protocol):
 
 
 class Ran(NamedTuple):
-    """What a program left in the memories, and the cycles of each instruction that ran."""
+    """The memories after a program, and the cycles of each instruction that ran."""
 
     memories: dict[str, list[int]]
     cycles: list[tuple[str, int]]
@@ -40,7 +40,7 @@ def run(
 ) -> Ran:
     """Runs a program from the content of a machine's memories and HBM.
 
-    Raises ValueError where `limit` cycles are not enough.
+    Raises ValueError if `limit` cycles are not enough.
     """
     for name, words in images(program, machine).items():
         hardware.memories[name][:] = words

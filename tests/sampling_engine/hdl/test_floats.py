@@ -1,4 +1,4 @@
-"""Elements of MX blocks are, as gates, what loads make of them."""
+"""Gates convert elements of MX blocks like the interpreter's loads."""
 
 import numpy as np
 

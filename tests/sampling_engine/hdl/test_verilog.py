@@ -1,4 +1,4 @@
-"""The engine in Verilog runs its bench, where Icarus Verilog is at hand."""
+"""The engine in Verilog passes its test bench, if Icarus Verilog is installed."""
 
 import shutil
 import subprocess
