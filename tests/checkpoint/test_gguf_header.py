@@ -179,7 +179,7 @@ def test_a_file_of_nothing_but_texts(
     whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A header has a bound: this one would go on for a billion texts of no length."""
-    monkeypatch.setattr(headers, "_MOST_BYTES", 2**16)
+    monkeypatch.setattr(headers, "_MAX_HEADER_BYTES", 2**16)
     start = whole.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens")
     with (tmp_path / "model.gguf").open("wb") as file:
         file.write(whole[:start] + struct.pack("<IIQ", 9, 8, 2**30))
