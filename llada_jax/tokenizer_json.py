@@ -261,7 +261,7 @@ def one_sentence(wrong: str) -> Iterator[None]:
 def check_tokenizer_json(data: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the checked sections of a tokenizer's JSON, which the library may read.
 
-    Padding and truncation are left out, since files can contain those of the training run.
+    Padding and truncation are left out, since files can contain the settings of a training run.
 
     Raises ValueError for a part, setting or size that is not allowed, and for regular expressions
     that fail or take too long.

@@ -280,7 +280,7 @@ def forward(
 ) -> Float[Array, "B L V"]:
     """Returns the logits of every position: [B, L] ids to [B, L, V] float32.
 
-    Attention is that of the family, bidirectional or block-causal. With `block_length` it is
+    Attention is bidirectional or block-causal, by the family. With `block_length` it is
     block-causal with blocks of that length, counted from position 0.
 
     This is a pure function: `jax.jit(lj.forward)(model, tokens)` compiles it (with
@@ -403,7 +403,7 @@ def describe(
     A folder with only `config.json`, or that and the index of the shards, can be described too; the
     weights are then listed as missing.
 
-    Arguments and errors are those of `load`: a checkpoint that would not load raises the same
+    Arguments and errors as for `load`: a checkpoint that would not load raises the same
     error. Exports raise ValueError.
     """
     name = None if family is None else add_family(family)

@@ -46,7 +46,7 @@ def load_params(
     ignore_keys: Collection[str] = (),
     adapter: str | PathLike[str] | None = None,
 ) -> tuple[ModelConfig, ModelParams, Path | None]:
-    """Loads a model that is not an export. Arguments and errors are those of `llada_jax.load`.
+    """Loads a model that is not an export. Arguments and errors as for `llada_jax.load`.
 
     With int8 and int4, matrices are quantized while they load and other parameters become bfloat16.
     A router stored as float32 stays float32, because it is computed in float32. With
@@ -70,7 +70,7 @@ def open_checkpoint(
     adapter: str | PathLike[str] | None = None,
 ) -> tuple[Checkpoint, Path | None]:
     """Checks a model's files without reading weights, and returns the checkpoint and the path of
-    its tokenizer. Arguments and errors are those of `load_params`."""
+    its tokenizer. Arguments and errors as for `load_params`."""
     path = model_path(source)
     folder = path if path.is_dir() else path.parent
     tokenizer_folder = folder if has_tokenizer(folder) else None

@@ -64,7 +64,7 @@ def merge_adapter(
     settings: Mapping[str, Any],
     folder: Path,
 ) -> dict[str, StoredTensor]:
-    """Returns the base's tensors, with those that the adapter changes replaced.
+    """Returns the base's tensors, with the ones that the adapter changes replaced.
 
     A merged matrix computes its rows when they are read. Raises ValueError for a tensor of the
     adapter without a counterpart of the right shape in the base.

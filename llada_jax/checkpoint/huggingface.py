@@ -114,9 +114,9 @@ def _config_and_sources(
     config = config_from_hf(hf, names, family, generation, ignore_keys)
     family_names = families()[config.family].names
     other_names = families()[config.family].other_names
-    converted = names is not None and family_names["embedding"] not in names
-    if converted and other_names and other_names["embedding"] in names:
-        family_names = other_names
+    if names is not None and family_names["embedding"] not in names:
+        if other_names and other_names["embedding"] in names:
+            family_names = other_names
     return config, param_sources(config, family_names)
 
 
@@ -124,7 +124,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Returns the tensors of a folder: of the shards in its index, or of `model.safetensors`.
 
     Raises FileNotFoundError or ValueError for a file that is missing or damaged, and for shards
-    whose tensors are not exactly those that the index assigns to them.
+    whose tensors differ from their entries in the index.
     """
     index = folder / INDEX_FILE
     if index.is_file():

@@ -230,7 +230,7 @@ def param_sources(config: ModelConfig, names: Names) -> list[ParamSource]:
 
 def rows_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape of a tensor as a matrix: several stacked matrices become one, with the rows
-    of each after those of the previous one."""
+    of each after the rows of the previous one."""
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 2 else shape
 
 

@@ -166,7 +166,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """The axes of a mesh of devices. If all are 1, there is no mesh."""
+    """The axes of a mesh of devices. All 1 means one device, without a mesh."""
 
     data: int = 1
     """Groups that decode different prompts."""

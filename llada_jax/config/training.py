@@ -28,7 +28,7 @@ class LoraConfig:
     alpha: float = 16.0
     """The product is scaled by alpha / rank."""
     targets: tuple[str, ...] = ("query", "key", "value", "output", "gate", "up", "down")
-    """Names of matrices; those of routed experts have no adapters."""
+    """Names of matrices; routed experts have no adapters."""
 
     def __post_init__(self) -> None:
         require_counts(self, "rank")

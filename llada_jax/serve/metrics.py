@@ -15,10 +15,9 @@ class Metrics:
     def add(self, name: str, amount: float = 1, **labels: object) -> None:
         """Adds to the counter `llada_<name>` with these labels."""
         label_text = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        counter = f"llada_{name}{{{label_text}}}" if label_text else f"llada_{name}"
         with self._lock:
-            self._counts[f"llada_{name}{{{label_text}}}" if label_text else f"llada_{name}"] += (
-                amount  # pyright: ignore
-            )
+            self._counts[counter] += amount  # pyright: ignore[reportArgumentType]
 
     def text(self, gauges: Mapping[str, float]) -> str:
         """Returns the text of all counters, and of the current `gauges` by name."""

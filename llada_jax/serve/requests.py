@@ -29,7 +29,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
 }
-"""OpenAI fields without an effect here, with the values (those that ask for nothing) accepted."""
+"""OpenAI fields without an effect here, with the values that are accepted: the defaults."""
 KNOWN = frozenset({
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "stop", "seed", "stream",
     "stream_options", "temperature", "n", "logprobs", "top_logprobs", "response_format", "llada",

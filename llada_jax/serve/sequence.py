@@ -148,7 +148,7 @@ class Sequence:
         self.last = forward
 
     def _finish_text(self, final: Int[np.ndarray, " F"], done: bool) -> None:
-        """Sets the text to that of the final tokens, up to an end token, a stop string or
+        """Sets the text from the final tokens, up to an end token, a stop string or
         `max_tokens`, and finishes if it reaches one of them."""
         request = self.request
         sampler, limit = request.sampler, request.max_tokens

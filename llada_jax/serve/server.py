@@ -448,10 +448,10 @@ class _Event:
         cells = []
         for at in sequence.changes if last is not None else ():
             assert last is not None
-            place = start + at
-            draft = -1 if last.drafts is None else int(last.drafts[place])
-            confidence = round(float(last.confidence[place]), 4)
-            token, status = int(last.tokens[place]), int(last.status[place])
+            index = start + at
+            draft = -1 if last.drafts is None else int(last.drafts[index])
+            confidence = round(float(last.confidence[index]), 4)
+            token, status = int(last.tokens[index]), int(last.status[index])
             cells.append((at, token if status > 2 else -1, status, confidence, draft))
         return cls(
             sequence.index,

@@ -190,7 +190,7 @@ def _with_rope(hf: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the configuration in the format of transformers 4, and the fields of a scaled RoPE.
 
     Transformers 5 has RoPE's keys in the table `rope_parameters`; version 4 has them at the top
-    level, and those of the scaling in `rope_scaling`.
+    level, and the scaling in `rope_scaling`.
     """
     rope, key = hf.get("rope_parameters") or {}, "rope_parameters"
     require(isinstance(rope, Mapping), f"rope_parameters is {rope!r}; allowed: an object")

@@ -175,14 +175,14 @@ def number(key: str, value: Any) -> Any:
 
 
 def head_size(fields: Mapping[str, Any]) -> int:
-    """Returns the default head size, width / heads. Raises ValueError if there are no heads."""
+    """Returns the default head size, width / heads. Raises ValueError if `n_heads` is below 1."""
     heads = fields["n_heads"]
     require(heads >= 1, f"n_heads is {heads!r}; allowed: 1 or more")
     return fields["width"] // heads
 
 
 def completed(name: str, fields: Mapping[str, Any]) -> ModelConfig:
-    """Builds a configuration from a checkpoint's fields and defaults for those that it lacks."""
+    """Builds a configuration from a checkpoint's fields and defaults for missing ones."""
     mask_id = families()[name].mask_id
     defaults = {
         "n_kv_heads": fields["n_heads"],
