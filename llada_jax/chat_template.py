@@ -1,16 +1,16 @@
-"""Renders chat templates. A template is foreign code, so it runs in a child process with limits.
+"""Renders chat templates in a child process with limits, because a template is untrusted code.
 
-Jinja's sandbox keeps a template from files and the network, but not from time and memory: nested
-loops, powers, fillers and padded formats take as much as they like. So this file is also a program,
-which reads a request per line and writes an answer per line; the system ends it if a request takes
-too long. The template of the bundled models is known to be harmless and needs no child.
+Jinja's sandbox blocks files and the network, but does not limit time and memory: nested loops,
+powers and padded formats can use any amount. So this file is also a program, which reads one
+request per line and writes one answer per line, and which the operating system kills if a request
+takes too long. The template of the bundled models is known to be harmless and needs no child.
 
-No chat may get the text of another one, whatever threads, forks and signals do:
+Threads, forks and signals must never give one chat the text of another:
 
-- A child renders one template. Every request carries a random id, which its answer must repeat.
-- A child is taken out of `_idle` while it works, and put back once its answer was checked. Any
-  exception in between, KeyboardInterrupt included, ends the child, and its late answer with it.
-- A forked process forgets the children of its parent and starts its own. No fork happens while a
+- A child renders one template only. Every request has a random id, which the answer must repeat.
+- A child is removed from `_idle` while it works, and put back after its answer was checked. Any
+  exception in between, including KeyboardInterrupt, kills the child with its late answer.
+- A forked process forgets the children of its parent and starts new ones. Forks wait until no
   child works.
 """
 
@@ -32,28 +32,29 @@ from typing import Any
 SECONDS = 5.0
 MAX_CHARACTERS = 1 << 22
 MAX_IDLE = 4
-"""Most children that wait for a next chat; the one that has waited longest ends first."""
+"""Maximum number of idle children; the one that was idle longest is killed first."""
 BUNDLED_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
     "{{ message['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
     "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
-"""The one of all bundled models. Its time and memory grow as the messages do."""
+"""The template of all bundled models. Its time and memory are linear in the messages."""
 _MEMORY_BYTES = 1 << 30
 _READ_BYTES = 1 << 16
 _lock = RLock()  # a signal handler may render a chat while its thread waits for an answer
 _idle: OrderedDict[str, subprocess.Popen[bytes]] = OrderedDict()
-"""Children that wait, by template."""
+"""Idle children by template, in the order in which they became idle."""
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Renders a Jinja template in its sandbox, with the helpers that Hugging Face gives it.
+    """Renders a Jinja template in a sandbox, with the helper functions of Hugging Face.
 
-    Threads may call it at once; foreign templates then take turns.
+    Threads may call it concurrently; templates that need a child take turns.
 
-    Raises ValueError for a template that does not parse, raises, reaches for what the sandbox
-    forbids or takes more than its time, memory or length, and for variables that JSON lacks.
+    Raises ValueError if the template does not parse, raises an error, does something that the
+    sandbox forbids or exceeds the limits of time, memory or length, and if the variables cannot be
+    written as JSON.
     """
     try:
         request = json.dumps([template, variables, SECONDS], default=dict)
@@ -70,21 +71,21 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
 
 
 def _rendered_here(request: str) -> tuple[str | None, str | None]:
-    """Returns the text, or what went wrong. Other exceptions are those of signal handlers."""
+    """Returns the text and None, or None and the error. Exceptions of signal handlers pass."""
     from jinja2 import TemplateError  # slow to import
 
     try:
-        template, variables, _ = json.loads(request)  # as a child gets them
+        template, variables, _ = json.loads(request)  # as in a child
         return _text(template, variables), None
     except (TemplateError, TypeError, ValueError, RecursionError) as error:
         return None, f"{type(error).__name__}: {error}"
 
 
 def _answer_of_child(template: str, request: bytes) -> bytes:
-    """Returns the answer of the template's child, or nothing if the child ends before it."""
+    """Returns the answer of the template's child, or nothing if the child ends without one."""
     with _lock, ExitStack() as unless_answered:
         child = _idle.pop(template, None)
-        if child is not None and child.poll() is not None:  # somebody else has killed it
+        if child is not None and child.poll() is not None:  # something else has killed it
             _end(child)
             child = None
         child = child or _start()
@@ -92,7 +93,9 @@ def _answer_of_child(template: str, request: bytes) -> bytes:
         answer = _exchange(child, request)
         if answer:
             unless_answered.pop_all()
-            if _idle.setdefault(template, child) is not child:  # a signal handler has left one
+            if (
+                _idle.setdefault(template, child) is not child
+            ):  # a signal handler has added another child
                 _end(child)
             while len(_idle) > MAX_IDLE:
                 _end(_idle.popitem(last=False)[1])
@@ -100,13 +103,13 @@ def _answer_of_child(template: str, request: bytes) -> bytes:
 
 
 def _exchange(child: subprocess.Popen[bytes], request: bytes) -> bytes:
-    """Sends a request and returns the answer to it, or nothing if the child ends before it."""
+    """Sends a request and returns its answer, or nothing if the child ends without one."""
     assert child.stdin is not None and child.stdout is not None
-    number, answer = token_hex(8).encode(), bytearray()
-    left = memoryview(b"%s %s\n" % (number, request))
+    request_id, answer = token_hex(8).encode(), bytearray()
+    unsent = memoryview(b"%s %s\n" % (request_id, request))
     try:
-        while left:
-            left = left[child.stdin.write(left) :]
+        while unsent:
+            unsent = unsent[child.stdin.write(unsent) :]
     except BrokenPipeError:
         return b""
     while not answer.endswith(b"\n"):
@@ -114,9 +117,11 @@ def _exchange(child: subprocess.Popen[bytes], request: bytes) -> bytes:
         if not piece:
             return b""
         answer += piece
-    answered, _, text = bytes(answer).partition(b" ")
-    if answered != number:
-        raise RuntimeError(f"the chat template's process answered {answered!r}, not {number!r}")
+    answer_id, _, text = bytes(answer).partition(b" ")
+    if answer_id != request_id:
+        raise RuntimeError(
+            f"the chat template's process answered {answer_id!r}, not {request_id!r}"
+        )
     return text
 
 
@@ -126,19 +131,19 @@ def _no_answer() -> bytes:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # -P: without this folder on the path, where modules have names of the standard library.
+    # -P: keep this folder off the path, because some of its modules shadow the standard library.
     command = [sys.executable, "-P", __file__]
     return subprocess.Popen(
         command,
-        bufsize=0,  # nothing is left to write when a child that was interrupted is ended
+        bufsize=0,  # no buffered bytes are left to write when an interrupted child is killed
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for the parent
+        start_new_session=True,  # Ctrl-C goes to the parent only
     )
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    with child:  # waits for it and closes its pipes
+    with child:  # closes its pipes and waits for it at the end
         child.kill()
 
 
@@ -148,42 +153,44 @@ def _end_idle() -> None:
         _end(_idle.popitem()[1])
 
 
-def _leave_to_parent() -> None:
-    """Forgets, in a forked process, the children of its parent and the lock that is held there."""
+def _forget_children() -> None:
+    """Drops the parent's children, and the lock that the fork holds, in a forked process."""
     global _lock
     _lock = RLock()
     for child in _idle.values():
         assert child.stdin is not None and child.stdout is not None
-        child.stdin.close()  # copies: the parent keeps its own
+        child.stdin.close()  # these are copies: the parent's pipes stay open
         child.stdout.close()
-        child.returncode = 0  # so that nobody waits for it here
+        child.returncode = 0  # so that Popen does not wait for it here
     _idle.clear()
 
 
 os.register_at_fork(
-    # Else a fork could keep the pipes of a child that is being started, whose end nobody would see.
+    # Otherwise a fork could inherit the pipes of a child that is being started. They would stay
+    # open, and the parent would not see that child end.
     before=lambda: _lock.acquire(),
     after_in_parent=lambda: _lock.release(),
-    after_in_child=_leave_to_parent,
+    after_in_child=_forget_children,
 )
 
 
 def _serve() -> None:
+    """Answers requests from standard input, in the child."""
     import resource
 
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     with suppress(ValueError):  # macOS has no such limit
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, most))
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, hard_limit))
     for line in sys.stdin.buffer:
-        number, _, request = line.partition(b" ")
+        request_id, _, request = line.partition(b" ")
         try:
             template, variables, seconds = json.loads(request)
-            signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU; not caught: it ends the process
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # CPU time; the signal kills the process
             answer = _text(template, variables), None
         except Exception as error:  # a template may raise anything
             answer = None, f"{type(error).__name__}: {error}"
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.buffer.write(b"%s %s\n" % (number, json.dumps(answer).encode()))
+        sys.stdout.buffer.write(b"%s %s\n" % (request_id, json.dumps(answer).encode()))
         sys.stdout.buffer.flush()
 
 
@@ -204,10 +211,10 @@ def _compiled(template: str) -> Any:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    # Unlike Jinja's own, it leaves `<`, `>`, `&` and non-ASCII letters as they are.
+    # Unlike Jinja's filter, this one does not escape `<`, `>`, `&` and non-ASCII letters.
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda spelling: datetime.now().strftime(spelling)
+    environment.globals["strftime_now"] = lambda date_format: datetime.now().strftime(date_format)
     return environment.from_string(template)
 
 

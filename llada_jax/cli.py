@@ -1,8 +1,8 @@
-"""`llada`: chat, generate, serve, inspect and phone, for anyone with the wheel.
+"""The command `llada`: chat, generate, serve, inspect, phone, and completion.
 
-Every command takes a model as `llada_jax.load` does. A sampler is a preset with some flat settings
-changed: `--preset blockwise --set threshold=0.95`. Bad input is one sentence on standard error and
-exit code 2; Ctrl-C is exit code 130.
+Models are the sources that `llada_jax.load` accepts. A sampler is a preset in which single settings
+can be changed: `--preset blockwise --set threshold=0.95`. Bad input gives one sentence on standard
+error and exit code 2; Ctrl-C gives exit code 130.
 """
 
 import argparse
@@ -62,7 +62,7 @@ EXAMPLES = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence."""
+    """A parser that prints an error as one sentence."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         parsed.run(parsed)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has enough, as `head`
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
     except BAD_INPUT as error:
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _keep_compiled_programs() -> None:
-    """Keeps what JAX compiles for the next process, unless the environment has settings for it."""
+    """Caches JAX's compiled programs on disk, unless the environment configures such a cache."""
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -206,12 +206,14 @@ def default_preset(model: lj.Model) -> str:
     return DEFAULT_PRESET if DEFAULT_PRESET in presets or not presets else presets[0]
 
 
-def parsed_settings(given: Sequence[str]) -> dict[str, Any]:
-    """Returns flat settings by name; values are written as in YAML."""
+def parsed_settings(assignments: Sequence[str]) -> dict[str, Any]:
+    """Parses texts of the form NAME=VALUE into settings by name; values have YAML's syntax."""
     settings = {}
-    for each in given:
-        name, equals, value = each.partition("=")
-        require(bool(name and equals), f"--set is {each!r}; allowed: NAME=VALUE, as threshold=0.9")
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        require(
+            bool(name and equals), f"--set is {assignment!r}; allowed: NAME=VALUE, as threshold=0.9"
+        )
         try:
             settings[name.strip()] = yaml.safe_load(value)
         except yaml.YAMLError:
@@ -220,7 +222,7 @@ def parsed_settings(given: Sequence[str]) -> dict[str, Any]:
 
 
 def encoded(model: lj.Model, prompt: str, raw: bool) -> list[int]:
-    """Returns the ids of a prompt: a chat's if the model has a template and it is not raw."""
+    """Encodes a prompt: as a chat if the model has a template, and as plain text if `raw`."""
     assert model.tokenizer is not None
     require(bool(prompt.strip()), "the prompt is empty; allowed: some text")
     if raw or model.tokenizer.chat_template is None:
@@ -238,7 +240,7 @@ def constraint_of(arguments: argparse.Namespace) -> lj.Constraint | None:
 
 
 def generate(arguments: argparse.Namespace) -> None:
-    """Prints one answer, and what it took on standard error."""
+    """Prints one answer, and its tokens, forwards and time on standard error."""
     constraint = constraint_of(arguments)
     text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     model, backend, sampler = load(arguments)
@@ -263,7 +265,7 @@ def generate(arguments: argparse.Namespace) -> None:
 
 
 class _Printer:
-    """Prints the text of final tokens as a run commits them, from the left."""
+    """Prints the final tokens of a run as text, from the left, after each of its steps."""
 
     def __init__(self, model: lj.Model, ends: Sequence[int]) -> None:
         assert model.tokenizer is not None
@@ -271,7 +273,7 @@ class _Printer:
 
     def __call__(self, view: StepView) -> None:
         tokens = before_end(final_tokens(view.tokens[0], view.state[0]), self._ends)
-        self.show(self._decode(tokens).rstrip("\ufffd"))  # the rest of a character is missing
+        self.show(self._decode(tokens).rstrip("\ufffd"))  # an incomplete character is at the end
 
     def show(self, text: str) -> None:
         print(text[self._printed :], end="", flush=True)
@@ -279,7 +281,7 @@ class _Printer:
 
 
 def chat(arguments: argparse.Namespace) -> None:
-    """Asks for messages, and prints each answer as its tokens become final; Ctrl-D ends."""
+    """Reads messages until Ctrl-D, and prints each answer as its tokens become final."""
     model, backend, sampler = load(arguments)
     assert model.tokenizer is not None
     messages = [{"role": "system", "content": arguments.system}] if arguments.system else []
@@ -294,7 +296,7 @@ def chat(arguments: argparse.Namespace) -> None:
         except EOFError:
             return
         if text.strip() == "/new":
-            messages = [each for each in messages if each["role"] == "system"]
+            messages = [message for message in messages if message["role"] == "system"]
             continue
         if not text.strip():
             continue
@@ -326,7 +328,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def inspect(arguments: argparse.Namespace) -> None:
-    """Prints what a model is."""
+    """Prints a description of a model."""
     from llada_jax.backend.exported.manifest import MANIFEST
 
     is_export = (Path(arguments.model) / MANIFEST).is_file()
@@ -347,8 +349,8 @@ def phone(arguments: argparse.Namespace) -> None:
         prompt = encoded(model, arguments.prompt, arguments.raw)
         options = {"backend": backend, "seed": arguments.seed, "trace": True}
         trace = lj.generate(model, [prompt], sampler, **options).trace
-    for each in phones:
-        run = each.time(trace, arguments.shape)
+    for simulated_phone in phones:
+        run = simulated_phone.time(trace, arguments.shape)
         low, high = run.interval
         parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in run.breakdown.items())
         print(
@@ -359,7 +361,7 @@ def phone(arguments: argparse.Namespace) -> None:
 
 
 def completion(arguments: argparse.Namespace) -> None:
-    """Prints the completion script, made from the parser itself."""
+    """Prints a shell's completion script, which is generated from the parser."""
     (commands,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
     cases = []
     for name, command in commands.choices.items():

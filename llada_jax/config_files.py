@@ -1,7 +1,9 @@
 """Reads YAML configurations, from the package or the user, into checked dataclasses.
 
-Dataclasses are the schema: plain values, choices (`Literal`), tuples and other dataclasses. Files
-are untrusted, so size, depth and repeated keys are checked before YAML is loaded.
+The dataclasses are the schema: their fields are plain values, choices (`Literal`), tuples and other
+dataclasses. Files may come from strangers, so the events of the YAML parser are checked for size,
+depth, aliases and repeated keys before any object is built. Every error names the key, its value
+and what is allowed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,14 +30,14 @@ def find_yaml(what: str, folder: Path, name_or_path: str | PathLike[str]) -> Pat
 
     Raises ValueError that lists the names if there is neither.
     """
-    known = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-    for name, file in known.items():
+    files = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    for name, file in files.items():
         if name.casefold() == str(name_or_path).casefold():
             return file
     path = Path(name_or_path)
     require(
         path.suffix in (".yaml", ".yml") and path.is_file(),
-        f"{what} is {str(name_or_path)!r}; allowed: {', '.join(known)}, or a YAML file's path",
+        f"{what} is {str(name_or_path)!r}; allowed: {', '.join(files)}, or a YAML file's path",
     )
     return path
 

@@ -1,4 +1,10 @@
-"""Text to token ids and back, and the chat template of a checkpoint."""
+"""Converts text to token ids and back, and renders chats with a checkpoint's template.
+
+The tokenizers library does the encoding. This module adds what a server for untrusted files and
+messages needs: limits on sizes, errors of one sentence, and chats in which a message cannot contain
+control tokens. A message that spells `<|eot_id|>` must not end its turn, so `encode_chat` finds the
+control tokens of a rendered chat that come from messages and encodes them as ordinary text.
+"""
 
 import hashlib
 import json
@@ -15,7 +21,7 @@ import tokenizers
 
 from llada_jax.chat_template import render
 from llada_jax.config import read_object, require, shortened
-from llada_jax.messages import Marks, Messages, Span, checked_messages, each_text
+from llada_jax.messages import Marks, Messages, Span, checked_messages, map_texts
 from llada_jax.tokenizer_json import (
     MAX_FILE_BYTES,
     backend_from_json,
@@ -33,43 +39,45 @@ from llada_jax.tokenizer_sources import (
 
 _VOCABULARY, _MERGES, _ADDED = "vocab.json", "merges.txt", "added_tokens.json"
 _BASES = (("tokenizer.json",), (_VOCABULARY, _MERGES))
-"""Files that a folder needs for text: one of these."""
+"""Sets of files from which a tokenizer can be built; a folder needs one of them."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
     _VOCABULARY, _MERGES, _ADDED,
 )  # fmt: skip
 MAX_DECODED_IDS = 1 << 20
 _SHOWN = 8  # characters in a warning
-_MAX_ID = (1 << 32) - 1  # of the tokenizers library; ids that no token has decode to nothing
+_MAX_ID = (1 << 32) - 1  # largest id of the tokenizers library; unknown ids decode to nothing
 
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A tokenizer with its special tokens and chat template. Tokenizers of equal content are equal:
-    they are static parts of models, which JAX compares."""
+    """A tokenizer with its special tokens and chat template.
+
+    Tokenizers with equal content are equal and have the same hash, because they are static fields
+    of models, which JAX compares to find compiled functions.
+    """
 
     backend: tokenizers.Tokenizer
     special_tokens: Mapping[str, str]
-    """By role (`"eos_token"`), as the checkpoint names them."""
+    """Tokens by role (`"eos_token"`), with the checkpoint's names of roles."""
     chat_template: str | None = None
-    """Jinja source; None where the checkpoint has none."""
+    """Jinja source, or None if the checkpoint has no template."""
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """What the template is given beside the messages."""
+    """Variables of the template, in addition to the messages and special tokens."""
     files: Sequence[Path] = ()
-    """Files of the folder that it was read from; none if it was made in another way."""
+    """Files that `from_folder` read; empty for tokenizers from other sources."""
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Self:
-        """Reads a folder in the Hugging Face layout: `tokenizer.json`, or without it `vocab.json`
-        and `merges.txt` (with `added_tokens.json`), and the files beside them.
+        """Reads a folder in the Hugging Face layout: `tokenizer.json`, or else `vocab.json` and
+        `merges.txt` (with `added_tokens.json`), and the configuration files next to them.
 
-        Of two places that say the same, `tokenizer_config.json` wins over
-        `special_tokens_map.json`, and `chat_template.jinja` wins over both.
+        If files disagree, `tokenizer_config.json` takes precedence over `special_tokens_map.json`,
+        and `chat_template.jinja` over both. The files may come from strangers:
+        `llada_jax.tokenizer_json` checks them.
 
-        The files are not trusted: see `llada_jax.tokenizer_json`.
-
-        Raises FileNotFoundError without these files, ValueError for what cannot be parsed or is
-        not allowed.
+        Raises FileNotFoundError if the folder has no tokenizer, and ValueError if a file cannot be
+        parsed or fails a check.
         """
         folder = Path(folder)
         config = {}
@@ -77,14 +85,14 @@ class Tokenizer:
             config |= read_object(_of_allowed_size(file)) if file.is_file() else {}
         template_file = folder / "chat_template.jinja"
         if template_file.is_file():
-            config["chat_template"] = _parsed(template_file, str)
+            config["chat_template"] = _parse(template_file, str)
         template = _default_template(config.get("chat_template"), folder)
         if not has_tokenizer(folder):
             raise FileNotFoundError(
                 f"no tokenizer.json in {folder}, and no {_VOCABULARY} with {_MERGES}"
             )
         if (folder / "tokenizer.json").is_file():
-            backend = _parsed(folder / "tokenizer.json", backend_from_json)
+            backend = _parse(folder / "tokenizer.json", backend_from_json)
         else:
             backend = _from_vocabulary(folder, config)
         files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
@@ -92,10 +100,14 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], path: str | Path) -> Self | None:
-        """Builds the tokenizer of a GGUF file from its metadata (`checkpoint.gguf.read_header` with
-        the lists `GGUF_LISTS`), as llama.cpp reads it; None if the file has no tokenizer.
+        """Builds the tokenizer of a GGUF file, which encodes as llama.cpp does, or returns None if
+        the file has no tokenizer.
 
-        Raises ValueError, which begins with the path, for what is not known or not allowed.
+        Args:
+          metadata: From `checkpoint.gguf.read_header` with the lists `GGUF_LISTS`.
+          path: The file, for error messages.
+
+        Raises ValueError for an unknown kind of tokenizer, and for data that fails a check.
         """
         if metadata.get(GGUF_MODEL, "no_vocab") in ("no_vocab", "none"):
             return None
@@ -109,8 +121,11 @@ class Tokenizer:
         return cls(backend, roles, template)
 
     def save(self, folder: Path) -> list[Path]:
-        """Writes files that `from_folder` reads into an existing folder, and returns their paths:
-        copies of its own files, or `tokenizer.json` and what goes with it."""
+        """Writes the tokenizer into an existing folder for `from_folder`, and returns the paths.
+
+        Copies the files that it was read from, or else writes `tokenizer.json`,
+        `tokenizer_config.json` and `chat_template.jinja`.
+        """
         if self.files:
             return [Path(shutil.copyfile(file, folder / file.name)) for file in self.files]
         content = {
@@ -137,7 +152,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Counts tokens, special ones included; a model's embedding may have more rows."""
+        """Number of tokens, special ones included. A model's embedding may have more rows."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @property
@@ -161,27 +176,26 @@ class Tokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Returns token ids of a text; the spelling of a special token becomes that token.
+        """Returns the token ids of a text. The spelling of a special token becomes that token.
 
-        Raises ValueError for text with lone surrogates, for text that is too long (the bound is 1
-        to 8 MB for usual tokenizers, less for those whose normalizer can lengthen a text), and if
-        the tokenizer fails. Warns once of characters that it has no token for, which decoding does
-        not give back.
+        Raises ValueError if the text has lone surrogates, is too long (more than 1 to 8 MB for
+        usual tokenizers, less if the normalizer can lengthen a text), or the tokenizer fails. Warns
+        once about characters without a token, which are lost when the ids are decoded.
         """
-        found = self.encoding(text, add_special_tokens=add_special_tokens)
+        encoding = self.encoding(text, add_special_tokens=add_special_tokens)
         unknown = self.special_tokens.get("unk_token")
-        if unknown is not None and self._id("unk_token") in found.ids:
-            self._warn_of_unknown(text, unknown, found)
-        return found.ids
+        if unknown is not None and self._id("unk_token") in encoding.ids:
+            self._warn_of_unknown(text, unknown, encoding)
+        return encoding.ids
 
-    def _warn_of_unknown(self, text: str, unknown: str, found: tokenizers.Encoding) -> None:
-        lost = (text[slice(*span)] for token, span in zip(found.tokens, found.offsets, strict=True)
-                if token == unknown)  # fmt: skip
-        lost = sorted({each for each in lost if unknown not in each})
+    def _warn_of_unknown(self, text: str, unknown: str, encoding: tokenizers.Encoding) -> None:
+        tokens = zip(encoding.tokens, encoding.offsets, strict=True)
+        lost = {text[slice(*span)] for token, span in tokens if token == unknown}
+        lost = sorted(characters for characters in lost if unknown not in characters)
         if lost and not self._has_warned:
             self._has_warned.append(True)
             more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
-            shown = ", ".join(f"{each!r:.20}" for each in lost[:_SHOWN])
+            shown = ", ".join(f"{characters!r:.20}" for characters in lost[:_SHOWN])
             warnings.warn(
                 f"the tokenizer has no token for {shown}{more}: each becomes {unknown}, and is "
                 "lost when it is decoded",
@@ -193,28 +207,28 @@ class Tokenizer:
         return []
 
     def encoding(self, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
-        """Returns what the tokenizers library knows of a text: ids, tokens, and their places.
+        """Returns the tokenizers library's encoding of a text: ids, tokens and character offsets.
 
-        Raises ValueError as `encode`, and does not warn."""
+        Raises ValueError as `encode`, but does not warn."""
         self.check_text(text)
         with one_sentence("the tokenizer cannot encode the text"):
             return self.backend.encode(text, add_special_tokens=add_special_tokens)
 
     def check_text(self, text: str) -> str:
-        """Returns the text. Raises ValueError for one that cannot be encoded."""
+        """Returns the text. Raises ValueError if it is not a str, too long, or not Unicode."""
         if not isinstance(text, str):
             raise ValueError(f"the text is {text!r:.60}; allowed: a str")
-        most = self._max_text_bytes
+        max_bytes = self._max_text_bytes
         require(
-            len(text) <= most and _utf8_size(text) <= most,
-            f"the text has {len(text):,} characters; allowed with this tokenizer: {most:,} bytes "
-            "in UTF-8",
+            len(text) <= max_bytes and _utf8_size(text) <= max_bytes,
+            f"the text has {len(text):,} characters; allowed with this tokenizer: {max_bytes:,} "
+            "bytes in UTF-8",
         )
         return text
 
     @cached_property
     def longest_token(self) -> int:
-        """Counts the characters of the longest token: no token stands for more of a text."""
+        """Length of the longest token in characters, which bounds the text of n tokens."""
         return max(map(len, self.backend.get_vocab()), default=0)
 
     @cached_property
@@ -224,28 +238,28 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of token ids (a list or a one-dimensional array).
 
-        Ids that no token has are left out. Raises ValueError for what is no list of up to
-        1,048,576 whole numbers from 0 to 4,294,967,295, and if the tokenizer fails.
+        Ids without a token are left out. Raises ValueError unless the ids are up to 1,048,576 whole
+        numbers from 0 to 4,294,967,295, and if the tokenizer fails.
         """
         ids = _token_ids(ids)
         with one_sentence("the tokenizer cannot decode the ids"):
             return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def pieces(self, ids: Iterable[int]) -> dict[str, str]:
-        """Returns the text of each token alone, by its id in decimal, as JSON has keys."""
-        return {str(each): self.decode([each], skip_special_tokens=False) for each in ids}
+        """Returns the text of each single token by its id, as a decimal string for use in JSON."""
+        return {str(i): self.decode([i], skip_special_tokens=False) for i in ids}
 
     def apply_chat_template(self, messages: Messages, add_generation_prompt: bool = True) -> str:
-        """Renders a chat as the model was trained to read it.
+        """Renders a chat to text in the format that the model was trained on.
 
         Args:
-          messages: each with a `"role"` (`system`, `user` or `assistant`) and `"content"`: a text,
+          messages: Each has a `"role"` (`system`, `user` or `assistant`) and `"content"`: a text,
             or a list of parts (`{"type": "text", "text": "..."}`), which are joined.
-          add_generation_prompt: end with the header of the assistant's answer.
+          add_generation_prompt: Whether to end with the header of the assistant's answer.
 
         Raises:
-          ValueError: no template, or one that does not parse, raises, or reaches for what the
-            sandbox forbids; what is not such a list of messages, or cannot be encoded.
+          ValueError: There is no template, it does not parse, raises an error or does something
+            that the sandbox forbids; or the messages do not have this form or cannot be encoded.
         """
         messages = checked_messages(messages, self.check_text)
         return self._rendered(messages, add_generation_prompt)
@@ -267,17 +281,20 @@ class Tokenizer:
         *,
         tokens_in_messages: bool = False,
     ) -> list[int]:
-        """Returns token ids of `apply_chat_template`, in which the template alone gives control
-        tokens: where a message spells one, that is encoded as the text that it is.
+        """Returns the token ids of a chat, in which only the template can add control tokens.
+
+        If a message spells a control token, its characters are encoded as ordinary text.
 
         Args:
           messages: As for `apply_chat_template`.
-          tokens_in_messages: encode it as the token, as families' own code does; then who writes a
-            message can end it and begin a turn of any role.
+          add_generation_prompt: As for `apply_chat_template`.
+          tokens_in_messages: Whether to encode control tokens in messages as such, as the reference
+            code of most families does. The author of a message can then end it and begin a turn of
+            any role.
 
         Raises:
-          ValueError: As `apply_chat_template`, and for a template that changes a message around a
-            control token, so that its tokens cannot be told from the template's.
+          ValueError: As `apply_chat_template`, and if the template changes a message around a
+            control token, so that it cannot be distinguished from the template's control tokens.
         """
         messages = checked_messages(messages, self.check_text)
         text = self._rendered(messages, add_generation_prompt)
@@ -286,13 +303,13 @@ class Tokenizer:
         return self._encoded(text, self._spelled_by_messages(text, messages, add_generation_prompt))
 
     def encode_plain(self, text: str) -> list[int]:
-        """Returns token ids of a text; a control token that it spells is the text that it is.
+        """Returns the token ids of a text, with control tokens that it spells as ordinary text.
 
         Raises ValueError as `encode`."""
         return self._encoded(text, self._control_spans(text))
 
     def _encoded(self, text: str, plain: Iterable[Span]) -> list[int]:
-        """Returns token ids of a text in which some spans, in order, have no control token."""
+        """Encodes a text, without control tokens in the spans `plain`, which are in order."""
         ids, at = [], 0
         for start, end in plain:
             ids += [*self.encode(text[at:start]), *self._without_control.encode(text[start:end])]
@@ -302,19 +319,20 @@ class Tokenizer:
     def _spelled_by_messages(
         self, text: str, messages: Messages, add_generation_prompt: bool
     ) -> list[Span]:
-        """Returns spans of control tokens in a rendered text that come from messages.
+        """Returns the spans of control tokens in a rendered chat that come from messages.
 
-        The template runs once more, with marks around the control tokens that messages spell. So it
-        finds in a message what it looks for (`</think>`), and the marks show what became of it.
+        The template is rendered a second time, with marks around the control tokens of messages.
+        The tokens themselves stay in place, since a template may search messages for them
+        (`</think>`); the positions of the marks in the result show where they went.
         """
         texts: list[str] = []
-        each_text(messages, texts.append)
-        spelled = [each[slice(*span)] for each in texts for span in self._control_spans(each)]
+        map_texts(messages, texts.append)
+        spelled = [part[slice(*span)] for part in texts for span in self._control_spans(part)]
         if not spelled:
             return []
         for open_ends in (False, True):
             marks = Marks(spelled, (self.chat_template or "", *texts), open_ends)
-            marked = each_text(messages, partial(marks.around, spans_of=self._control_spans))
+            marked = map_texts(messages, partial(marks.around, spans_of=self._control_spans))
             if marks.find(self._rendered(marked, add_generation_prompt), text):
                 return [span for span in self._control_spans(text) if marks.are_at(span)]
         raise ValueError(
@@ -323,17 +341,17 @@ class Tokenizer:
         )
 
     def _control_spans(self, text: str) -> list[Span]:
-        """Returns where a text spells control tokens."""
-        found, added = self.encoding(text), self.backend.get_added_tokens_decoder()
-        return [  # unknown characters have the unknown token as well, once for each byte
+        """Returns the spans in which a text spells control tokens."""
+        encoding, added = self.encoding(text), self.backend.get_added_tokens_decoder()
+        return [  # unknown characters also get a special token, which they do not spell
             span
-            for i, span in zip(found.ids, found.offsets, strict=True)
+            for i, span in zip(encoding.ids, encoding.offsets, strict=True)
             if i in self._control and added[i].content.strip() in text[slice(*span)]
         ]
 
     @cached_property
     def _control(self) -> frozenset[int]:
-        """Ids of special tokens, and of other added ones that the template itself spells."""
+        """Ids of special tokens, and of other added tokens that the template spells."""
         template = self.chat_template or ""
         return frozenset(
             i
@@ -343,14 +361,15 @@ class Tokenizer:
 
     @cached_property
     def _without_control(self) -> "Tokenizer":
+        """A copy that encodes the spelling of a control token as ordinary text."""
         description = json.loads(self.backend.to_str())
         added = description["added_tokens"]
-        description["added_tokens"] = [each for each in added if each["id"] not in self._control]
+        description["added_tokens"] = [token for token in added if token["id"] not in self._control]
         return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(description)), {})
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Tells whether a folder has files that `Tokenizer.from_folder` reads."""
+    """Returns whether `Tokenizer.from_folder` finds a tokenizer in a folder."""
     return any(all((folder / name).is_file() for name in names) for names in _BASES)
 
 
@@ -358,19 +377,22 @@ def _from_vocabulary(folder: Path, config: Mapping[str, Any]) -> tokenizers.Toke
     file = folder / _ADDED
     added = read_object(_of_allowed_size(file)) if file.is_file() else {}
     vocab = read_object(_of_allowed_size(folder / _VOCABULARY))
-    merges = _parsed(folder / _MERGES, str)
+    merges = _parse(folder / _MERGES, str)
     try:
         return build_backend(data_from_vocabulary(vocab, merges, added, config))
     except ValueError as error:
         raise ValueError(shortened(f"cannot parse {_VOCABULARY} in {folder}: {error}")) from error
 
 
-def _default_template(found: Any, folder: str | Path) -> str | None:
-    if isinstance(found, list) and all(isinstance(each, dict) for each in found):
-        found = {each.get("name"): each.get("template") for each in found}.get("default")
-    if not isinstance(found, str | None):
-        raise ValueError(f"{folder}: chat_template is {found!r:.60}; allowed: text, or named texts")
-    return found
+def _default_template(template: Any, folder: str | Path) -> str | None:
+    """Returns the template of a configuration, or the one named `default` of several."""
+    if isinstance(template, list) and all(isinstance(entry, dict) for entry in template):
+        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    if not isinstance(template, str | None):
+        raise ValueError(
+            f"{folder}: chat_template is {template!r:.60}; allowed: text, or named texts"
+        )
+    return template
 
 
 def _utf8_size(text: str) -> int:
@@ -385,7 +407,7 @@ def _utf8_size(text: str) -> int:
 
 def _token_ids(ids: Iterable[int]) -> list[int]:
     try:
-        ids = list(map(operator.index, ids))  # arrays have whole numbers of types of their own
+        ids = list(map(operator.index, ids))  # also accepts NumPy's integers
     except TypeError as error:
         raise ValueError(f"ids are {ids!r:.60}; allowed: whole numbers ({error})") from error
     require(len(ids) <= MAX_DECODED_IDS, f"there are {len(ids)} ids; allowed: {MAX_DECODED_IDS}")
@@ -395,7 +417,7 @@ def _token_ids(ids: Iterable[int]) -> list[int]:
     return ids
 
 
-def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:
+def _parse(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(_of_allowed_size(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
@@ -409,13 +431,13 @@ def _of_allowed_size(path: Path) -> Path:
 
 
 def _special_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Returns tokens by role; a config spells one as a string or an object with its `content`."""
-    spelled = {
+    """Returns the special tokens by role; each is a string or an object with `content`."""
+    contents = {
         role: token.get("content") if isinstance(token, dict) else token
         for role, token in config.items()
         if role.endswith("_token")
     }
-    tokens = {role: token for role, token in spelled.items() if isinstance(token, str)}
+    tokens = {role: token for role, token in contents.items() if isinstance(token, str)}
     for role, token in tokens.items():
         with one_sentence(f"{folder}: {role} is {token!r:.60}"):
             _utf8_size(token)

@@ -1,14 +1,13 @@
 """Checks the JSON of a tokenizer before the tokenizers library builds it.
 
-A `tokenizer.json` comes with a checkpoint, so a stranger may have written it. The library takes it
-on trust: a few bytes can make it allocate until the system ends the process (a `Replace` that
-multiplies a text, an id of 10^9), run for minutes, or panic in its Rust code. So every part is
-compared with a schema: only parts, settings and sizes that are listed here reach the library, as
-new JSON, so that it never reads anything else than what was checked. Regular expressions, which no
-schema bounds, are tried out in a child process (`pattern_probe`).
+A `tokenizer.json` comes with a checkpoint, so a stranger may have written it, and the library does
+not check it. A few bytes can make it exhaust memory (a `Replace` that multiplies a text, an id of
+10^9), run for minutes, or panic in its Rust code. Here every part is compared with a schema, and
+only the listed parts, settings and sizes reach the library, as new JSON. A schema cannot bound
+the run time of regular expressions, so `pattern_probe` tries them in a child process.
 
-How long a text may get within the library is known from the parts: each has a factor by which it
-lengthens a text at most, and `max_text_bytes` divides a fixed bound by their product.
+The parts also bound the length of a text inside the library: each has a largest factor by which it
+lengthens a text, and `max_text_bytes` divides a fixed limit by their product.
 """
 
 import base64
@@ -26,40 +25,41 @@ import tokenizers
 from llada_jax.config import parse_json, require, require_value, shortened
 from llada_jax.pattern_probe import probe_patterns
 
-MAX_FILE_BYTES = 1 << 26  # Gemma 3's file, one of the largest, has half of it
-MAX_ID = 1 << 22  # the library counts up to the highest id when it writes a vocabulary
+MAX_FILE_BYTES = 1 << 26  # twice the size of Gemma 3's file, one of the largest
+MAX_ID = 1 << 22  # the library loops over all ids up to the largest one
 MAX_TOKEN_CHARACTERS = 4096
 _MAX_NORMALIZED_BYTES = 1 << 24  # 4M digits, a token each, took 1.7 GB and 15 seconds
-_MAX_GROWTH = 4096  # so that texts of 4 KiB are always possible
+_MAX_GROWTH = 4096  # so that texts of 4 KiB can always be encoded
 _MAX_DECODER_GROWTH = 16
 _MAX_PARTS, _MAX_LEVELS = 64, 8
-_MAX_ADDED_CHARACTERS = 1 << 22  # their automaton takes about 100 bytes for each
-MAX_MERGES = 1 << 21  # Gemma 3 has a quarter of it
-MAX_PIECE_CHARACTERS = 256  # a Unigram model tries every prefix of a text that is a piece
-MAX_PIECES_CHARACTERS = 1 << 22  # their tree takes about 350 bytes for each
+_MAX_ADDED_CHARACTERS = 1 << 22  # the library's automaton takes about 100 bytes for each
+MAX_MERGES = 1 << 21  # four times Gemma 3's number
+MAX_PIECE_CHARACTERS = 256  # a Unigram model tries all pieces at each position of a text
+MAX_PIECES_CHARACTERS = 1 << 22  # the library's tree takes about 350 bytes for each
 
 
 class _Setting(NamedTuple):
-    """What a setting of a part may be."""
+    """The values that a setting of a part may have."""
 
     allowed: str
-    holds: Callable[[Any], bool]
-    needed: bool = True
+    """The allowed values in words, for messages."""
+    accepts: Callable[[Any], bool]
+    required: bool = True
 
 
-def _text(least: int, most: int) -> _Setting:
-    def holds(value: Any) -> bool:
-        return isinstance(value, str) and least <= len(value) <= most
+def _text(minimum: int, maximum: int) -> _Setting:
+    def accepts(value: Any) -> bool:
+        return isinstance(value, str) and minimum <= len(value) <= maximum
 
-    return _Setting(f"text of {least} to {most} characters", holds)
-
-
-def _number(least: int, most: int) -> _Setting:
-    return _Setting(f"{least} to {most}", partial(_is_number, least, most))
+    return _Setting(f"text of {minimum} to {maximum} characters", accepts)
 
 
-def _is_number(least: int, most: int, value: Any) -> bool:
-    return type(value) is int and least <= value <= most
+def _number(minimum: int, maximum: int) -> _Setting:
+    return _Setting(f"{minimum} to {maximum}", partial(_is_number, minimum, maximum))
+
+
+def _is_number(minimum: int, maximum: int, value: Any) -> bool:
+    return type(value) is int and minimum <= value <= maximum
 
 
 def _one_of(*values: str) -> _Setting:
@@ -67,16 +67,16 @@ def _one_of(*values: str) -> _Setting:
 
 
 def _optional(setting: _Setting) -> _Setting:
-    def holds(value: Any) -> bool:
-        return value is None or setting.holds(value)
+    def accepts(value: Any) -> bool:
+        return value is None or setting.accepts(value)
 
-    return _Setting(f"{setting.allowed} or null", holds, needed=False)
+    return _Setting(f"{setting.allowed} or null", accepts, required=False)
 
 
 def _is_pattern(value: Any) -> bool:
     match value:
         case {"String": str(pattern)} | {"Regex": str(pattern)}:
-            # An empty text is found before every character, which would lengthen any text.
+            # An empty pattern would match before every character and multiply any text.
             return len(value) == 1 and 1 <= len(pattern) <= 4096
     return False
 
@@ -84,12 +84,12 @@ def _is_pattern(value: Any) -> bool:
 def _is_token_with_id(value: Any) -> bool:
     match value:
         case [str(token), int(i)]:
-            return _TOKEN.holds(token) and _is_id(i)
+            return _TOKEN.accepts(token) and _is_id(i)
     return False
 
 
 def _is_template(value: Any) -> bool:
-    """Whether a template has each sequence once at most: again and again, it multiplies a text."""
+    """Returns whether a template has each sequence at most once, so that it multiplies no text."""
     if not isinstance(value, list) or len(value) > 64:
         return False
     sequences = []
@@ -130,7 +130,7 @@ _SPECIAL = _Setting(f"tokens with up to 64 ids below {MAX_ID} each", _are_specia
 
 
 def _without_settings(*types: str) -> dict[str, dict[str, _Setting]]:
-    return {each: {} for each in types}
+    return {name: {} for name in types}
 
 
 _BYTE_LEVEL = {"add_prefix_space": _FLAG, "trim_offsets": _FLAG, "use_regex": _optional(_FLAG)}
@@ -188,7 +188,7 @@ _PARTS: dict[str, dict[str, dict[str, _Setting]]] = {
         **_without_settings("Fuse", "ByteFallback"),
     },
 }
-"""Settings of the parts that a text passes through, by section and type."""
+"""Allowed parts of a tokenizer, apart from its model: settings by section and type."""
 
 _SEQUENCES = {
     "normalizer": "normalizers",
@@ -196,11 +196,11 @@ _SEQUENCES = {
     "post_processor": "processors",
     "decoder": "decoders",
 }
-"""By section, the setting in which a part of the type `Sequence` has its parts."""
+"""The setting with the parts of a `Sequence`, by section."""
 
 _MODELS: dict[str, dict[str, _Setting]] = {
     "BPE": {
-        # Any other dropout makes encoding random.
+        # With another value, encoding would be random.
         "dropout": _optional(_Setting("0", lambda value: value == 0)),
         "unk_token": _optional(_text(0, MAX_TOKEN_CHARACTERS)),
         **dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix"), _optional(_AFFIX)),
@@ -210,26 +210,26 @@ _MODELS: dict[str, dict[str, _Setting]] = {
     "WordPiece": {
         "unk_token": _TOKEN,
         "continuing_subword_prefix": _AFFIX,
-        # The time for a word is quadratic in it.
+        # The run time is quadratic in the length of a word.
         "max_input_chars_per_word": _number(1, 256),
     },
     "WordLevel": {"unk_token": _TOKEN},
     "Unigram": {"unk_id": _optional(_number(0, MAX_ID - 1)), "byte_fallback": _optional(_FLAG)},
 }
-"""Settings of the models, apart from their vocabulary."""
+"""Allowed models: settings by type, apart from the vocabulary."""
 
 
 def build_backend(data: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Builds a tokenizer, without its padding and truncation.
+    """Builds a tokenizer from the content of a `tokenizer.json`, without padding and truncation.
 
-    Raises ValueError that says what is wrong in the data.
+    Raises ValueError if the data fails `check_tokenizer_json` or the library cannot use it.
     """
     data = check_tokenizer_json(data)
     with one_sentence("the tokenizers library cannot build it"):
         backend = tokenizers.Tokenizer.from_str(json.dumps(data))
         actual = [backend.token_to_id(token["content"]) for token in data["added_tokens"]]
     for token, i in zip(data["added_tokens"], actual, strict=True):
-        # The library numbers added tokens anew; where a token is missing before them, all move.
+        # The library ignores these ids: tokens outside the vocabulary get the next free ones.
         require(
             i == token["id"],
             f"the id of the added token {token['content']!r} is {token['id']}; allowed: {i}, "
@@ -239,7 +239,7 @@ def build_backend(data: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def backend_from_json(content: str) -> tokenizers.Tokenizer:
-    """Builds a tokenizer from the content of a `tokenizer.json`; see `build_backend`."""
+    """Builds a tokenizer from the text of a `tokenizer.json`; see `build_backend`."""
     data = parse_json(content, "the content is no JSON", "one JSON object")
     require_value(isinstance(data, dict), "the content", data, "one JSON object")
     return build_backend(data)
@@ -247,35 +247,35 @@ def backend_from_json(content: str) -> tokenizers.Tokenizer:
 
 @contextmanager
 def one_sentence(wrong: str) -> Iterator[None]:
-    """Turns any error, panics of the tokenizers library's Rust code included, into a ValueError
-    that begins with `wrong`."""
+    """Turns errors in its block, including panics of the library's Rust code, into a ValueError
+    whose message begins with `wrong`."""
     try:
         yield
     except BaseException as error:
-        # A panic is no Exception, and its class cannot be imported.
+        # A panic is not an Exception, and its class cannot be imported.
         if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
             raise
         raise ValueError(shortened(f"{wrong}: {error}")) from error
 
 
 def check_tokenizer_json(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sections of a tokenizer's JSON that the library may read.
+    """Returns the checked sections of a tokenizer's JSON, which the library may read.
 
-    Padding and truncation, which training may have stored, are left out.
+    Padding and truncation are left out, since files can contain the settings of a training run.
 
-    Raises ValueError that names a part, a setting or a size that is not allowed, or a regular
-    expression that fails or takes too long.
+    Raises ValueError for a part, setting or size that is not allowed, and for regular expressions
+    that fail or take too long.
     """
     sections = {section: data.get(section) for section in _PARTS}
     parts = {section: _checked_parts(section, part) for section, part in sections.items()}
     growth = _growth(sections["normalizer"]) * _growth(sections["pre_tokenizer"])
-    for name, factor, most in (
+    for name, factor, limit in (
         ("normalizer and pre_tokenizer", growth, _MAX_GROWTH),
         ("decoder", _growth(sections["decoder"]), _MAX_DECODER_GROWTH),
     ):
         require(
-            factor <= most,
-            f"{name} can make a text {factor:.4g} times as long; allowed: {most} times",
+            factor <= limit,
+            f"{name} can make a text {factor:.4g} times as long; allowed: {limit} times",
         )
     added_tokens = data.get("added_tokens") or []
     _check_added_tokens(added_tokens, _growth(sections["normalizer"]))
@@ -292,15 +292,15 @@ def check_tokenizer_json(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def max_text_bytes(backend: tokenizers.Tokenizer) -> int:
-    """Returns how many bytes of UTF-8 a text may have that the tokenizer encodes."""
-    # The pickled state of a part is its JSON; `backend.to_str()` would write the vocabulary, too.
+    """Returns the maximum length of a text in bytes of UTF-8 that `backend` may encode."""
+    # The pickled state of a part is its JSON. `backend.to_str()` would also write the vocabulary.
     parts = [part for part in (backend.normalizer, backend.pre_tokenizer) if part is not None]
     growth = math.prod(_growth(json.loads(part.__getstate__())) for part in parts)
     return int(_MAX_NORMALIZED_BYTES / growth)
 
 
 def _checked_parts(section: str, part: Any) -> list[dict[str, Any]]:
-    """Returns the parts of a section, those of sequences one by one."""
+    """Returns the checked parts of a section, with sequences flattened."""
     parts = list(islice(_flattened(section, part, 0), _MAX_PARTS + 1))
     require(len(parts) <= _MAX_PARTS, f"{section} has more than {_MAX_PARTS} parts; allowed: fewer")
     return parts
@@ -326,31 +326,34 @@ def _flattened(section: str, part: Any, level: int) -> Iterator[dict[str, Any]]:
 def _check_settings(
     name: str, part: Mapping[str, Any], settings: Mapping[str, _Setting], *others: str
 ) -> None:
-    # Unknown settings are not just ignored: the library tries its types one by one, whatever the
-    # type says, so that a setting of another type could turn the part into that one.
+    # Unknown settings are refused, not ignored. The library tries its types in turn whatever the
+    # field `type` contains, so a setting of another type could turn the part into that type.
     unknown = sorted(part.keys() - settings.keys() - {"type", *others})
     allowed = ", ".join([*settings, *others]) or "none"
     require(not unknown, f"{name} has the settings {unknown!r:.80}; allowed: {allowed}")
     for key, setting in settings.items():
-        absent = key not in part
-        require(not (absent and setting.needed), f"{name} has no {key}; allowed: {setting.allowed}")
+        is_missing = key not in part
+        require(
+            not (is_missing and setting.required),
+            f"{name} has no {key}; allowed: {setting.allowed}",
+        )
         value = part.get(key)
-        require_value(absent or setting.holds(value), f"{name}.{key}", value, setting.allowed)
+        require_value(is_missing or setting.accepts(value), f"{name}.{key}", value, setting.allowed)
 
 
 def _check_added_tokens(tokens: Any, growth: float) -> None:
     require_value(isinstance(tokens, list), "added_tokens", tokens, "a list")
     allowed = f"an object with id, 0 to {MAX_ID - 1}, and content, {_TOKEN.allowed}"
     for i, token in enumerate(tokens):
-        valid = isinstance(token, dict) and _TOKEN.holds(token.get("content"))
+        valid = isinstance(token, dict) and _TOKEN.accepts(token.get("content"))
         require_value(valid and _is_id(token.get("id")), f"added_tokens[{i}]", token, allowed)
-    most = int(_MAX_ADDED_CHARACTERS / growth)  # the library normalizes them
+    limit = int(_MAX_ADDED_CHARACTERS / growth)  # the library normalizes added tokens
     characters = sum(len(token["content"]) for token in tokens)
-    require(characters <= most, f"added_tokens have {characters} characters; allowed: {most}")
+    require(characters <= limit, f"added_tokens have {characters} characters; allowed: {limit}")
 
 
 def _checked_model(model: Any) -> dict[str, Any]:
-    """Returns a model with its type, which old files leave out."""
+    """Returns a checked model, with the type that old files omit."""
     require_value(isinstance(model, dict), "model", model, "an object")
     kind = model.get("type", _implied_type(model))
     known = isinstance(kind, str) and kind in _MODELS
@@ -385,9 +388,10 @@ def _check_vocabulary(vocab: Any) -> None:
         longest <= MAX_TOKEN_CHARACTERS,
         f"model.vocab has a token of {longest} characters; allowed: {MAX_TOKEN_CHARACTERS}",
     )
-    twice = len(vocab) - len(set(vocab.values()))
+    n_duplicates = len(vocab) - len(set(vocab.values()))
     require(
-        not twice, f"model.vocab has {twice} ids twice; allowed: an id of its own for each token"
+        not n_duplicates,
+        f"model.vocab has {n_duplicates} ids twice; allowed: an id of its own for each token",
     )
 
 
@@ -407,8 +411,10 @@ def _check_pieces(vocab: Any) -> None:
 
 
 def _growth(part: Any) -> float:
-    """Returns how many times as many bytes a text has after a part, at the worst text. Parts that
-    are not named here never lengthen one."""
+    """Returns the largest factor by which a part can lengthen a text in bytes.
+
+    Parts without a case here never lengthen a text.
+    """
     if part is None:
         return 1.0
     match part["type"]:
@@ -417,26 +423,28 @@ def _growth(part: Any) -> float:
                 _growth(inner) for key in _SEQUENCES.values() for inner in part.get(key, ())
             )
         case "NFC" | "NFD":
-            return 3.0  # Unicode Standard Annex 15, section 14, table 10; NFKC below, too
+            return 3.0  # Unicode Standard Annex 15, section 14, table 10, as for NFKC below
         case "NFKC" | "NFKD":
             return 11.0
         case "Lowercase":
             return 1.5  # U+0130, of two bytes, becomes three
         case "BertNormalizer":
-            return 3.0 * 1.5 * 5 / 3  # accents, lower case, and spaces around Chinese characters
+            return 3.0 * 1.5 * 5 / 3  # accents, lower case, spaces around Chinese characters
         case "ByteLevel":
-            # A byte is written as a character of up to two bytes. A space precedes every piece,
-            # which may be one character.
+            # A byte becomes a character of up to two bytes. A space is added before every piece,
+            # and a piece can be one character.
             return 4.0 if part.get("add_prefix_space") else 2.0
         case "Metaspace":
             return 2.0 * len(part["replacement"].encode(errors="surrogatepass"))
         case "WordPiece":
-            return 2.0  # as a decoder: a space before every token
+            return 2.0  # the decoder of this name adds a space before every token
         case "Prepend":
-            return 1.0 + _size(part["prepend"])  # to every stretch between added tokens
+            return 1.0 + _size(part["prepend"])  # added to every stretch between added tokens
         case "Replace":
             if "Regex" in part["pattern"]:
-                return 1.0 + _size(part["content"])  # it may match nothing, before each character
+                return 1.0 + _size(
+                    part["content"]
+                )  # it can match the empty text before each character
             return max(1.0, _size(part["content"]) / _size(part["pattern"]["String"]))
         case "Precompiled":
             return float(_longest_replacement(part["precompiled_charsmap"]))
@@ -448,8 +456,10 @@ def _size(text: str) -> int:
 
 
 def _longest_replacement(charsmap: str) -> int:
-    """Returns the bytes of the longest text that SentencePiece's table puts for a character: after
-    its size (4 bytes) and a tree come the texts, each ended by a zero."""
+    """Returns the bytes of the longest replacement of a character in SentencePiece's table.
+
+    The table is the size of a tree (4 bytes), the tree, and the replacements, which end with zeros.
+    """
     try:
         table = base64.b64decode(charsmap, validate=True)
     except binascii.Error as error:

@@ -1,13 +1,12 @@
-"""Tokenizers that come in another form than `tokenizer.json`, rewritten as the data of that file.
+"""Converts tokenizers in other formats to the data of a `tokenizer.json`.
 
-- `vocab.json` and `merges.txt` hold the byte-level BPE of GPT-2 and Qwen2. The tokenizer's class,
-  which `tokenizer_config.json` names, decides how a text is cut into words before its bytes are
-  merged.
-- The metadata of a GGUF file holds tokens, their types and merges (`tokenizer.ggml.model` is
-  `gpt2`, and `tokenizer.ggml.pre` names the pattern of words), or SentencePiece's pieces and their
-  scores (`llama`). These encode as llama.cpp does, which normalizes no text.
+- `vocab.json` and `merges.txt` contain the byte-level BPE of GPT-2 or Qwen2. The class in
+  `tokenizer_config.json` determines how a text is split into words before bytes are merged.
+- The metadata of a GGUF file contains tokens, token types and merges (`tokenizer.ggml.model` is
+  `gpt2`, and `tokenizer.ggml.pre` names the word pattern), or SentencePiece's pieces and scores
+  (`llama`). The result encodes as llama.cpp does, which normalizes no text.
 
-Nothing is trusted here: `tokenizer_json.build_backend` checks the data that these functions return.
+The returned data is not safe yet: `tokenizer_json.build_backend` checks it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,14 +20,14 @@ GGUF_MODEL, GGUF_TEMPLATE = "tokenizer.ggml.model", "tokenizer.chat_template"
 _TOKENS, _TYPES, _SCORES, _MERGES = GGUF_LISTS = tuple(
     f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores", "merges")
 )
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # of llama.cpp's token types
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # llama.cpp's token types
 _GGUF_ROLES = {
     "bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "mask": "mask",
     "seperator": "sep", "cls": "cls", "eot": "eot",
 }  # fmt: skip
 _AS_SPELLED = {"normalized": False}
 _SPACE = "\u2581"
-"""SentencePiece's character for a space."""
+"""The character that SentencePiece writes for a space."""
 
 _ANY_CASE = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -42,7 +41,7 @@ def _pattern(
     signs: str = r" ?[^\s\p{L}\p{N}]+[\r\n]*",
     lines: str = r"\s*[\r\n]+",
 ) -> str:
-    """Returns the pattern of words that the tokenizers after GPT-2 share, with what varies."""
+    """Returns a word pattern of the form that tokenizers after GPT-2 share."""
     return "|".join((contractions, word, digits, signs, lines, r"\s+(?!\S)", r"\s+"))
 
 
@@ -78,9 +77,9 @@ _PATTERNS: Mapping[str, tuple[str, ...]] = {
         ),
     ),
 }
-"""Patterns that cut a text into words, one after the other, by names of `tokenizer.ggml.pre`."""
+"""Patterns that split a text into words, applied in turn, by values of `tokenizer.ggml.pre`."""
 _WHOLE_WORDS = {*"llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 tekken".split()}
-"""With these, a word that is a token is not merged from its parts, and BOS is first by default."""
+"""Values for which a word that is a token is not merged from parts, and BOS is added by default."""
 _PRE = {name: patterns for names, patterns in _PATTERNS.items() for name in names.split()}
 
 
@@ -96,15 +95,15 @@ def data_from_vocabulary(
       config: Content of `tokenizer_config.json`.
 
     Raises:
-      ValueError: An unknown class of tokenizers, or files of another form.
+      ValueError: The tokenizer class is unknown, or a file has another form.
     """
-    kind = config.get("tokenizer_class")
-    name = kind.removesuffix("Fast") if isinstance(kind, str) else None
+    tokenizer_class = config.get("tokenizer_class")
+    name = tokenizer_class.removesuffix("Fast") if isinstance(tokenizer_class, str) else None
     require(
         name in ("GPT2Tokenizer", "Qwen2Tokenizer", "DreamTokenizer"),
-        f"tokenizer_class is {kind!r:.80}; allowed with vocab.json and merges.txt: GPT2Tokenizer, "
-        "Qwen2Tokenizer, DreamTokenizer (for others, write tokenizer.json: save_pretrained of "
-        "transformers does)",
+        f"tokenizer_class is {tokenizer_class!r:.80}; allowed with vocab.json and merges.txt: "
+        "GPT2Tokenizer, Qwen2Tokenizer, DreamTokenizer (for others, write tokenizer.json: "
+        "save_pretrained of transformers does)",
     )
     count = merges.count("\n")
     require(
@@ -118,14 +117,14 @@ def data_from_vocabulary(
         _content(config.get(f"{role}_token")) if config.get(f"add_{role}_token") is True else None
         for role in ("bos", "eos")
     )
-    old = name == "GPT2Tokenizer"
+    is_gpt2 = name == "GPT2Tokenizer"
     return {
         "added_tokens": tokens,
-        "normalizer": None if old else {"type": "NFC"},
+        "normalizer": None if is_gpt2 else {"type": "NFC"},
         **_byte_level(
             ids,
             pairs,
-            () if old else (_QWEN2,),
+            () if is_gpt2 else (_QWEN2,),
             prefix_space=config.get("add_prefix_space") is True,
         ),
         "post_processor": _between(first, last, ids),
@@ -133,17 +132,17 @@ def data_from_vocabulary(
 
 
 def data_from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a tokenizer's data from the metadata of a GGUF file, its lists included.
+    """Returns a tokenizer's data from the metadata of a GGUF file with the lists `GGUF_LISTS`.
 
-    Raises ValueError for a kind of tokenizers that is not known, and lists of another form.
+    Raises ValueError for an unknown kind of tokenizer, and for lists of another form.
     """
     kind, pre = metadata.get(GGUF_MODEL), metadata.get("tokenizer.ggml.pre", "default")
     require(kind in ("gpt2", "llama"), f"{GGUF_MODEL} is {kind!r:.80}; allowed: 'gpt2', 'llama'")
     tokens = _list(metadata, _TOKENS, str)
     tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]  # as llama.cpp names them
     vocab = {token: i for i, token in enumerate(tokens)}
-    twice = len(tokens) - len(vocab)
-    require(not twice, f"{_TOKENS} has {twice} tokens twice; allowed: each once")
+    n_duplicates = len(tokens) - len(vocab)
+    require(not n_duplicates, f"{_TOKENS} has {n_duplicates} tokens twice; allowed: each once")
     types = _list(metadata, _TYPES, int, len(tokens)) if _TYPES in metadata else [1] * len(tokens)
     roles = gguf_roles(metadata)
     special = {
@@ -165,8 +164,8 @@ def data_from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
         )
         pairs = [_pair(line) for line in _list(metadata, _MERGES, str)]
         parts = _byte_level(vocab, pairs, _PRE[pre], ignore_merges=pre in _WHOLE_WORDS)
-    begins = kind == "llama" or pre in _WHOLE_WORDS
-    first = metadata.get("tokenizer.ggml.add_bos_token", begins) is True
+    bos_by_default = kind == "llama" or pre in _WHOLE_WORDS
+    first = metadata.get("tokenizer.ggml.add_bos_token", bos_by_default) is True
     last = metadata.get("tokenizer.ggml.add_eos_token", False) is True
     ends = _between(first and roles.get("bos_token"), last and roles.get("eos_token"), vocab)
     return {"added_tokens": added, **parts, "post_processor": ends}
@@ -175,7 +174,7 @@ def data_from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def gguf_roles(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Returns the special tokens of a GGUF file by role (`"eos_token"`).
 
-    Raises ValueError for an id that no token has."""
+    Raises ValueError for an id without a token."""
     tokens, roles = metadata[_TOKENS], {}
     for name, role in _GGUF_ROLES.items():
         i = metadata.get(key := f"tokenizer.ggml.{name}_token_id")
@@ -194,16 +193,16 @@ def _byte_level(
     prefix_space: bool = False,
     ignore_merges: bool = False,
 ) -> dict[str, Any]:
-    """Returns the parts of a BPE of bytes; without patterns, words are GPT-2's."""
+    """Returns the parts of a byte-level BPE; without `patterns`, words are split as by GPT-2."""
     splits = [
-        {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
-        for each in patterns
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in patterns
     ]
-    whole = {"type": "ByteLevel", "add_prefix_space": prefix_space, "trim_offsets": True}
-    in_bytes = {**whole, "use_regex": not splits}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": prefix_space, "trim_offsets": True}
+    to_bytes = {**byte_level, "use_regex": not splits}
     return {
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, in_bytes]},
-        "decoder": {**whole, "use_regex": True},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, to_bytes]},
+        "decoder": {**byte_level, "use_regex": True},
         "model": {
             "type": "BPE",
             "vocab": vocab,
@@ -219,7 +218,11 @@ def _sentencepiece(
     vocab: Mapping[str, int],
     mergeable: Sequence[bool],
 ) -> dict[str, Any]:
-    """Returns the parts of a BPE of characters whose merges make the pieces, by score."""
+    """Returns the parts of a character-level BPE with SentencePiece's pieces.
+
+    SentencePiece has no list of merges: any two pieces whose concatenation is a piece can merge,
+    and the result with the highest score merges first.
+    """
     longest, total = max(map(len, tokens), default=0), sum(map(len, tokens))
     require(
         longest <= MAX_PIECE_CHARACTERS and total <= MAX_PIECES_CHARACTERS,
@@ -228,13 +231,13 @@ def _sentencepiece(
     )
     scores = _list(metadata, _SCORES, float, len(tokens))
     best_first = sorted(compress(range(len(tokens)), mergeable), key=lambda i: (-scores[i], i))
-    found = (
+    pairs = (
         (left, right)
         for piece in (tokens[i] for i in best_first)
         for left, right in ((piece[:at], piece[at:]) for at in range(1, len(piece)))
         if left in vocab and right in vocab
     )
-    merges = list(islice(found, MAX_MERGES + 1))  # one too many is refused with the other checks
+    merges = list(islice(pairs, MAX_MERGES + 1))  # `build_backend` refuses one too many
     spaced = metadata.get("tokenizer.ggml.add_space_prefix", True) is True
     prepend = [{"type": "Prepend", "prepend": _SPACE}] if spaced else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if spaced else []
@@ -255,7 +258,7 @@ def _replaced(old: str, new: str) -> dict[str, Any]:
 
 
 def _between(first: Any, last: Any, ids: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns what puts these tokens around a text; none where they are None or False."""
+    """Returns a post-processor that adds these tokens around a text, or None if there are none."""
     known = {token: ids[token] for token in (first, last) if token in ids}
     if not known:
         return None
@@ -276,7 +279,7 @@ def _between(first: Any, last: Any, ids: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def _added_tokens(config: Mapping[str, Any], added: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the added tokens, as the config or else `added_tokens.json` has them."""
+    """Returns the added tokens from the config, or else from `added_tokens.json`."""
     described = config.get("added_tokens_decoder")
     if described is None:
         described = {i: {"content": token} for token, i in added.items()}
@@ -306,13 +309,13 @@ def _added_token(
 
 
 def _content(token: Any) -> str | None:
-    """Returns the text of a token, which is a string or an object with its `content`."""
+    """Returns the text of a token, which is a string or an object with `content`."""
     content = token.get("content") if isinstance(token, Mapping) else token
     return content if isinstance(content, str) else None
 
 
 def _pair(line: str) -> tuple[str, str]:
-    """Returns the two tokens of a merge, which a space separates."""
+    """Returns the two tokens of a merge, which are separated by a space."""
     left, space, right = line.partition(" ")
     require_value(
         bool(left and space and right), "a merge", line, "two tokens, with a space between"
@@ -321,7 +324,7 @@ def _pair(line: str) -> tuple[str, str]:
 
 
 def _list(metadata: Mapping[str, Any], key: str, kind: type, count: int | None = None) -> list[Any]:
-    """Returns a list of the metadata. Raises ValueError if it has other values, or another size."""
+    """Returns a list in the metadata. Raises ValueError if its type or length is wrong."""
     values: Any = metadata.get(key)
     size = "" if count is None else f"{count} "
     fits = isinstance(values, list) and all(type(value) is kind for value in values)

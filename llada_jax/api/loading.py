@@ -1,4 +1,10 @@
-"""A model from wherever it is, or in words; and what is done with it: export, tiles, logits."""
+"""Loads, describes and exports models, and computes their logits.
+
+`Model` is the object that all other functions take: a pytree with the parameters as leaves, and the
+configuration and tokenizer as static fields. `load` fills it from a checkpoint or an export;
+`describe` reads only the headers of the files. `export` and `tiled` convert the weights for phones
+and for the NPU's tiles.
+"""
 
 import os
 from collections import Counter
@@ -45,9 +51,10 @@ from llada_jax.types import Params
 class Model:
     """A model that is ready to run: a pytree whose leaves are the arrays of `params`.
 
-    So `jax.jit`, `jax.grad`, `jax.vmap` and `jax.tree.map` take it as an argument. Its other fields
-    are static: a function that is compiled for one model is compiled again for a model that differs
-    in them. What they return has no fingerprint, as its arrays need not be those of the files.
+    It can be an argument of `jax.jit`, `jax.grad`, `jax.vmap` and `jax.tree.map`. The other fields
+    are static: a function compiled for one model is compiled again for a model with other static
+    fields. Models that JAX functions return have no fingerprint, because their arrays can differ
+    from those in the files.
     """
 
     config: ModelConfig
@@ -56,15 +63,15 @@ class Model:
     tokenizer: Tokenizer | None
     """The checkpoint's tokenizer; None if it has none."""
     artifact: Path | None = None
-    """Folder that the backend runs; None unless the model is an export."""
+    """Folder of the export, which the backend runs; None for models with parameters."""
     source: str | None = None
-    """Name or path that `load` was given."""
+    """Name or path that was passed to `load`."""
     fingerprint: str | None = None
-    """Names the content of the files that it was loaded from; of an export, that of its manifest.
-    None if it was made in memory."""
+    """Hash of the files that it was loaded from, or of an export's manifest. None for a model made
+    in memory."""
 
     functions: ModelFunctions | None = None
-    """What decodes a custom model; None for a model of a known family."""
+    """Functions of a custom model; None for a model of a known family."""
 
     @classmethod
     def custom(
@@ -77,18 +84,17 @@ class Model:
         empty_cache: Callable[..., Any],
         tokenizer: Tokenizer | None = None,
     ) -> "Model":
-        """Returns a model of any architecture, which `generate`, `evaluate`, `start` and the like
-        decode on XLA.
+        """Returns a model of any architecture, decoded on XLA by `generate`, `evaluate` etc.
 
         Args:
-          config: Its vocabulary, special ids, `max_length`, and how its attention and outputs are
-            (`block_length`, `causal`, `shift_logits`); the rest of the shape is not read.
+          config: Its vocabulary, special ids, `max_length`, and the form of its attention and
+            outputs (`block_length`, `causal`, `shift_logits`). Other fields are not read.
           params: A tree of arrays.
           forward_rows, logits, empty_cache: See `llada_jax.api.custom_model.ModelFunctions`.
-          tokenizer: For text and chats; None decodes ids alone.
+          tokenizer: For text and chats; without it, only token ids can be decoded.
 
         Raises:
-          ValueError: A function that cannot be called.
+          ValueError: One of the functions is not callable.
         """
         functions = ModelFunctions(forward_rows, logits, empty_cache)
         for name, function in functions._asdict().items():
@@ -96,15 +102,15 @@ class Model:
         return cls(config, params, tokenizer, functions=functions)
 
     def replace(self, **changes: Any) -> "Model":
-        """Returns a copy with some fields changed. It has no fingerprint if `config`, `params` or
-        `tokenizer` are among them and `fingerprint` is not."""
+        """Returns a copy with some fields changed. If `config`, `params` or `tokenizer` change, the
+        copy has no fingerprint unless a new one is passed."""
         if changes.keys() & {"config", "params", "tokenizer"}:
             changes = {"fingerprint": None} | changes
         return replace(self, **changes)
 
     @property
     def stored_as(self) -> str:
-        """Returns the numbers of its layers: a dtype, the kind of its tiles, or `exported`."""
+        """How its layers are stored: a dtype, a kind of tiles, `exported` or `custom`."""
         if self.params is None:
             return "exported"
         if self.functions is not None:
@@ -114,7 +120,7 @@ class Model:
         return f"{weight.kind} tiles" if tiled else str(jax.tree.leaves(weight)[0].dtype)
 
     def __repr__(self) -> str:
-        """Names the model in one line, without its arrays."""
+        """Describes the model in one line, without its arrays."""
         name = "" if self.source is None else f"{self.source!r}, "
         count = param_count(self.config)
         if self.functions is not None:
@@ -136,28 +142,28 @@ def load(
     """Loads a model.
 
     Args:
-      source: a bundled name (`"tiny"`), a folder in the Hugging Face layout, a `.gguf` file, a
-        folder that `export` wrote, or a model of the Hugging Face hub, `org/name[@revision]`: out
-        of the hub's cache, or downloaded into it (extra `hub`).
-      dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading); default: as stored,
-        and float32 for bundled models.
-      family: how a checkpoint that no known family answers to is spelled, known from then on; or
-        the name of the family that it is of, whatever its configuration looks like. Other
-        distributions add families by entry points of the group `llada_jax.families`.
-      block_length: the block of block-causal attention, where the checkpoint does not say it
-        (dllm's BD3LM), or another one than its family's usual (Stable-DiffCoder in blocks of 8).
-      experts: False leaves the routed experts of a mixture out: `generate_within_budget` reads
-        them from a file of their own.
-      mesh: the devices that share the model, of `llada_jax.mesh`; default: one has it whole.
-      ignore_keys: keys of `config.json` that are not known, and that change no output. A key that
-        is known, or that decides what is computed, cannot be ignored.
-      adapter: the folder, or the name in the hub, of a LoRA adapter in peft's layout, which is
-        merged into the matrices as they are read.
+      source: A bundled name (`"tiny"`), a folder in the Hugging Face layout, a `.gguf` file, a
+        folder that `export` wrote, or a model of the Hugging Face hub (`org/name[@revision]`),
+        which is read from the hub's cache or downloaded into it (extra `hub`).
+      dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading). Default: the stored
+        dtype, or float32 for bundled models.
+      family: A `Family` that describes a checkpoint of an unknown family, which is known from then
+        on; or a family's name, which overrides the one in the checkpoint's configuration. Other
+        distributions can add families by entry points of the group `llada_jax.families`.
+      block_length: Block length of block-causal attention, if the checkpoint does not contain it
+        (dllm's BD3LM) or to override the family's usual one (Stable-DiffCoder in blocks of 8).
+      experts: Whether to load routed experts. `generate_within_budget` needs False, since it reads
+        them from a separate file.
+      mesh: The devices that share the model, from `llada_jax.mesh`. Default: one device has all of
+        it.
+      ignore_keys: Unknown keys of `config.json` to ignore, because they do not change the output.
+        Keys that are known, or that determine the computation, cannot be ignored.
+      adapter: Folder, or name in the hub, of a LoRA adapter in peft's layout, which is merged into
+        the matrices while they are read.
 
     Raises:
-      FileNotFoundError, ValueError: one message that names the file and what is wrong with it,
-        before any tensor is read; NaN, infinity, and a file that is written meanwhile are found as
-        they are.
+      FileNotFoundError, ValueError: One message that names the file and the error, before any
+        tensor is read. NaN, infinity, and files that change during loading are detected later.
     """
     require_own_jax()
     require_device()
@@ -177,9 +183,9 @@ def load(
         checkpoint.file_states(source, adapter) == before,
         f"{source} was changed while it was loaded; allowed: files that nobody writes meanwhile",
     )
-    config = _with_tokenizers_ids(config, tokenizer, name)
+    config = _with_tokenizer_ids(config, tokenizer, name)
     if block_length is not None:
-        usual = families()[config.family].facts.get("block_length")  # which no file says
+        usual = families()[config.family].facts.get("block_length")  # not from a file: can change
         require(
             config.block_length in (None, usual, block_length),
             f"block_length is {block_length}; allowed: {config.block_length}, the checkpoint's own",
@@ -194,13 +200,13 @@ def load(
     return Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
 
 
-def _with_tokenizers_ids(
+def _with_tokenizer_ids(
     config: ModelConfig, tokenizer: Tokenizer | None, family: str | None = None
 ) -> ModelConfig:
-    """Returns the configuration with the tokenizer's [MASK] and EOS if it has none of its own.
+    """Returns the configuration, with missing [MASK] and EOS ids taken from the tokenizer.
 
-    Raises ValueError for an autoregressive model whose tokenizer has [MASK], unless the caller
-    named the family: it may be a diffusion model in that family's names.
+    Raises ValueError for an autoregressive model with [MASK] in its tokenizer, unless the caller
+    chose the family: it may be a diffusion model that uses that family's names.
     """
     if tokenizer is None:
         return config
@@ -216,7 +222,7 @@ def _with_tokenizers_ids(
 
 
 def _for_family(tokenizer: Tokenizer | None, config: ModelConfig) -> Tokenizer | None:
-    """Returns the tokenizer with what the family's template is given."""
+    """Returns the tokenizer with the variables of the family's chat template."""
     family = families().get(config.family)
     return tokenizer and replace(tokenizer, variables=family.template if family else {})
 
@@ -245,26 +251,28 @@ def export(
 ) -> Manifest:
     """Writes a model as a folder of `.tflite` files, which `load` takes.
 
-    A checkpoint of any size is read tensor by tensor; see `llada_jax.backend.exported.writer`.
+    A checkpoint of any size is read tensor by tensor; see `llada_jax.backend.exported.writer`. An
+    interrupted export continues when the same call is repeated.
 
     Args:
-      settings: default: int8, for the CPU.
-      verify: run every file against JAX before the folder gets its name.
-      samples: forwards that `llada_jax.backend.program.Recorder` recorded, for phones with static
-        quantization.
+      settings: Default: int8, for the CPU.
+      verify: Whether to compare every file's outputs with JAX before the folder gets its name.
+      samples: Forwards recorded by `llada_jax.backend.program.Recorder`, which phones with static
+        quantization need.
 
     Raises:
-      FileNotFoundError, ValueError: one message that names what is wrong, before anything is
-        written; an export that was interrupted goes on with the same call.
-      ImportError: the extra `npu` is not installed.
+      FileNotFoundError, ValueError: One message that names the error, before anything is written.
+      ImportError: The extra `npu` is not installed.
     """
     weights, tokenizer_path = open_checkpoint(source)
     tokenizer = checkpoint.read_tokenizer(tokenizer_path)
-    config = _with_tokenizers_ids(weights.config, tokenizer)
+    config = _with_tokenizer_ids(weights.config, tokenizer)
     settings = settings or ExportConfig()
     fingerprint = partial(checkpoint.fingerprint, source)
-    what = Export(config, weights, settings, str(source), tokenizer, verify, samples, fingerprint)
-    return write_export(Path(folder), what)
+    export_job = Export(
+        config, weights, settings, str(source), tokenizer, verify, samples, fingerprint
+    )
+    return write_export(Path(folder), export_job)
 
 
 def forward(
@@ -272,25 +280,25 @@ def forward(
 ) -> Float[Array, "B L V"]:
     """Returns the logits of every position: [B, L] ids to [B, L, V] float32.
 
-    Attention is bidirectional, or block-causal if the family is; `block_length` makes it
+    Attention is bidirectional or block-causal, by the family. With `block_length` it is
     block-causal with blocks of that length, counted from position 0.
 
-    A pure function: `jax.jit(lj.forward)(model, tokens)` compiles it (with
-    `static_argnames="block_length"` if that is given), `jax.vmap(lj.forward, (None, 0))` runs
-    batches [N, B, L], and `jax.grad` of a function of the model gives a model whose arrays are the
-    gradients, if its parameters are floats.
+    This is a pure function: `jax.jit(lj.forward)(model, tokens)` compiles it (with
+    `static_argnames="block_length"` if that is passed), and `jax.vmap(lj.forward, (None, 0))` runs
+    batches [N, B, L]. With float parameters, `jax.grad` of a function of the model returns a model
+    whose arrays are the gradients.
 
     Raises:
-      ValueError: an export, or a model of tiles; tokens that are not integers [B, L], or are longer
-        than the model's `max_length`; an id outside the vocabulary, unless the tokens are traced:
-        then it is read as some other id.
+      ValueError: The model is an export, custom or made of tiles; the tokens are not integers
+        [B, L] or longer than `max_length`; or an id is outside the vocabulary. Ids of traced tokens
+        cannot be checked, and an invalid one is read as some other id.
     """
     require_own_jax()
     require(model.artifact is None, f"{model.artifact} is an export: it has no parameters for JAX")
     require(not has_tiles(model.params), "the model has tiles; allowed: the model they are made of")
     require(model.functions is None, "the model is custom; allowed: a model of a known family")
     config, traced = model.config, isinstance(tokens, Tracer)
-    ids = tokens if traced else np.asarray(tokens)  # as NumPy, ids can be checked in any trace
+    ids = tokens if traced else np.asarray(tokens)  # NumPy arrays can be checked within any trace
     require(
         ids.ndim == 2 and ids.size > 0 and np.issubdtype(ids.dtype, np.integer),
         f"tokens are {ids.dtype} of shape {ids.shape}; allowed: integers [B, L], not empty",
@@ -310,7 +318,7 @@ def forward(
 
 
 def has_tiles(params: Params) -> bool:
-    """Returns whether the matrices are tiles."""
+    """Returns whether the matrices are stored as the NPU's tiles."""
     return any(isinstance(leaf, Tiles) for leaf in jax.tree.leaves(params))
 
 
@@ -320,11 +328,12 @@ def _forward(*shape: Any) -> Callable[..., Array]:
 
 
 def tiled(model: Model) -> Model:
-    """Returns the model with its matrices as the NPU's tiles, for `generate(refresh_on=)`: int4 in
-    groups of 32. A model loaded as int4 keeps its integers.
+    """Returns the model with its matrices in the NPU's tile layout, for `generate(refresh_on=)`.
+
+    Tiles are int4 in groups of 32. A model loaded as int4 keeps its integers.
 
     Raises:
-      ValueError: an export, a model with experts, or a matrix that has no tiles.
+      ValueError: The model is an export, custom or has experts, or a matrix cannot be tiled.
     """
     require(model.artifact is None, "the model is an export; allowed: a model with parameters")
     require(model.functions is None, "the model is custom; allowed: a model of a known family")
@@ -334,36 +343,36 @@ def tiled(model: Model) -> Model:
 
 @dataclass(frozen=True)
 class Description:
-    """A checkpoint that was looked through."""
+    """Facts about a checkpoint, from the headers of its files."""
 
     config: ModelConfig
     parameters: int
     bytes: int | None
-    """Of its tensors, as they are stored; None if neither they nor an index of them are there."""
+    """Stored size of its tensors; None if both the tensors and their index are missing."""
     kinds: dict[str, int]
-    """How many tensors there are of each number type."""
+    """Number of tensors of each number type."""
     presets: tuple[str, ...]
-    """Presets of `SamplerConfig` that decode it, the published one first."""
+    """Presets of `SamplerConfig` that can decode it, the published one first."""
     missing: tuple[str, ...]
-    """What decoding or a chat needs and the folder does not have."""
+    """Things that decoding or a chat needs and the folder lacks."""
     ignored_keys: tuple[str, ...] = ()
-    """Unknown keys of `config.json` that were ignored, as the caller wished."""
+    """Unknown keys of `config.json` that were ignored at the caller's request."""
 
     def __str__(self) -> str:
-        """Says it in lines."""
+        """Returns the facts as a table of names and values."""
         config, moe = self.config, self.config.moe
         experts = f", {moe.n_experts} experts, {moe.experts_per_token} a token" if moe else ""
         ids = {name: getattr(config, f"{name}_id") for name in ("mask", "eos", "eot", "pad")}
         ids |= {"stop": ", ".join(map(str, config.stop_ids)) or None}
         blocks = f"causal between blocks of {config.block_length}"
-        own = "predict the next position" if config.shift_logits else "predict their own"
+        predicted = "predict the next position" if config.shift_logits else "predict their own"
         kind = "autoregressive" if config.autoregressive else config.causal
         attention, outputs = {
             "autoregressive": ("causal", "predict the next position"),
             "finished": ("causal before the current block, which sees itself whole",
                          "predict the next position before the current block, there their own"),
-            "filled": ("causal, tokens before masks", own),
-        }.get(kind or "", (blocks if config.block_length else "full", own))  # fmt: skip
+            "filled": ("causal, tokens before masks", predicted),
+        }.get(kind or "", (blocks if config.block_length else "full", predicted))  # fmt: skip
         kinds = ", ".join(f"{n} {k}" for k, n in self.kinds.items()) or "by the index"
         lines = {
             "family": config.family,
@@ -389,20 +398,23 @@ def describe(
     family: Family | str | None = None,
     ignore_keys: Collection[str] = (),
 ) -> Description:
-    """Looks a checkpoint through without loading it: the header of each file, no weight.
+    """Describes a checkpoint from its configuration and the headers of its files, without weights.
 
-    A folder of `config.json` alone, or of that and the index of the shards, is described from
-    these; the weights are then what is missing.
+    A folder with only `config.json`, or that and the index of the shards, can be described too; the
+    weights are then listed as missing.
 
-    Arguments and errors as `load`: what would not load is refused in the same sentence. Exports are
-    refused.
+    Arguments and errors as for `load`: a checkpoint that would not load raises the same
+    error. Exports raise ValueError.
     """
     name = None if family is None else add_family(family)
-    opened, tokenizer_path, size = describe_checkpoint(source, name, ignore_keys)
+    described, tokenizer_path, size = describe_checkpoint(source, name, ignore_keys)
     tokenizer = checkpoint.read_tokenizer(tokenizer_path)
-    config, stored = _with_tokenizers_ids(opened.config, tokenizer, name), opened.stored.values()
+    config, stored = (
+        _with_tokenizer_ids(described.config, tokenizer, name),
+        described.stored.values(),
+    )
     needed = {
-        "the weights": opened.stored or None,
+        "the weights": described.stored or None,
         "a mask id (SamplerConfig.from_flat(mask_id=...))": config.autoregressive or config.mask_id,
         "an EOS id": config.eos_id,
         "tokenizer.json": tokenizer,
@@ -414,6 +426,6 @@ def describe(
         size,
         dict(Counter(tensor.kind for tensor in stored)),
         tuple(families()[config.family].presets),
-        tuple(what for what, found in needed.items() if found is None),
-        opened.ignored_keys,
+        tuple(name for name, value in needed.items() if value is None),
+        described.ignored_keys,
     )

@@ -1,5 +1,10 @@
-"""Loading and saving models: Hugging Face folders, GGUF files, bundled models. And which model is
-meant: where it lies, and what its files hold, wherever they are."""
+"""Loads and saves models: Hugging Face folders, GGUF files and bundled models.
+
+`model_path` resolves a name to a folder or file, if necessary by a download from the Hugging Face
+hub. A format's module (`huggingface`, `gguf`) checks the headers of the files and returns a
+`Checkpoint`: the configuration, and the file position of each parameter. `read_params` then reads
+the weights into the parameter tree, piece by piece. `fingerprint` identifies a model by content.
+"""
 
 import hashlib
 from collections.abc import Collection
@@ -41,15 +46,15 @@ def load_params(
     ignore_keys: Collection[str] = (),
     adapter: str | PathLike[str] | None = None,
 ) -> tuple[ModelConfig, ModelParams, Path | None]:
-    """Loads a model from wherever it is; arguments and errors as `llada_jax.load`, of no exports.
+    """Loads a model that is not an export. Arguments and errors as for `llada_jax.load`.
 
-    With int8 and int4, matrices are quantized while they load and the rest becomes bfloat16. A
-    router stored as float32 stays float32, which is what it is computed in. Routed experts that are
-    left out are None.
+    With int8 and int4, matrices are quantized while they load and other parameters become bfloat16.
+    A router stored as float32 stays float32, because it is computed in float32. With
+    `experts=False`, the routed experts are None.
 
     Returns:
-      The configuration, the parameters, and where `read_tokenizer` finds the tokenizer; None for a
-      folder without one.
+      The configuration, the parameters, and the path for `read_tokenizer`, or None if the folder
+      has no tokenizer.
     """
     require_choice("dtype", dtype, Dtype)
     checkpoint, tokenizer_folder = open_checkpoint(source, family, ignore_keys, adapter)
@@ -64,9 +69,8 @@ def open_checkpoint(
     ignore_keys: Collection[str] = (),
     adapter: str | PathLike[str] | None = None,
 ) -> tuple[Checkpoint, Path | None]:
-    """Looks a model through, and returns what it holds and where its tokenizer is.
-
-    Arguments and errors as `load_params`."""
+    """Checks a model's files without reading weights, and returns the checkpoint and the path of
+    its tokenizer. Arguments and errors as for `load_params`."""
     path = model_path(source)
     folder = path if path.is_dir() else path.parent
     tokenizer_folder = folder if has_tokenizer(folder) else None
@@ -82,8 +86,11 @@ def open_checkpoint(
 def describe_checkpoint(
     source: str | PathLike[str], family: str | None = None, ignore_keys: Collection[str] = ()
 ) -> tuple[Checkpoint, Path | None, int | None]:
-    """Returns what a model holds, as `open_checkpoint`, and the bytes of its tensors; without the
-    tensors, and with the bytes that an index has, if there are no weights yet."""
+    """Returns the results of `open_checkpoint`, and the total size of the tensors in bytes.
+
+    If the weights are missing, the checkpoint has no tensors, and the size is the one in the index
+    of the shards, or None without an index.
+    """
     path = model_path(source, weights=False)
     if (path / CONFIG_FILE).is_file() and lacks_weights(path):
         checkpoint, size = outline(path, family, ignore_keys)
@@ -94,10 +101,11 @@ def describe_checkpoint(
 
 
 def read_tokenizer(source: Path | None) -> Tokenizer | None:
-    """Reads the tokenizer of a folder, or of a GGUF file: that of its folder, or else that in its
-    metadata. None if there is none.
+    """Reads the tokenizer of a folder or a GGUF file, or returns None if there is none.
 
-    Raises ValueError for what cannot be read or is not allowed."""
+    For a GGUF file, tokenizer files in its folder take precedence over its metadata. Raises
+    ValueError if the tokenizer cannot be parsed or fails the checks of `tokenizer_json`.
+    """
     if source is None:
         return None
     folder = source if source.is_dir() else source.parent
@@ -142,50 +150,52 @@ def bundled_names() -> tuple[str, ...]:
 
 
 def model_path(source: str | PathLike[str], *, weights: bool = True) -> Path:
-    """Returns where a model is: a bundled one's folder, a hub model's folder in the cache of the
-    hub, of anything else the path itself.
+    """Returns the path of a model: the folder of a bundled model, the folder of a hub model in the
+    hub's cache, or any other path unchanged.
 
-    What the cache of the hub lacks is downloaded, except for weights that are not needed. Raises
-    FileNotFoundError, with the reason, if that cannot be.
+    Files that the cache lacks are downloaded; weights only if `weights` is True. Raises
+    FileNotFoundError with the reason if a download is needed and fails.
     """
     if str(source) in bundled_names():
         return _ASSETS / source
 
     def complete(folder: Path) -> bool:
-        described = any((folder / name).is_file() for name in (CONFIG_FILE, ADAPTER_CONFIG))
-        return described and not (weights and lacks_weights(folder))
+        has_config = any((folder / name).is_file() for name in (CONFIG_FILE, ADAPTER_CONFIG))
+        return has_config and not (weights and lacks_weights(folder))
 
-    path, why = hub_folder(Path(source), complete, weights)
-    if why and not path.exists():
-        raise FileNotFoundError(f"no model at {str(path)!r}; {_allowed()} (of the hub: {why})")
+    path, reason = hub_folder(Path(source), complete, weights)
+    if reason and not path.exists():
+        raise FileNotFoundError(f"no model at {str(path)!r}; {_allowed()} (of the hub: {reason})")
     return path
 
 
 def fingerprint(source: str | PathLike[str], adapter: str | PathLike[str] | None = None) -> str:
-    """Names a model by the content of its configuration, weights, tokenizer and chat template, and
-    its adapter's, 32 hexadecimal digits. Large files are read once, and then known by their size
-    and times."""
-    own = content_hash(model_path(source), _files(source))
+    """Returns a hash of the content of a model's configuration, weights, tokenizer and chat
+    template, and of its adapter's files, as 32 hexadecimal digits.
+
+    The hash of a large file is stored, and computed again only if its size or times change.
+    """
+    digest = content_hash(model_path(source), _files(source))
     if adapter is None:
-        return own
-    return hashlib.sha256(f"{own} {fingerprint(adapter)}".encode()).hexdigest()[:32]
+        return digest
+    return hashlib.sha256(f"{digest} {fingerprint(adapter)}".encode()).hexdigest()[:32]
 
 
 def file_states(
     source: str | PathLike[str], adapter: str | PathLike[str] | None = None
 ) -> list[list[int]]:
-    """Returns size and times of the files that `fingerprint` names: others once one is written."""
-    added = [] if adapter is None else _files(adapter)
-    return list(map(file_state, [*_files(source), *added]))
+    """Returns size and times of the files of `fingerprint`, which change when one is written."""
+    adapter_files = [] if adapter is None else _files(adapter)
+    return list(map(file_state, [*_files(source), *adapter_files]))
 
 
 def _files(source: str | PathLike[str]) -> list[Path]:
     path = model_path(source)
     folder = path if path.is_dir() else path.parent
     if path.is_file():
-        found = [path]
+        files = [path]
     else:
-        named = (CONFIG_FILE, GENERATION_FILE, INDEX_FILE, ADAPTER_CONFIG)
-        found = [*(path / name for name in named), *path.glob("*.safetensors")]
-    found += [folder / name for name in TOKENIZER_FILES]
-    return sorted(file for file in found if file.is_file())
+        names = (CONFIG_FILE, GENERATION_FILE, INDEX_FILE, ADAPTER_CONFIG)
+        files = [*(path / name for name in names), *path.glob("*.safetensors")]
+    files += [folder / name for name in TOKENIZER_FILES]
+    return sorted(file for file in files if file.is_file())

@@ -1,9 +1,10 @@
-"""LoRA adapters in peft's layout, merged into the tensors of their base while these are read.
+"""Merges LoRA adapters in peft's layout into the tensors of their base model.
 
-`adapter_model.safetensors` has `base_model.model.MODULE.lora_A.weight` [r, in] and `.lora_B.weight`
-[out, r] of each adapted matrix, to which `scale * B @ A` is added; the scale is `lora_alpha / r`,
-or with rsLoRA `lora_alpha / sqrt(r)` (arXiv 2106.09685, 2312.03732). Modules that were trained
-whole (`modules_to_save`) replace those of the base.
+For each adapted matrix, `adapter_model.safetensors` has `base_model.model.MODULE.lora_A.weight`
+[r, in] and `.lora_B.weight` [out, r]. The merged matrix is `W + scale * B @ A`, with a scale of
+`lora_alpha / r` (LoRA, arXiv 2106.09685) or `lora_alpha / sqrt(r)` (rsLoRA, arXiv 2312.03732).
+It is computed row by row while the base is read, so no second copy of the model is held. Modules
+that were trained in full (`modules_to_save`) replace the modules of the base.
 """
 
 import math
@@ -24,22 +25,28 @@ _PREFIX = "base_model.model."
 _OTHER = ("fan_in_fan_out", "layer_replication", "lora_bias", "target_parameters",
           "trainable_token_indices", "alora_invocation_tokens")  # fmt: skip
 _REWRITES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Ways to begin a LoRA that change the base's own weights."""
+"""Initializations of LoRA that also change the weights of the base."""
 
 
 def adapter_settings(folder: Path) -> dict[str, Any]:
-    """Reads `adapter_config.json`. Raises FileNotFoundError or ValueError for another kind than
-    LoRA, and for a variant that computes something else."""
+    """Reads `adapter_config.json`.
+
+    Raises FileNotFoundError if it is missing, and ValueError for adapters other than LoRA and
+    rsLoRA, and for options that change the computation.
+    """
     if not (folder / ADAPTER_CONFIG).is_file():
         raise FileNotFoundError(f"no {ADAPTER_CONFIG} in {folder}; allowed: a LoRA adapter of peft")
     settings = read_object(folder / ADAPTER_CONFIG)
     kind = settings.get("peft_type")
     require(kind == "LORA", f"peft_type of {folder} is {kind!r}; allowed: 'LORA'")
-    added = {key: value for key, value in settings.items() if value and _changes_lora(key)}
-    begun = settings.get("init_lora_weights")
-    if isinstance(begun, str) and begun.startswith(_REWRITES_BASE):
-        added["init_lora_weights"] = begun
-    require(not added, f"the adapter {folder} has {added!r:.200}; allowed: plain LoRA, or rsLoRA")
+    unsupported = {key: value for key, value in settings.items() if value and _changes_lora(key)}
+    initialization = settings.get("init_lora_weights")
+    if isinstance(initialization, str) and initialization.startswith(_REWRITES_BASE):
+        unsupported["init_lora_weights"] = initialization
+    require(
+        not unsupported,
+        f"the adapter {folder} has {unsupported!r:.200}; allowed: plain LoRA, or rsLoRA",
+    )
     alphas = [settings.get("lora_alpha"), *_pattern(settings, "alpha_pattern").values()]
     wrong = [a for a in alphas if type(a) not in (int, float) or not math.isfinite(a)]
     require(not wrong, f"lora_alpha of {folder} is {wrong[:1]}; allowed: a number")
@@ -51,40 +58,41 @@ def _changes_lora(key: str) -> bool:
     return variant or key.endswith("_config") or key in _OTHER
 
 
-def merged(
+def merge_adapter(
     stored: Mapping[str, StoredTensor],
     adapter: Mapping[str, StoredTensor],
     settings: Mapping[str, Any],
     folder: Path,
 ) -> dict[str, StoredTensor]:
-    """Returns the base's tensors, each adapted one merged as it is read.
+    """Returns the base's tensors, with the ones that the adapter changes replaced.
 
-    Raises ValueError for a tensor of the adapter that no tensor of the base takes, or that does not
-    fit it.
+    A merged matrix computes its rows when they are read. Raises ValueError for a tensor of the
+    adapter without a counterpart of the right shape in the base.
     """
     tensors, halves = dict(stored), {}
     for name, tensor in adapter.items():
-        module, found, half = name.removeprefix(_PREFIX).partition(".lora_")
-        if found and half in ("A.weight", "B.weight"):
+        module, is_lora, half = name.removeprefix(_PREFIX).partition(".lora_")
+        if is_lora and half in ("A.weight", "B.weight"):
             halves.setdefault(module, {})[half[0]] = tensor
             continue
-        plain = module.replace(".modules_to_save.default", "").replace(".base_layer", "")
-        fits = not found and plain in stored and stored[plain].shape == tensor.shape
+        base_name = module.replace(".modules_to_save.default", "").replace(".base_layer", "")
+        fits = not is_lora and base_name in stored and stored[base_name].shape == tensor.shape
         require(fits, f"{folder} has {name}, which no tensor of the base takes")
-        tensors[plain] = tensor
+        tensors[base_name] = tensor
     require(len(halves) > 0 or len(tensors) > 0, f"{folder} has no tensors of LoRA")
     for module, pair in halves.items():
         name = f"{module}.weight"
         require(name in stored, f"{folder} adapts {module}, and the base has no {name}")
         missing = [half for half in "AB" if half not in pair]
         require(not missing, f"{folder} lacks {listed([f'{module}.lora_{h}' for h in missing])}")
-        tensors[name] = _merged(stored[name], pair["A"], pair["B"], _alpha(settings, module),
-                                bool(settings.get("use_rslora")))  # fmt: skip
+        alpha, rank_stabilized = _alpha(settings, module), bool(settings.get("use_rslora"))
+        a, b = pair["A"], pair["B"]
+        tensors[name] = _merge_matrix(stored[name], a, b, alpha, rank_stabilized)
     return tensors
 
 
-def _merged(
-    base: StoredTensor, a: StoredTensor, b: StoredTensor, alpha: float, root: bool
+def _merge_matrix(
+    base: StoredTensor, a: StoredTensor, b: StoredTensor, alpha: float, rank_stabilized: bool
 ) -> StoredTensor:
     rank = a.shape[0] if a.shape else 0
     require(
@@ -96,7 +104,7 @@ def _merged(
     )
     require(a.dtype is not None and b.dtype is not None, f"{a.name} is {a.kind}; allowed: floats")
     down = a.decode(a.read(0, rank)).astype(np.float32)
-    down *= alpha / (math.sqrt(rank) if root else rank)
+    down *= alpha / (math.sqrt(rank) if rank_stabilized else rank)
 
     def rows(start: int, stop: int) -> np.ndarray:
         up = b.decode(b.read(start, stop)).astype(np.float32)
@@ -106,7 +114,8 @@ def _merged(
 
 
 def _alpha(settings: Mapping[str, Any], module: str) -> float:
-    """Returns the module's alpha: that of the first pattern which fits the end of its name."""
+    """Returns the alpha of the first pattern in `alpha_pattern` that matches the end of a module's
+    name, or else `lora_alpha`."""
     for pattern, alpha in _pattern(settings, "alpha_pattern").items():
         if re.fullmatch(rf"(.*\.)?({re.escape(pattern)})", module):
             return alpha
@@ -114,9 +123,9 @@ def _alpha(settings: Mapping[str, Any], module: str) -> float:
 
 
 def _pattern(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = settings.get(name) or {}
+    pattern = settings.get(name) or {}
     require(
-        isinstance(found, Mapping) and all(re.fullmatch(r"[\w.]+", key) for key in found),
-        f"{name} is {found!r}; allowed: an object whose keys are the ends of modules' names",
+        isinstance(pattern, Mapping) and all(re.fullmatch(r"[\w.]+", key) for key in pattern),
+        f"{name} is {pattern!r}; allowed: an object whose keys are the ends of modules' names",
     )
-    return found
+    return pattern

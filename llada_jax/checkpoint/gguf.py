@@ -1,10 +1,10 @@
-"""GGUF files of llama.cpp: LLaDA, LLaDA-MoE, Dream, RND1, Llama and Qwen, in floats or in blocks of
-integers; and diffuse-cpp's of LLaDA and Dream.
+"""Reads GGUF files: a header with metadata and tensor descriptions, then the tensors' data.
 
-The library's own reader is not used: it makes two objects of each token of a vocabulary, it takes
-what lies behind the end of the file for nothing and goes on, and it multiplies dimensions modulo
-2^64. This one skips arrays, which no model is described by, and wants the tensors as llama.cpp
-wants them: in their order, each aligned, without a gap.
+Supported are llama.cpp's files of LLaDA, LLaDA-MoE, Dream, RND1, Llama and Qwen, in floats or
+quantized blocks, and diffuse-cpp's files of LLaDA and Dream. The reader of the package `gguf` is
+not used, because it creates two objects per token of the vocabulary, accepts truncated files, and
+multiplies dimensions modulo 2^64. This reader skips arrays unless they are requested, and requires
+llama.cpp's layout: tensors in order, aligned, without gaps.
 """
 
 import math
@@ -45,18 +45,19 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
             12: "d"}  # fmt: skip
 _TEXT, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
-_MOST_BYTES = 1 << 25
-"""Of a header; vocabulary and merges of Dream take a fifth."""
-_MOST_DIMENSIONS = 4
+_MAX_HEADER_BYTES = 1 << 25
+"""Five times the size of Dream's header, most of which is its vocabulary and merges."""
+_MAX_DIMENSIONS = 4
 
 
 def open_gguf(path: Path, family: str | None = None) -> Checkpoint:
-    """Looks a file of one of llama.cpp's architectures through. Needs the extra `gguf`.
+    """Checks the header of a GGUF file, and returns its checkpoint. Needs the extra `gguf`.
 
-    As int4, matrices in Q4_0 keep their integers and scales; as stored, blocks become bfloat16, and
-    as float32 they are the values of the package `gguf`.
+    Loaded as int4, matrices in Q4_0 keep their integers and scales. Without a dtype, quantized
+    blocks become bfloat16. As float32, they have the values that the package `gguf` computes.
 
-    Raises ImportError without the extra, and FileNotFoundError or ValueError.
+    Raises ImportError without the extra, FileNotFoundError if there is no file, and ValueError for
+    a damaged file or a model that is not supported.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
@@ -75,7 +76,7 @@ def open_gguf(path: Path, family: str | None = None) -> Checkpoint:
     config = config.replace(tied_embeddings=names["head"] not in stored)
     sources = param_sources(config, names)
     unread = sorted(stored.keys() - tensor_shapes(sources).keys())
-    require(  # of a file without it, all that llama.cpp wrote is read
+    require(  # a missing head means tied embeddings only if the model reads all other tensors
         names["head"] in stored or not unread,
         f"{path} lacks {names['head']}, and holds {listed(unread)}, which no parameter reads",
     )
@@ -89,7 +90,7 @@ def open_gguf(path: Path, family: str | None = None) -> Checkpoint:
 
 @cache
 def block_kinds() -> tuple[str, ...]:
-    """Returns the kinds of blocks that the installed `gguf` turns into floats."""
+    """Returns the block types that the installed package `gguf` can convert to floats."""
     import gguf
 
     return tuple(kind.name for kind in gguf.GGMLQuantizationType
@@ -106,7 +107,11 @@ def _decodes(gguf: Any, kind: Any) -> bool:
 
 
 def _row_order(config: ModelConfig, source: ParamSource) -> np.ndarray | None:
-    """Returns where stored rows came from: the converter put row i + Dh / 2 of a head after i."""
+    """Returns the parameter's row for each stored row, or None if the order is the same.
+
+    llama.cpp's converter interleaves the two halves of each head: it stores row i + Dh / 2 after
+    row i.
+    """
     if source.last_name not in _PERMUTED:
         return None
     rows = np.arange(source.part[0]).reshape(-1, 2, config.head_dim // 2)
@@ -116,8 +121,9 @@ def _row_order(config: ModelConfig, source: ParamSource) -> np.ndarray | None:
 def read_header(
     path: Path, arrays: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """Reads the metadata, of whose arrays only those named are kept, and where the tensors lie, by
-    name. Raises ValueError that says what is wrong with them."""
+    """Reads the metadata, with only the named `arrays`, and the tensor descriptions by name.
+
+    Raises ValueError, whose message does not name the file, for a malformed header."""
     try:
         import gguf
     except ImportError as error:
@@ -130,9 +136,11 @@ def read_header(
 
 
 class _Header:
+    """A cursor in the header's bytes, which are read once from start to end."""
+
     def __init__(self, data: mmap.mmap, path: Path, gguf: Any) -> None:
         self._data, self._path, self._gguf = data, path, gguf
-        self._at, self._end = 0, min(len(data), _MOST_BYTES)
+        self._at, self._end = 0, min(len(data), _MAX_HEADER_BYTES)
 
     def read(self, arrays: Collection[str]) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         magic, version, n_tensors, n_values = self._numbers("4sIQQ")
@@ -154,12 +162,12 @@ class _Header:
 
     def _tensors(self, count: int, alignment: int) -> dict[str, StoredTensor]:
         tensors: dict[str, StoredTensor] = {}
-        at = end = 0  # from where the data begins
+        at = end = 0  # relative to the start of the data
         for _ in range(count):
             name, n_dimensions = self._text(), self._number("I")
             require(
-                0 < n_dimensions <= _MOST_DIMENSIONS,
-                f"{name} has {n_dimensions} dimensions; allowed: 1 to {_MOST_DIMENSIONS}",
+                0 < n_dimensions <= _MAX_DIMENSIONS,
+                f"{name} has {n_dimensions} dimensions; allowed: 1 to {_MAX_DIMENSIONS}",
             )
             shape = self._numbers(f"{n_dimensions}Q")[::-1]
             number, offset = self._numbers("IQ")
@@ -190,18 +198,18 @@ class _Header:
         require(
             whole in (ends, start + at), f"its tensors end at {ends} bytes, the file at {whole}"
         )
-        return {name: replace(each, offset=start + each.offset) for name, each in tensors.items()}
+        return {n: replace(tensor, offset=start + tensor.offset) for n, tensor in tensors.items()}
 
     def _numbers(self, kinds: str) -> tuple[Any, ...]:
-        found = struct.unpack_from(f"<{kinds}", self._data, self._at)
+        numbers = struct.unpack_from(f"<{kinds}", self._data, self._at)
         self._at += struct.calcsize(f"<{kinds}")
-        return found
+        return numbers
 
     def _number(self, kind: str) -> Any:
         return self._numbers(kind)[0]
 
     def _skip(self, count: int) -> int:
-        """Returns where so many bytes begin, and goes on behind them."""
+        """Moves past the next `count` bytes, and returns their start."""
         start, self._at = self._at, self._at + count
         require(self._at <= self._end, f"its header takes {self._at} bytes, of {self._end}")
         return start
@@ -218,21 +226,22 @@ class _Header:
         require(kind == _TEXT or kind in _NUMBERS, f"no type of an array is {kind}")
         if kind != _TEXT:
             start = self._skip(count * struct.calcsize(_NUMBERS[kind]))
-            found = f"<{count}{_NUMBERS[kind]}"
-            return [*struct.unpack_from(found, self._data, start)] if keep_array else None
+            layout = f"<{count}{_NUMBERS[kind]}"
+            return [*struct.unpack_from(layout, self._data, start)] if keep_array else None
         if keep_array:
             return [self._text() for _ in range(count)]
         for _ in range(count):
             self._at += 8 + _LENGTH.unpack_from(self._data, self._at)[0]
             if self._at > self._end:
-                self._skip(0)
+                self._skip(0)  # raises ValueError
         return None
 
 
 def _q4_0(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the integers [rows, In] and scales [rows, In / 32] of blocks of 18 bytes.
+    """Returns the integers [rows, In] and scales [rows, In / 32] of raw Q4_0 rows.
 
-    A block is a float16 scale and 32 integers, biased by 8; byte i holds integers i and i + 16.
+    A block has 18 bytes: a float16 scale, and 32 integers plus 8 in 4 bits each. Byte i has integer
+    i in its low bits and integer i + 16 in its high bits.
     """
     blocks = raw.reshape(len(raw), -1, 18)
     scale = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]

@@ -1,7 +1,9 @@
-"""Folders in the Hugging Face layout: `config.json` and safetensors, in one file or in shards.
+"""Reads and writes Hugging Face folders: `config.json` and safetensors, in one file or in shards.
 
-They are checked before a tensor is read. The library checks each file's header; the same bytes say
-where each tensor lies, so that its rows can be read without the rest.
+All files are checked before a tensor is read. The safetensors library validates each file's header;
+this module then parses the same header for the position of each tensor, so that single rows can be
+read without the rest of the tensor. Weights may be floats or quantized by MLX, and a LoRA adapter
+can be merged while they are read.
 """
 
 import json
@@ -15,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from llada_jax.checkpoint.adapter import ADAPTER_WEIGHTS, adapter_settings, merged
+from llada_jax.checkpoint.adapter import ADAPTER_WEIGHTS, adapter_settings, merge_adapter
 from llada_jax.checkpoint.mlx import KINDS as MLX_KINDS
 from llada_jax.checkpoint.mlx import mlx_settings, mlx_tensors
 from llada_jax.checkpoint.sources import (
@@ -51,12 +53,11 @@ def open_huggingface(
     ignore_keys: Collection[str] = (),
     adapter: Path | None = None,
 ) -> Checkpoint:
-    """Looks through a folder that has `config.json`, and `model.safetensors` or shards with their
-    index, as floats or as MLX quantizes them; and the folder of a LoRA adapter. No tensor is read
-    yet, but for the small halves of LoRA.
+    """Checks a folder, and optionally the folder of a LoRA adapter, and returns its checkpoint.
 
-    Raises FileNotFoundError or ValueError: a missing file, a file that is cut short or unparsable,
-    an unknown family, a tensor that is missing or of the wrong shape.
+    No tensor of the base is read. Raises FileNotFoundError or ValueError for a file that is
+    missing, truncated or unparsable, an unknown family, and a tensor that is missing or has the
+    wrong shape.
     """
     settings = None if adapter is None else adapter_settings(adapter)
     hf, quantization = mlx_settings(read_object(folder / CONFIG_FILE))
@@ -64,15 +65,15 @@ def open_huggingface(
     if quantization is not None:
         stored = mlx_tensors(stored, quantization)
     if adapter is not None and settings is not None:
-        stored = merged(stored, tensors_of(adapter / ADAPTER_WEIGHTS), settings, adapter)
-    config, sources = _described(folder, hf, stored, family, ignore_keys)
+        stored = merge_adapter(stored, tensors_of(adapter / ADAPTER_WEIGHTS), settings, adapter)
+    config, sources = _config_and_sources(folder, hf, stored, family, ignore_keys)
     ignored = tuple(ignore_keys)
     return checked(Checkpoint(folder, config, sources, stored, ignored), (*FLOATS, *MLX_KINDS))
 
 
 def lacks_weights(folder: Path) -> bool:
-    """Tells whether a folder has no file of weights, in whatever format, or a part of its shards:
-    so a download may look that goes on."""
+    """Returns whether a folder has no weights in any format, or lacks some of its shards, as during
+    a download."""
     if (folder / INDEX_FILE).is_file():
         files = _file_of(folder, read_object(folder / INDEX_FILE)).values()
         return not all(os.path.isfile(inside(folder, name)) for name in files)
@@ -82,16 +83,16 @@ def lacks_weights(folder: Path) -> bool:
 def outline(
     folder: Path, family: str | None = None, ignore_keys: Collection[str] = ()
 ) -> tuple[Checkpoint, int | None]:
-    """Returns what `config.json` alone tells of a checkpoint, whose tensors are not there yet, and
-    the bytes of the tensors if the index of the shards, which may be there, has them.
+    """Returns the checkpoint of a folder without weights, and the size of its tensors in bytes.
 
-    Raises FileNotFoundError or ValueError as `open_huggingface`, and for an index that lacks
-    tensors which the configuration needs.
+    The checkpoint has no tensors. The size comes from the index of the shards, and is None if the
+    index or its `total_size` is missing. Raises FileNotFoundError or ValueError as
+    `open_huggingface`, and ValueError if the index lacks tensors that the configuration needs.
     """
     index = read_object(folder / INDEX_FILE) if (folder / INDEX_FILE).is_file() else None
     names = None if index is None else [*_file_of(folder, index)]
     hf, _ = mlx_settings(read_object(folder / CONFIG_FILE))
-    config, sources = _described(folder, hf, names, family, ignore_keys)
+    config, sources = _config_and_sources(folder, hf, names, family, ignore_keys)
     missing = [name for name in tensor_shapes(sources) if names is not None and name not in names]
     require(not missing, f"{folder / INDEX_FILE} lacks {listed(missing)}")
     metadata = (index or {}).get("metadata")
@@ -100,30 +101,30 @@ def outline(
     return Checkpoint(folder, config, sources, {}, tuple(ignore_keys)), size
 
 
-def _described(
+def _config_and_sources(
     folder: Path,
     hf: Mapping[str, Any],
     names: Collection[str] | None,
     family: str | None,
     ignore_keys: Collection[str],
 ) -> tuple[ModelConfig, list[ParamSource]]:
-    """Returns the configuration, and where each parameter is among tensors of these names."""
-    ends = folder / GENERATION_FILE
-    generation = read_object(ends) if ends.is_file() else None
+    """Returns the configuration, and the source of each parameter among tensors of these names."""
+    generation_file = folder / GENERATION_FILE
+    generation = read_object(generation_file) if generation_file.is_file() else None
     config = config_from_hf(hf, names, family, generation, ignore_keys)
-    spelled, other = (getattr(families()[config.family], each) for each in ("names", "other_names"))
-    converted = names is not None and spelled["embedding"] not in names
-    if converted and other and other["embedding"] in names:
-        spelled = other
-    return config, param_sources(config, spelled)
+    family_names = families()[config.family].names
+    other_names = families()[config.family].other_names
+    if names is not None and family_names["embedding"] not in names:
+        if other_names and other_names["embedding"] in names:
+            family_names = other_names
+    return config, param_sources(config, family_names)
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Looks through the tensors of a folder: those of its index, each in the file that the map
-    names, or without an index those of `model.safetensors`.
+    """Returns the tensors of a folder: of the shards in its index, or of `model.safetensors`.
 
-    Raises FileNotFoundError or ValueError: a file that is missing or damaged, and a tensor that is
-    not in its file, or in another one as well.
+    Raises FileNotFoundError or ValueError for a file that is missing or damaged, and for shards
+    whose tensors differ from their entries in the index.
     """
     index = folder / INDEX_FILE
     if index.is_file():
@@ -153,33 +154,35 @@ def _mapped_tensors(folder: Path, file_of: Mapping[str, str]) -> dict[str, Store
     missing = [name for name, file in files.items() if not os.path.isfile(file)]
     if missing:
         raise FileNotFoundError(f"{folder} lacks {listed(missing)}, named by {INDEX_FILE}")
-    require(  # other files may lie there, as adapters do, but not other whole weights
+    require(  # files of other tensors, such as adapters, are allowed
         SINGLE_FILE in files or not (folder / SINGLE_FILE).exists(),
         f"{folder} has {SINGLE_FILE}, which {INDEX_FILE} does not name; allowed: one of the two",
     )
     stored: dict[str, StoredTensor] = {}
     for name, file in files.items():
-        found = tensors_of(file)
-        mapped = {tensor for tensor, place in file_of.items() if place == name}
-        for wrong, where in ((mapped - found.keys(), "lacks"), (found.keys() - mapped, "also has")):
-            require(not wrong, f"{file} {where} {listed(sorted(wrong))}, against {INDEX_FILE}")
-        stored |= found
+        tensors = tensors_of(file)
+        mapped = {tensor for tensor, file_name in file_of.items() if file_name == name}
+        missing, extra = mapped - tensors.keys(), tensors.keys() - mapped
+        for wrong, verb in ((missing, "lacks"), (extra, "also has")):
+            require(not wrong, f"{file} {verb} {listed(sorted(wrong))}, against {INDEX_FILE}")
+        stored |= tensors
     return stored
 
 
 def tensors_of(file: Path) -> dict[str, StoredTensor]:
-    """Reads what a file holds: 8 bytes of header length, a JSON header, the data."""
+    """Returns the tensors of a safetensors file: 8 bytes with the length of the header, a JSON
+    header, then the data."""
     if not file.is_file():
         raise FileNotFoundError(f"no file {file}")
     wrong = f"{file} is no safetensors file, or is cut short"
     try:
-        with safe_open(file, "numpy"):  # maps the file, and reads the header alone
+        with safe_open(file, "numpy"):  # maps the file and validates its header
             pass
     except (SafetensorError, OSError) as error:
         raise ValueError(shortened(f"{wrong}: {error}")) from error
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        # The library takes the last of two tensors of one name.
+        # The library silently keeps the last of two tensors with the same name.
         entries = parse_json(stream.read(length), wrong, "each tensor once")
     entries.pop("__metadata__", None)
     return {name: _stored(file, name, entry, 8 + length) for name, entry in entries.items()}
@@ -206,13 +209,16 @@ def save_huggingface(
     params: ModelParams,
     dtype: SaveDtype = "bfloat16",
 ) -> None:
-    """Writes `config.json`, in the family's own spelling, `model.safetensors`, and
-    `generation_config.json` where several ids end an answer.
+    """Writes `config.json` with the family's keys, `model.safetensors`, and, if several ids end an
+    answer, `generation_config.json`.
 
-    A new folder appears only when it is complete; in an existing one these files are replaced,
-    each at once, and other files stay. Raises ValueError for quantized parameters, for parameters
-    that do not fit `config`, for a `config` that the family cannot spell, and for a folder of
-    shards, whose index would still name them; OSError where the disk takes no more.
+    A new folder appears only when it is complete. In an existing folder each of these files is
+    replaced atomically, and other files stay.
+
+    Raises:
+      ValueError: The parameters are quantized or do not fit `config`, the family has no keys for
+        `config`, or the folder has the index of shards, which would still refer to the old files.
+      OSError: The files cannot be written, for example because the disk is full.
     """
     require_choice("dtype", dtype, SaveDtype)
     require(
@@ -225,7 +231,7 @@ def save_huggingface(
     with new_folder(Path(folder)) as part:
         try:
             save_file(tensors, part / SINGLE_FILE, metadata={"format": "pt"})
-        except SafetensorError as error:  # all that it says of the system's own
+        except SafetensorError as error:  # the library's class for errors of the system
             raise OSError(f"{folder} was not written: {error}") from error
         (part / CONFIG_FILE).write_text(json.dumps(hf, indent=2, sort_keys=True) + "\n")
         if config.stop_ids:

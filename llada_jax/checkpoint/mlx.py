@@ -1,8 +1,9 @@
-"""Weights as MLX quantizes them: `name.weight` uint32 with `name.scales` and `name.biases`.
+"""Reads weights that MLX quantized: `name.weight` (uint32), `name.scales` and `name.biases`.
 
-A row's inputs are in groups, and a weight is `scale * q + bias` of its group. Each word holds 32 /
-bits unsigned integers q, the first one in its lowest bits. `quantization` in `config.json` has
-`group_size` and `bits`, and other ones for a layer under the layer's name.
+The inputs of each row are divided into groups, and a weight is `scale * q + bias` with the scale
+and bias of its group. A 32-bit word contains 32 / bits unsigned integers q, the first one in the
+lowest bits. `quantization` in `config.json` has `group_size` and `bits`, and may override both for
+single layers.
 https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html
 """
 
@@ -20,18 +21,18 @@ _KEYS = ("quantization", "quantization_config")
 
 
 def mlx_settings(hf: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """Returns a `config.json` without MLX's keys, and what they have; None if they are not there.
+    """Splits a `config.json` into the keys of the model and the settings of MLX's quantization,
+    which are None if it has none.
 
-    Raises ValueError for a group size or a number of bits that is not read, and for other modes
-    than `affine`.
+    Raises ValueError for an unsupported group size, number of bits or mode.
     """
     settings = hf.get(_KEYS[0])
     if not settings:
         return {**hf}, None
     require(isinstance(settings, Mapping), f"quantization is {settings!r}; allowed: an object")
-    for name, each in {"quantization": settings, **settings}.items():
-        if isinstance(each, Mapping):
-            _check(name, each)
+    for name, layer_settings in {"quantization": settings, **settings}.items():
+        if isinstance(layer_settings, Mapping):
+            _check(name, layer_settings)
     return {key: value for key, value in hf.items() if key not in _KEYS}, settings
 
 
@@ -46,23 +47,24 @@ def _check(name: str, settings: Mapping[str, Any]) -> None:
 def mlx_tensors(
     stored: Mapping[str, StoredTensor], settings: Mapping[str, Any]
 ) -> dict[str, StoredTensor]:
-    """Returns the tensors with each quantized one in place of its three parts.
+    """Returns the tensors, with one dequantized matrix in place of its three parts.
 
-    Raises ValueError for parts that are missing or do not fit each other.
+    Raises ValueError if a part is missing or its shape does not fit the others.
     """
     tensors = {}
     for name, tensor in stored.items():
         layer = name.rpartition(".")[0]
         parts = [stored.get(f"{layer}.{part}") for part in ("weight", "scales", "biases")]
         if tensor.kind == "U32" and tensor is parts[0]:
-            own = settings.get(layer)
-            tensors[name] = _joined(parts, own if isinstance(own, Mapping) else settings)
+            override = settings.get(layer)
+            layer_settings = override if isinstance(override, Mapping) else settings
+            tensors[name] = _dequantized(parts, layer_settings)
         elif tensor not in parts[1:]:
             tensors[name] = tensor
     return tensors
 
 
-def _joined(parts: list[StoredTensor | None], settings: Mapping[str, Any]) -> StoredTensor:
+def _dequantized(parts: list[StoredTensor | None], settings: Mapping[str, Any]) -> StoredTensor:
     words, *others = parts
     assert words is not None
     group, bits = settings["group_size"], settings["bits"]

@@ -1,8 +1,9 @@
-"""What a checkpoint's files hold, and where in them each parameter lies.
+"""Maps the parameters of a model to the tensors in its files.
 
-A file format says what it holds (`StoredTensor`); the parameter tree and the family's names say
-what is needed (`ParamSource`). Everything is checked before the first tensor is read. Files are
-read, not mapped: mapped pages count as resident memory until the file is closed.
+A file format lists its tensors (`StoredTensor`). The model's parameter tree and its family's names
+determine the tensors that are needed (`ParamSource`). `checked` compares the two before the first
+tensor is read, so a bad checkpoint fails early. Files are read instead of memory-mapped, because
+mapped pages would count as resident memory until the file is closed.
 """
 
 import math
@@ -35,32 +36,34 @@ _REFUSED_ELEMENTS, _STREAMED_ELEMENTS = 1 << 20, 1 << 22
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a file, of which rows can be read without the rest."""
+    """A tensor in a file. Its rows can be read without the rest."""
 
     name: str
     file: Path
     offset: int
     shape: tuple[int, ...]
     row_bytes: int
-    kind: str  # the format's own name of the number type
+    kind: str
+    """Number type, in the format's spelling."""
     dtype: np.dtype | None
-    """What it loads as where no dtype is asked for; None where the kind is not supported."""
+    """Dtype after loading if none is requested, or None if the kind is not supported."""
     blocks: Callable[[np.ndarray], np.ndarray] | None = None
-    """Rows of raw bytes [rows, row_bytes] to floats [rows, columns]; None where they are floats."""
+    """Converts raw bytes [rows, row_bytes] to floats [rows, columns]; None if they are floats."""
     int4: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
-    """As `blocks`, to int4 and scales, for kinds that are the int4 of `quantize` already."""
+    """Converts raw bytes to int4 and scales, for kinds with the int4 format of `quantize`."""
 
     def decode(self, raw: np.ndarray) -> np.ndarray:
-        """Returns rows of raw bytes, as `pieces` gives them, as floats [rows, columns].
+        """Converts raw bytes from `pieces` to floats [rows, columns].
 
-        Raises ValueError where one is NaN or infinite, which says how many of the tensor are."""
+        Raises ValueError if one is NaN or infinite; the message counts them in the whole tensor.
+        """
         numbers = self._floats(raw)
         if not all_finite(numbers):
             self._refuse(self._floats)
         return numbers
 
     def decode_int4(self, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rows of raw bytes as int4 and scales. Raises ValueError as `decode`."""
+        """Converts raw bytes to int4 and scales. Raises ValueError as `decode`."""
         int4 = self.int4
         assert int4 is not None
         integers, scale = int4(raw)
@@ -70,21 +73,21 @@ class StoredTensor:
 
     def _floats(self, raw: np.ndarray) -> np.ndarray:
         if self.blocks is not None:
-            with np.errstate(invalid="ignore", over="ignore"):  # which `decode` says better
+            with np.errstate(invalid="ignore", over="ignore"):  # `decode` reports it
                 return self.blocks(raw)
-        assert self.dtype is not None  # checked before anything is read
+        assert self.dtype is not None  # `checked` has refused other kinds
         return raw.view(self.dtype)
 
     def _refuse(self, floats: Callable[[np.ndarray], np.ndarray]) -> None:
-        every = self.pieces(0, self.shape[0], _REFUSED_ELEMENTS)
-        require_finite(f"{self.file}: {self.name}", map(floats, every))
+        pieces = self.pieces(0, self.shape[0], _REFUSED_ELEMENTS)
+        require_finite(f"{self.file}: {self.name}", map(floats, pieces))
 
     def pieces(
         self, start: int, stop: int, elements: float, out: np.ndarray | None = None
     ) -> Iterator[np.ndarray]:
-        """Reads rows `start` to `stop`, uint8 [rows, row_bytes], in pieces of about so many
-        numbers; into `out`, which has all these rows, where it is given. Raises ValueError where
-        the file ends before."""
+        """Reads rows `start` to `stop`, uint8 [rows, row_bytes], in pieces of about `elements`
+        numbers. With `out`, an array of all these rows, the pieces are views of it. Raises
+        ValueError if the file is too short."""
         step = max(1, int(min(elements, 1 << 40)) // max(1, math.prod(self.shape[1:])))
         with self.file.open("rb") as file:
             file.seek(self.offset + start * self.row_bytes)
@@ -96,16 +99,16 @@ class StoredTensor:
                 yield rows
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Reads rows at once, uint8 [rows, row_bytes]."""
+        """Reads rows `start` to `stop` as one array, uint8 [rows, row_bytes]."""
         return np.concatenate([*self.pieces(start, stop, math.inf)])
 
 
 @dataclass(frozen=True)
 class ComputedTensor(StoredTensor):
-    """A tensor of which rows are computed from others as they are read."""
+    """A tensor that is computed from other tensors, row by row, when it is read."""
 
     rows: Callable[[int, int], np.ndarray] = field(kw_only=True)
-    """`rows(start, stop)`: float32 [stop - start, columns]."""
+    """`rows(start, stop)` returns float32 [stop - start, columns]."""
 
     @classmethod
     def of(
@@ -116,7 +119,7 @@ class ComputedTensor(StoredTensor):
         kind: str,
         dtype: np.dtype | None,
     ) -> "ComputedTensor":
-        """Returns a tensor of the name and the file of another one."""
+        """Returns a computed tensor with the name and the file of the tensor `like`."""
         return cls(
             like.name, like.file, like.offset, shape, shape[-1] * 4, kind, dtype, _as_float32,
             rows=rows,
@@ -125,8 +128,8 @@ class ComputedTensor(StoredTensor):
     def pieces(
         self, start: int, stop: int, elements: float, out: np.ndarray | None = None
     ) -> Iterator[np.ndarray]:
-        """Computes rows in pieces of about so many numbers, uint8 [rows, row_bytes]."""
-        assert out is None  # `blocks` is set, so nothing is read to where it will lie
+        """Computes rows in pieces of about `elements` numbers: float32 as raw bytes, uint8."""
+        assert out is None  # `read_params` passes it only for tensors without `blocks`
         step = max(1, int(min(elements, 1 << 40)) // max(1, math.prod(self.shape[1:])))
         for first in range(start, stop, step):
             yield self.rows(first, min(first + step, stop)).view(np.uint8)
@@ -137,45 +140,50 @@ def _as_float32(raw: np.ndarray) -> np.ndarray:
 
 
 class ParamSource(NamedTuple):
-    """Where one parameter lies: rows from `start` on of a tensor, or one tensor per expert."""
+    """The location of one parameter: rows of a tensor, or of one tensor per expert."""
 
-    name: str  # as in `named_specs`
+    name: str
+    """Path in the parameter tree, as in `named_specs`."""
     spec: ParamSpec
     tensors: tuple[str, ...]
-    part: tuple[int, ...]  # shape of what it takes of each tensor
+    """Names of the tensors; one per expert if the file stores experts separately."""
+    part: tuple[int, ...]
+    """Shape of the rows that it takes from each tensor."""
     start: int
+    """First of these rows in each tensor."""
 
     @property
     def last_name(self) -> str:
-        """Returns the parameter's name without those of the records that it is in."""
+        """The last component of the parameter's path."""
         return self.name.rpartition(".")[2]
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint that was looked through and checked; tensors are read when one asks for them."""
+    """A checkpoint whose headers have been checked. Its tensors are read on demand."""
 
     location: Path
     config: ModelConfig
-    sources: Sequence[ParamSource]  # in the order of the tree's leaves
+    sources: Sequence[ParamSource]
+    """One per parameter, in the order of the tree's leaves."""
     stored: Mapping[str, StoredTensor]
     ignored_keys: tuple[str, ...] = ()
     """Unknown keys of `config.json` that the caller chose to ignore."""
     row_order: Callable[[ParamSource], np.ndarray | None] = lambda source: None
-    """The row of the parameter that each stored row is; None where they are in order."""
+    """The parameter's row for each stored row, or None if the order is the same."""
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """Reads rows of the first axis of a parameter, in order and in pieces, for those who write
-        them somewhere else: floats as stored, `QuantArray`s of int4 blocks.
+        """Yields rows `start` to `stop` of a parameter's first axis, in order and in pieces: floats
+        as stored, or `QuantArray`s if the tensor has int4 blocks.
 
-        Experts of a layer are one parameter [E, ...]; its rows are the experts.
+        The experts of a layer are one parameter [E, ...], whose rows are the experts.
         """
-        source = next(each for each in self.sources if each.name == name)
+        source = next(source for source in self.sources if source.name == name)
         if source.part != source.spec.shape:
             n_experts, n_rows, _ = source.spec.shape
             for expert in range(n_experts)[start:stop]:
-                tensor, place = divmod(expert, n_experts // len(source.tensors))
-                rows = range(place * n_rows, (place + 1) * n_rows)
-                pieces = _pieces(self.stored[source.tensors[tensor]], rows.start, rows.stop)
+                tensor, index = divmod(expert, n_experts // len(source.tensors))
+                first = index * n_rows
+                pieces = _pieces(self.stored[source.tensors[tensor]], first, first + n_rows)
                 yield _joined(pieces, None)
             return
         n_rows = source.part[0]
@@ -201,7 +209,10 @@ def _pieces(tensor: StoredTensor, start: int, stop: int) -> Iterator[Any]:
 
 
 def param_sources(config: ModelConfig, names: Names) -> list[ParamSource]:
-    """Returns where each parameter of `config` lies, in the order of the tree's leaves."""
+    """Returns the source of each parameter of `config`, in the order of the tree's leaves.
+
+    Parameters with the same tensor name (fused projections) are consecutive rows of that tensor.
+    """
     next_row: dict[tuple[str, ...], int] = defaultdict(int)
     sources = []
     for name, spec in named_specs(config).items():
@@ -218,13 +229,13 @@ def param_sources(config: ModelConfig, names: Names) -> list[ParamSource]:
 
 
 def rows_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of a tensor as rows: the matrices of one that holds several follow on each
-    other."""
+    """Returns the shape of a tensor as a matrix: several stacked matrices become one, with the rows
+    of each after the rows of the previous one."""
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 2 else shape
 
 
 def tensor_shapes(sources: Sequence[ParamSource]) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each tensor that the parameters take, by name."""
+    """Returns the shape that each tensor must have, by name."""
     shapes = {}
     for source in sources:
         shape = (source.start + source.part[0], *source.part[1:])
@@ -233,10 +244,10 @@ def tensor_shapes(sources: Sequence[ParamSource]) -> dict[str, tuple[int, ...]]:
 
 
 def checked(checkpoint: Checkpoint, kinds: Sequence[str]) -> Checkpoint:
-    """Returns the checkpoint, if it has the tensors that it needs.
+    """Returns the checkpoint after checking that it has the tensors that its model needs.
 
-    Raises ValueError for tensors that are missing, misshapen or of a kind that is none of `kinds`;
-    warns of tensors that the model does not read.
+    Raises ValueError for tensors that are missing, have the wrong shape, or have a kind outside
+    `kinds`. Warns about tensors that the model does not read.
     """
     location, stored = checkpoint.location, checkpoint.stored
     shapes = tensor_shapes(checkpoint.sources)
@@ -258,6 +269,6 @@ def checked(checkpoint: Checkpoint, kinds: Sequence[str]) -> Checkpoint:
 
 
 def listed(items: Sequence[str]) -> str:
-    """Returns the first items, and how many more there are."""
+    """Returns the first items as text, and the number of remaining ones."""
     more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
     return ", ".join(items[:_LISTED]) + more

@@ -1,7 +1,8 @@
-"""Everything a user can set, as frozen dataclasses. Standard library only.
+"""All settings of users, as frozen dataclasses. Imports the standard library only.
 
-A configuration that exists is valid: each class checks itself when it is built and names the bad
-value and what is allowed. All of them are hashable, so they pass to `jax.jit` as static arguments.
+Every instance is valid: each class checks its fields when it is constructed, and raises ValueError
+with the bad value and the allowed ones. All classes are hashable, so that instances can be static
+arguments of `jax.jit`.
 """
 
 from llada_jax.config.checks import (

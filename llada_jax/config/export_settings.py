@@ -1,4 +1,4 @@
-"""What an exported model can run, and the phones that it is compiled for."""
+"""Settings of exports: the shapes that an exported model can run, and the phones it is for."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,19 +9,19 @@ Quant = Literal["float32", "int8", "int4", "int4_block32", "int4_block128"]
 Soc = Literal["SM8550", "SM8650", "SM8750", "SM8850"]
 Precision = Literal["fp16", "int8", "a16w8", "a8w8", "a16w4"]
 STATIC_PRECISIONS = ("a16w8", "a8w8", "a16w4")
-"""Precisions whose activations are integers in ranges that recorded forwards fix."""
+"""Precisions with integer activations, whose ranges are taken from recorded forwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhoneConfig:
-    """Snapdragons whose NPU an export is compiled for."""
+    """Phones, by their Snapdragon chip, for whose NPU an export is compiled."""
 
     socs: tuple[str, ...] = ()
     """`SM8550`, `SM8650`, `SM8750`, `SM8850`."""
     precision: Precision = "fp16"
-    """How products with weights are computed; see `llada_jax.backend.qnn`."""
+    """Number formats of matrix products with weights; see `llada_jax.backend.qnn`."""
     calibration: bool = False
-    """Whether graphs to time a phone by come along, and those that the emulator decodes with."""
+    """Whether to add graphs for timing a phone, and graphs with which the emulator decodes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "socs", tuple(self.socs))
@@ -36,20 +36,20 @@ class PhoneConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """What an exported model can run, and how its weights are stored."""
+    """The shapes that an exported model can run, and the format of its weights."""
 
     quant: Quant = "int8"
-    """`int8` and `int4` have one scale for each output row, the others one for each block of
-    inputs. The head is int8 where the layers are integers: it decides, and costs little."""
+    """`int8` and `int4` have one scale per output row, the others one per block of inputs. With
+    integer layers the head is int8, because its errors change tokens and it is small."""
     rows: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 96, 128)
-    """Rows of a forward, ascending. A forward takes the smallest bucket that holds it."""
+    """Buckets for the rows of a forward, ascending. A forward uses the smallest one that fits."""
     caches: tuple[int, ...] = (512,)
-    """Cached positions, ascending: the longest canvas that can be decoded, and shorter ones."""
+    """Buckets for the cached positions, ascending. The last one is the longest canvas."""
     canvases: tuple[int, ...] = (1,)
-    """Canvases that share a forward, ascending from 1; together they have at most as many rows as
-    the largest of `rows`."""
+    """Numbers of canvases that can share a forward, ascending from 1. Together they have at most
+    the largest number of `rows`."""
     shard_bytes: int = 2_000_000_000
-    """Largest file of layers; TFLite ends at 2 GiB."""
+    """Maximum size of a file of layers; TFLite supports up to 2 GiB."""
     phones: PhoneConfig = PhoneConfig()
 
     def __post_init__(self) -> None:

@@ -1,5 +1,8 @@
-"""The shape of a model: what a checkpoint's `config.json` says, in one spelling; and the mesh of
-devices that share it."""
+"""The architecture of a model (`ModelConfig`), and the mesh of devices that share it.
+
+Checkpoints of all families are converted to these fields (`llada_jax.model.families`), so the code
+that runs a model does not depend on its family.
+"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,8 +13,8 @@ from llada_jax.config.checks import require, require_choices, require_counts, re
 Router = Literal["softmax", "sigmoid"]
 Causal = Literal["finished", "filled"]
 RopeScaling = Literal["yarn", "llama3"]
-_MOST_LAYERS, _MOST_EXPERTS = 1000, 4096  # each is looked for by name, which must end
-_MAX_SIZE = 1 << 24  # far above any model's, and small enough to allocate an array of it
+_MAX_LAYERS, _MAX_EXPERTS = 1000, 4096  # bound the search for tensors by name
+_MAX_SIZE = 1 << 24  # far above any model, and still small enough to allocate
 _IDS = ("mask_id", "eos_id", "eot_id", "pad_id")
 
 
@@ -24,7 +27,7 @@ class MoEConfig:
     expert_width: int
     first_layer: int = 0
     shared_width: int = 0
-    """Width of the always-active shared expert; 0 where there is none."""
+    """Width of the always-active shared expert, or 0 without one."""
     router: Router = "softmax"
     n_groups: int = 1
     groups_per_token: int = 1
@@ -32,11 +35,11 @@ class MoEConfig:
     normalize_weights: bool = False
     weight_scale: float = 1.0
     selection_bias: bool = False
-    """A learned bias that decides which experts are taken, but does not weigh them."""
+    """Whether a learned bias affects the selection of experts, but not their weights."""
 
     def __post_init__(self) -> None:
         require_choices(self)
-        require_counts(self, "n_experts", most=_MOST_EXPERTS)
+        require_counts(self, "n_experts", most=_MAX_EXPERTS)
         require_counts(self, "expert_width", most=_MAX_SIZE)
         require_counts(self, "shared_width", least=0, most=_MAX_SIZE)
         require_counts(self, "experts_per_token", "n_groups", "groups_per_token")
@@ -66,30 +69,30 @@ class ModelConfig:
     rope_theta: float
     norm_eps: float
     max_length: int
-    """Longest canvas (prompt and generation) that the model was made for, in tokens."""
+    """Longest canvas (prompt and generation) that the model supports, in tokens."""
     rotary_dims: int = 0
-    """Leading dimensions of each head that RoPE rotates; 0 stands for all of them."""
+    """Number of leading dimensions of each head that RoPE rotates; 0 means all of them."""
     rope_scaling: RopeScaling | None = None
-    """How RoPE's slow dimensions are slowed down for contexts longer than it was trained for: YaRN
-    (arXiv 2309.00071), or as Llama 3.1 does (arXiv 2407.21783); None for plain RoPE."""
+    """Method that lowers RoPE's low frequencies for contexts longer than the trained ones: YaRN
+    (arXiv 2309.00071) or Llama 3.1's (arXiv 2407.21783); None for plain RoPE."""
     rope_factor: float = 1.0
-    """By how much; below 1 (Nemotron's base models: 0.25) they are sped up."""
+    """Factor by which they are lowered; below 1 (0.25 in Nemotron's base models) they rise."""
     rope_length: int | None = None
-    """Positions that RoPE was trained for, before it was scaled."""
+    """Context length in tokens for which RoPE was trained before it was scaled."""
     qkv_bias: bool = False
     qk_norm: bool = False
     tied_embeddings: bool = False
     shift_logits: bool = False
     """The output at position i predicts the token at i + 1 (Dream), not the one at i."""
     block_length: int | None = None
-    """Block of the block-causal attention mask; None for families whose mask has no block."""
+    """Block length of the block-causal attention mask, or None for another mask."""
     causal: Causal | None = None
-    """In which order a row sees only what comes before it; None where it sees all.
+    """Order of causal attention, in which a row sees only earlier rows; None if it sees all rows.
 
-    - `finished`: tokens before the current block are by position, and each predicts the next one;
-      the current block comes after them, sees itself whole, and predicts its own (Nemotron).
-      Without a mask id the model is autoregressive, and blocks have one token (Llama).
-    - `filled`: tokens come first, then masks, both by position (WeDLM).
+    - `finished`: Rows before the current block are ordered by position, and each predicts the next
+      token. The current block follows, sees all of itself, and each row predicts its own token
+      (Nemotron). Without a mask id the model is autoregressive, and blocks have one token (Llama).
+    - `filled`: Tokens come before masks, and both are ordered by position (WeDLM).
     """
     moe: MoEConfig | None = None
     mask_id: int | None = None
@@ -97,10 +100,10 @@ class ModelConfig:
     eot_id: int | None = None
     pad_id: int | None = None
     stop_ids: tuple[int, ...] = ()
-    """Further ids that end an answer, as the checkpoint lists them."""
+    """Additional ids that end an answer, from the checkpoint."""
 
     def __post_init__(self) -> None:
-        require_counts(self, "n_layers", most=_MOST_LAYERS)
+        require_counts(self, "n_layers", most=_MAX_LAYERS)
         require_counts(self, "vocab_size", "width", "n_heads", "n_kv_heads", "head_dim",
                        "ffn_width", most=_MAX_SIZE)  # fmt: skip
         require_counts(self, "max_length", "block_length", "rope_length")
@@ -137,7 +140,7 @@ class ModelConfig:
 
     @property
     def autoregressive(self) -> bool:
-        """Whether it predicts the next token alone, and has no [MASK]."""
+        """Whether it only predicts the next token, and has no [MASK]."""
         return self.causal == "finished" and self.mask_id is None
 
     def replace(self, **changes: Any) -> "ModelConfig":
@@ -145,8 +148,8 @@ class ModelConfig:
         return dataclasses.replace(self, **changes)
 
     def require_room(self, name: str, length: int, generated: int = 0) -> None:
-        """Raises ValueError if `length` tokens, and those to be generated, are more than
-        `max_length`: what the model gives beyond it is wrong, and nothing else would show it."""
+        """Raises ValueError if `length` tokens and `generated` new ones exceed `max_length`, beyond
+        which the model's output is wrong without any other sign."""
         require(
             generated < self.max_length,
             f"gen_length is {generated}; allowed: up to {self.max_length - 1} (the model's "
@@ -163,21 +166,21 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """The axes of a mesh of devices; all 1: no mesh."""
+    """The axes of a mesh of devices. All 1 means one device, without a mesh."""
 
     data: int = 1
     """Groups that decode different prompts."""
     model: int = 1
     """Parts of each group's attention heads, inner widths and vocabulary."""
     expert: int = 1
-    """Parts of each group's experts, beside those of `model`."""
+    """Parts of each group's experts, in addition to the split over `model`."""
 
     def __post_init__(self) -> None:
         require_counts(self, "data", "model", "expert")
 
     @property
     def devices(self) -> int:
-        """Returns how many there are."""
+        """Number of devices in the mesh."""
         return self.data * self.model * self.expert
 
 

@@ -1,4 +1,4 @@
-"""Details on which published samplers disagree."""
+"""Implementation details in which published samplers differ."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,22 +14,22 @@ Schedule = Literal["even", "noise"]
 
 @dataclass(frozen=True, kw_only=True)
 class Parity:
-    """What a reference sampler does that is a choice of its code, not of its method.
+    """Choices of a reference sampler's code that its paper does not prescribe.
 
-    The defaults are this package's own. The presets `llada` and `fast_dllm` copy those two
-    token for token, which `tests/sampler/test_goldens.py` holds.
+    The defaults are this package's choices. The presets `llada` and `fast_dllm` reproduce those
+    samplers token for token, which `tests/sampler/test_goldens.py` checks.
 
     Attributes:
-      confidence_dtype: In which logits become probabilities: `float32`, or `float64` as Fast-dLLM
-        does.
-      noise_dtype: Precision of the Gumbel noise: `float32`, or `float64` as LLaDA draws it.
+      confidence_dtype: Dtype in which logits are converted to probabilities: `float32`, or
+        `float64` as in Fast-dLLM.
+      noise_dtype: Dtype of the Gumbel noise: `float32`, or `float64` as in LLaDA.
       strict_threshold: Accept confidence > threshold instead of >=.
-      forced_progress: What a step commits at the least under rules that compare: `top1`, the best
-        candidate, or `quota`, what LLaDA's schedule would (Fast-dLLM's code for `threshold`).
-      schedule: How `steps` share out a block's masks: `even`, LLaDA's equal parts; or `noise`, the
-        share of what is left by which the noise level falls, rounded down (Dream's code: with a
-        token a forward its first forward commits none, and its last one two).
-      predict_mask: Let the model predict [MASK] itself, as both references do.
+      forced_progress: Minimum that a step commits under threshold rules: the best candidate
+        (`top1`), or the number of LLaDA's schedule (`quota`, Fast-dLLM's code for `threshold`).
+      schedule: Division of a block's masks over `steps`: equal parts (`even`, LLaDA), or the
+        relative decrease of the noise level times the remaining masks, rounded down (`noise`,
+        Dream; with one token per forward, its first forward commits none and its last one two).
+      predict_mask: Whether [MASK] itself can be predicted, as in both references.
     """
 
     confidence_dtype: FloatDtype = "float32"

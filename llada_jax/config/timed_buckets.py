@@ -1,4 +1,4 @@
-"""What a forward costs by its number of rows: measured on a machine, or priced for a phone."""
+"""Time of a step by its number of rows: measured on a machine, or modelled for a phone."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ MODELLED = {
     "SM8750": (508.4, 871.4, 1597.4, 3049.6),
     "SM8850": (484.1, 831.2, 1525.5, 2914.0),
 }
-"""Milliseconds of a step of LLaDA-8B, by chip: what `lj.phone(chip).latency_table("llada_8b")`
-gives, for a sampler that knows no phone."""
+"""Modelled milliseconds of a step of LLaDA-8B, by chip. A copy of the results of
+`lj.phone(chip).latency_table("llada_8b")`, because samplers do not import the phone model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyTable:
-    """How long a step takes, by its rows: measured by `lj.latency_table`, or a phone's, by
+    """Time of a step by its number of rows, measured by `lj.latency_table` or modelled by
     `Phone.latency_table`."""
 
     rows: tuple[int, ...]
-    """Buckets of rows, ascending."""
+    """Numbers of rows, ascending."""
     ms: tuple[float, ...]
-    """Milliseconds of a step with so many rows."""
+    """Milliseconds of a step with each number of rows."""
 
     @classmethod
     def named(cls, soc: str) -> "LatencyTable":

@@ -1,4 +1,4 @@
-"""How a masked-diffusion model is trained."""
+"""Settings for training masked-diffusion models, and for LoRA adapters."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ Objective = Literal["finetune", "pretrain"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Which matrices get a trained product of two narrow ones beside them (LoRA, Hu et al., arXiv
-    2106.09685), while they themselves stay as they are, quantized or not."""
+    """Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685): the product of two narrow matrices is
+    trained and added to a matrix, which itself stays fixed and can be quantized."""
 
     rank: int = 8
     alpha: float = 16.0
-    """The product counts alpha / rank times."""
+    """The product is scaled by alpha / rank."""
     targets: tuple[str, ...] = ("query", "key", "value", "output", "gate", "up", "down")
-    """Names of matrices; those of routed experts have no adapters."""
+    """Names of matrices; routed experts have no adapters."""
 
     def __post_init__(self) -> None:
         require_counts(self, "rank")
@@ -42,25 +42,26 @@ class LoraConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How a masked-diffusion model is trained. The same values give the same run, bit for bit."""
+    """Settings of a training run. Equal settings give the same run, bit for bit."""
 
     seed: int = 0
     steps: int
     batch_size: int = 32
     matmul_dtype: MatmulDtype = "float32"
-    """Of the layers' matrix products; parameters, sums and what lies between them stay float32."""
+    """Dtype of the inputs of the layers' matrix products. Parameters, sums and activations between
+    products stay float32."""
     activation_dtype: MatmulDtype = "float32"
-    """bfloat16: activations, embedding and head as well; the parameters that are kept, their
-    gradients' sums and the loss stay float32."""
+    """With bfloat16, activations, embedding and head are bfloat16 as well. Stored parameters, sums
+    of gradients and the loss stay float32."""
     remat: bool = False
-    """Keep the inputs of layers alone for the gradient, and run each layer a second time for it."""
+    """Whether to store only the inputs of layers for the gradient, and compute each layer twice."""
     accumulate: int = 1
-    """Batches whose mean gradient makes one update; each of them is a step."""
+    """Number of batches whose mean gradient makes one update; each batch is a step."""
     lora: LoraConfig | None = None
-    """Train adapters of a parent's matrices, in place of its parameters."""
+    """Train adapters of a parent's matrices instead of its parameters."""
     start: Start = "random"
-    """`random` parameters, or `copying`: random but for heads that copy, in the first three layers
-    (`llada_jax.training.copying`)."""
+    """`random` parameters, or `copying`: random parameters, except that the first three layers have
+    heads that copy tokens (`llada_jax.training.copying`)."""
     objective: Objective = "finetune"
     """`finetune` masks answers only, `pretrain` any token of the canvas."""
     optimizer: Optimizer = "muon"
@@ -71,28 +72,30 @@ class TrainConfig:
     weight_decay: float = 0.01
     clip_norm: float = 1.0
     balance_weight: float = 0.01
-    """Of the loss that keeps the loads of routed experts even; as LLaDA-MoE (arXiv 2509.24389)."""
+    """Weight of the loss that balances the load of routed experts, as in LLaDA-MoE (arXiv
+    2509.24389)."""
     router_z_weight: float = 0.001
-    """Of the loss that keeps router logits small; as LLaDA-MoE."""
+    """Weight of the loss that keeps router logits small, as in LLaDA-MoE."""
     min_mask_probability: float = 1e-3
-    """Masking probabilities are uniform from here to 1."""
+    """Masking probabilities are uniform from this value to 1."""
     block_length: int = 32
-    """Grid, counted from the answer's start, on which canvases are cut."""
+    """Canvases are cut at multiples of this length, counted from the answer's start."""
     max_gen_length: int = 160
     """Longest answer region, padding included; a multiple of `block_length`."""
     block_share: float = 0.5
     """Share of canvases with clean earlier blocks and one block partly masked (`finetune`)."""
     cut_share: float = 0.5
-    """Share of those that end with that block; the others go on with masks only."""
+    """Share of these canvases that end with that block; the others continue with masks only."""
     length_multiple: int = 32
-    """Batches are padded to such a length: fewer shapes to compile, more padding."""
+    """Batches are padded to a multiple of this length. A larger one means fewer shapes to compile
+    and more padding."""
     group_steps: int = 8
-    """Batches drawn together and sorted by length, against padding."""
+    """Number of batches that are drawn together and sorted by length, which reduces padding."""
     log_every: int = 50
     checkpoint_every: int = 500
     keep_checkpoints: int = 2
     evaluate_every: int = 0
-    """Steps between calls of the caller's evaluation; 0 for none."""
+    """Steps between calls of the caller's evaluation; 0 disables it."""
 
     def __post_init__(self) -> None:
         require_choices(self)

@@ -1,12 +1,12 @@
 """Continuous batches of requests that arrive at any time, on one worker thread.
 
-A batch holds sequences of equal settings on canvases of one length. A sequence that is done gives
-its slot to the next one of the same kind; nothing of a row depends on its neighbours, so each
-sequence decodes as `lj.generate` decodes it. Batches take turns, a forward each. Canvas lengths and
-batch sizes are powers of two, so that few programs are compiled.
+A batch holds sequences with the same settings and canvas length. When a sequence finishes, the next
+queued one of the same kind takes its slot. No row of a forward depends on another row, so a
+sequence gets the same tokens as from `lj.generate`. Batches take turns, one forward each. Canvas
+lengths and batch sizes are powers of two, which bounds the number of programs that JAX compiles.
 
-What a single step cannot do (other backends, meshes, 64-bit scores, a refresh worker) is decoded
-by `lj.generate`, a request at a time.
+`lj.step` supports neither other backends nor meshes, 64-bit scores or a refresh worker. Requests
+that need one of them are decoded by `lj.generate`, one request at a time.
 """
 
 import logging
@@ -38,40 +38,44 @@ _step = jax.jit(lj.step, donate_argnums=1)
 
 @partial(jax.jit, donate_argnums=0)
 def _insert(state: Any, row: Any, index: Any) -> Any:
-    """Puts a row into a slot. Keys and values stay: none of a new row counts as settled."""
-    where = jnp.arange(state.done.shape[0]) == index
+    """Writes a sequence's state into a slot. The KV cache of the slot's previous sequence stays: a
+    new row marks none of its positions as cached, so they are computed before they are read."""
+    is_slot = jnp.arange(state.done.shape[0]) == index
 
     def choose(old: Any, new: Any) -> Any:
-        return jnp.where(where.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+        return jnp.where(is_slot.reshape(-1, *[1] * (old.ndim - 1)), new, old)
 
-    rest = jax.tree.map(choose, state._replace(cache=None), row)
-    return rest._replace(cache=state.cache)
+    others = jax.tree.map(choose, state._replace(cache=None), row)
+    return others._replace(cache=state.cache)
 
 
 @jax.jit
-def _take(state: Any, index: Any) -> Any:
+def _single_row(state: Any, index: Any) -> Any:
+    """Returns the state of one row, with a batch axis of length 1."""
     return jax.tree.map(lambda leaf: leaf[index][None], state)
 
 
 class QueueFull(Exception):
-    """No more requests may wait."""
+    """The queue has as many sequences as it may hold."""
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A sequence with its state before the first forward."""
+class QueuedSequence:
+    """A sequence that waits for a slot."""
 
     sequence: Sequence
     row: Any
+    """State before the first forward, without a KV cache."""
     key: tuple[Any, ...]
+    """Sampler settings, constraint and canvas length: sequences of a batch share all three."""
 
 
 class Batch:
-    """Slots of sequences with one key: settings, constraint and length of the canvas."""
+    """Slots for sequences with the same key, which one forward advances together."""
 
-    def __init__(self, waiting: Waiting, size: int) -> None:
-        request, (*_, length) = waiting.sequence.request, waiting.key
-        self.key = waiting.key
+    def __init__(self, first: QueuedSequence, size: int) -> None:
+        request, (*_, length) = first.sequence.request, first.key
+        self.key = first.key
         self.slots: list[Sequence | None] = [None] * size
         dummy = [_dummy_prompt(request, length)] * size
         sampler = request.sampler.replace(stop=())
@@ -82,17 +86,20 @@ class Batch:
 
     @property
     def busy(self) -> list[tuple[int, Sequence]]:
-        return [(slot, each) for slot, each in enumerate(self.slots) if each is not None]
+        """Occupied slots with their sequences."""
+        return [
+            (slot, sequence) for slot, sequence in enumerate(self.slots) if sequence is not None
+        ]
 
-    def add(self, waiting: Waiting) -> None:
-        """Gives a sequence a free slot."""
+    def add(self, queued: QueuedSequence) -> None:
+        """Puts a sequence into a free slot."""
         slot = self.slots.index(None)
-        self.slots[slot] = waiting.sequence
-        self._state = _insert(self._state, waiting.row, slot)
+        self.slots[slot] = queued.sequence
+        self._state = _insert(self._state, queued.row, slot)
 
     def drop_ended(self) -> None:
-        """Frees the slots of sequences that are finished or whose request is over."""
-        ended = [slot for slot, each in self.busy if each.finish or each.request.over]
+        """Frees the slots of sequences that have finished, failed or been cancelled."""
+        ended = [slot for slot, sequence in self.busy if sequence.finish or sequence.request.over]
         for slot in ended:
             self.slots[slot] = None
         if ended:
@@ -101,15 +108,15 @@ class Batch:
             self._state = self._state._replace(done=jnp.asarray(done))
 
     def forward(self) -> list[Sequence]:
-        """Runs a forward; returns the sequences that took part."""
+        """Runs one forward, and returns the sequences that it advanced or failed."""
         self._state, record = _step(self._decoding, self._state)
         state, drafts = self._state, self._state.rule.drafts
-        shown = (state.tokens, state.status, state.confidence, state.done, state.fault, state.end)
+        outputs = (state.tokens, state.status, state.confidence, state.done, state.fault, state.end)
         counts = record.counts
-        *arrays, rows = jax.device_get((*shown, counts.live_rows))
+        *arrays, rows = jax.device_get((*outputs, counts.live_rows))
         tokens, status, confidence, done, fault, end = arrays
-        guesses = None if drafts is None else np.asarray(drafts.token)
-        busy = [each for _, each in self.busy]
+        draft_tokens = None if drafts is None else np.asarray(drafts.token)
+        busy = [sequence for _, sequence in self.busy]
         for slot, sequence in self.busy:
             if fault[slot] >= 0:
                 sequence.request.fail("the model's scores are NaN or infinite")
@@ -120,40 +127,37 @@ class Batch:
                 status[slot, :stop].copy(),
                 confidence[slot, :stop].copy(),
                 int(rows[slot]),
-                None if guesses is None else guesses[slot, :stop].copy(),
+                None if draft_tokens is None else draft_tokens[slot, :stop].copy(),
             )
             sequence.advance(forward, bool(done[slot]))
         return busy
 
 
 def _dummy_prompt(request: Request, length: int) -> list[int]:
-    """Returns a prompt whose canvas has this length: it fixes the shapes of a batch."""
+    """Returns a prompt without meaning that gives the batch its canvas length."""
     token = int(request.model.config.mask_id == 0)
     block = request.model.config.block_length or 1
     return [token] * max(1, (length - request.sampler.gen_length) // block * block)
 
 
 class Engine:
-    """The worker thread with its batches and the requests that wait.
+    """Decodes requests in a worker thread. Any thread may submit them.
 
     Args:
-      places: sequences that are decoded at a time.
-      max_waiting: sequences and calls that may wait.
+      places: Maximum number of sequences that are decoded at a time.
+      max_waiting: Maximum number of sequences and calls in the queue.
     """
 
     def __init__(self, model: lj.Model, backend: str, places: int, max_waiting: int) -> None:
         require(places >= 1, f"places is {places}; allowed: 1 or more")
         require(max_waiting >= 1, f"queue is {max_waiting}; allowed: 1 or more")
-        self.model, self.backend, self.places, self.max_waiting = (
-            model,
-            backend,
-            places,
-            max_waiting,
-        )
+        self.model, self.backend = model, backend
+        self.places, self.max_waiting = places, max_waiting
         self.forwards = 0
-        """Forwards so far, each counted once for all its sequences."""
-        self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._waiting: deque[Waiting] = deque()
+        """Forwards so far; one forward of a batch counts once."""
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """Functions to call and lists of `QueuedSequence`; None wakes the thread to end it."""
+        self._queued: deque[QueuedSequence] = deque()
         self._batches: list[Batch] = []
         self._n_waiting, self._lock = 0, threading.Lock()
         self._closing = threading.Event()
@@ -163,28 +167,33 @@ class Engine:
 
     @property
     def n_waiting(self) -> int:
+        """Number of queued sequences and calls."""
         return self._n_waiting
 
     @property
     def n_running(self) -> int:
+        """Number of sequences with a slot in a batch."""
         return sum(len(batch.busy) for batch in self._batches)
 
     @property
     def alive(self) -> bool:
+        """Whether requests are still decoded."""
         return self._thread.is_alive() and not self._closing.is_set()
 
     def submit(self, request: Request) -> None:
-        """Checks a request and queues it; may take seconds for a new constraint.
+        """Checks a request and queues it. Compiling a new constraint can take seconds.
 
-        Raises ValueError as `lj.generate`, before anything is computed; QueueFull.
+        Raises:
+          ValueError: `lj.generate` would refuse the request.
+          QueueFull: The queue has no room for its sequences, or the engine is closing.
         """
         self._reserve(len(request.prompts))
         try:
-            if self._is_alone(request):
+            if self._needs_generate(request):
                 self._check(request)
-                self._arrived.put(partial(self._alone, request))
+                self._inbox.put(partial(self._generate, request))
             else:
-                self._arrived.put(self._prepared(request))
+                self._inbox.put(self._queued_sequences(request))
         except BaseException:
             self._release(len(request.prompts))
             raise
@@ -202,13 +211,13 @@ class Engine:
                 except BaseException as error:
                     future.set_exception(error)
 
-        self._arrived.put(run)
+        self._inbox.put(run)
         return future
 
     def close(self) -> None:
-        """Fails what is left, and ends the thread."""
+        """Ends the thread, and fails all requests that have not finished."""
         self._closing.set()
-        self._arrived.put(None)
+        self._inbox.put(None)
         self._thread.join()
 
     def _reserve(self, count: int) -> None:
@@ -221,7 +230,8 @@ class Engine:
         with self._lock:
             self._n_waiting -= count
 
-    def _is_alone(self, request: Request) -> bool:
+    def _needs_generate(self, request: Request) -> bool:
+        """Whether `lj.step` cannot decode the request."""
         sampler = request.sampler
         return self.backend != "xla" or self._on_mesh or sampler.parity.wide or sampler.has_worker
 
@@ -230,10 +240,11 @@ class Engine:
         return {"config": request.sampler, **options}
 
     def _check(self, request: Request) -> None:
+        # A stream checks its arguments when it is made, and decodes only once it is read.
         lj.generate_stream(self.model, request.prompts, **self._options(request))
 
-    def _prepared(self, request: Request) -> list[Waiting]:
-        """Returns the rows of a request on canvases of its batch's length."""
+    def _queued_sequences(self, request: Request) -> list[QueuedSequence]:
+        """Returns a request's sequences with their states, padded to a batch's canvas length."""
         sampler, config = request.sampler.replace(stop=()), self.model.config
         longest = max(map(len, request.prompts)) + sampler.gen_length
         self._check(request)
@@ -247,21 +258,24 @@ class Engine:
         rows = state._replace(cache=None)
         length = state.tokens.shape[1]
         key = (sampler, request.constraint, length)
-        return [Waiting(each, _take(rows, each.index), key) for each in request.sequences]
+        return [
+            QueuedSequence(sequence, _single_row(rows, sequence.index), key)
+            for sequence in request.sequences
+        ]
 
     def _work(self) -> None:
         while not self._closing.is_set():
-            idle = not self._batches and not self._waiting
+            idle = not self._batches and not self._queued
             try:
-                arrived = self._arrived.get(block=idle)
-                if callable(arrived):
-                    arrived()
-                elif arrived is not None:
-                    self._waiting.extend(arrived)
-                continue  # take in all that has arrived before the next forward
+                item = self._inbox.get(block=idle)
+                if callable(item):
+                    item()
+                elif item is not None:
+                    self._queued.extend(item)
+                continue  # empty the inbox before the next forward
             except queue.Empty:
                 pass
-            self._end_late()
+            self._drop_ended()
             self._admit()
             for batch in list(self._batches):
                 self._run(batch)
@@ -270,53 +284,55 @@ class Engine:
             sequence.request.fail(SHUTDOWN)
 
     def _sequences(self) -> list[Sequence]:
-        running = [each for batch in self._batches for _, each in batch.busy]
-        return running + [each.sequence for each in self._waiting]
+        running = [sequence for batch in self._batches for _, sequence in batch.busy]
+        return running + [queued.sequence for queued in self._queued]
 
-    def _end_late(self) -> None:
-        """Ends requests whose time is over, and drops those that are over."""
+    def _drop_ended(self) -> None:
+        """Fails requests that have exceeded their time limit, and drops all ended ones from the
+        queue and the batches."""
         for sequence in self._sequences():
             request = sequence.request
             if request.late and not request.over:
                 request.fail(TOO_LATE.format(request.seconds))
-        kept = [each for each in self._waiting if not each.sequence.request.over]
-        self._release(len(self._waiting) - len(kept))
-        self._waiting = deque(kept)
+        live = [queued for queued in self._queued if not queued.sequence.request.over]
+        self._release(len(self._queued) - len(live))
+        self._queued = deque(live)
         for batch in self._batches:
             batch.drop_ended()
 
     def _admit(self) -> None:
-        """Gives free slots to sequences that wait, the longest waiting first."""
-        left: deque[Waiting] = deque()
-        for waiting in self._waiting:
+        """Gives free slots to queued sequences, oldest first."""
+        remaining: deque[QueuedSequence] = deque()
+        for queued in self._queued:
             try:
-                batch = self._batch_for(waiting)
+                batch = self._batch_for(queued)
                 if batch is None:
-                    left.append(waiting)
+                    remaining.append(queued)
                     continue
-                batch.add(waiting)
+                batch.add(queued)
             except Exception as error:
-                self._failed([waiting.sequence], error)
+                self._fail([queued.sequence], error)
             self._release(1)
-        self._waiting = left
+        self._queued = remaining
 
-    def _batch_for(self, waiting: Waiting) -> Batch | None:
-        """Returns a batch with a free slot, a new one if there are places, or None.
+    def _batch_for(self, queued: QueuedSequence) -> Batch | None:
+        """Returns a batch with a free slot: an existing one, a new one, or None if all places are
+        taken.
 
-        A batch that is smaller than the number of those that wait for it is left to end, so that a
-        larger one takes its place.
+        A batch of at most half the size that its queue needs gets no new sequences, so that it
+        ends and a larger one replaces it.
         """
-        alike = sum(each.key == waiting.key for each in self._waiting)
+        alike = sum(other.key == queued.key for other in self._queued)
         for batch in self._batches:
             full = None not in batch.slots
             outgrown = 2 * len(batch.slots) <= min(alike, self.places)
-            if batch.key == waiting.key and not full and (not outgrown or not batch.busy):
+            if batch.key == queued.key and not full and (not outgrown or not batch.busy):
                 return batch
         free = self.places - sum(len(batch.slots) for batch in self._batches)
         if free < 1:
             return None
         size = 1 << (min(alike, free) - 1).bit_length()
-        batch = Batch(waiting, size if size <= free else size // 2)
+        batch = Batch(queued, size if size <= free else size // 2)
         self._batches.append(batch)
         return batch
 
@@ -327,7 +343,7 @@ class Engine:
             sequences = batch.forward()
             self.forwards += 1
         except Exception as error:
-            self._failed([each for _, each in batch.busy], error)
+            self._fail([sequence for _, sequence in batch.busy], error)
             batch.slots = [None] * len(batch.slots)
             return
         for sequence in sequences:
@@ -335,13 +351,13 @@ class Engine:
                 sequence.request.changed(sequence)
         batch.drop_ended()
 
-    def _failed(self, sequences: list[Sequence], error: Exception) -> None:
+    def _fail(self, sequences: list[Sequence], error: Exception) -> None:
         _log.error("decoding failed", exc_info=error)
-        for request in {each.request for each in sequences}:
+        for request in {sequence.request for sequence in sequences}:
             request.fail("the server failed while it decoded the request")
 
-    def _alone(self, request: Request) -> None:
-        """Decodes a request by `lj.generate`, in the host loop."""
+    def _generate(self, request: Request) -> None:
+        """Decodes a request by `lj.generate`, which calls `on_step` after each forward."""
         self._release(len(request.prompts))
 
         def on_step(view: StepView) -> None:
@@ -350,16 +366,16 @@ class Engine:
             elif request.late:
                 request.fail(TOO_LATE.format(request.seconds))
             if request.over:
-                raise _Over
+                raise _RequestOver
             self.forwards += 1
             for sequence in request.sequences:
                 if not sequence.finish:
                     row = sequence.index
-                    n_existing = sequence.n_prompt + request.sampler.gen_length
+                    stop = sequence.n_prompt + request.sampler.gen_length
                     forward = Forward(
-                        view.tokens[row, :n_existing],
-                        view.state[row, :n_existing],
-                        view.confidence[row, :n_existing],
+                        view.tokens[row, :stop],
+                        view.state[row, :stop],
+                        view.confidence[row, :stop],
                         view.rows,
                     )
                     sequence.advance(forward, False)
@@ -372,11 +388,11 @@ class Engine:
                 if not sequence.finish:
                     sequence.end()
                     request.changed(sequence)
-        except _Over:
+        except _RequestOver:
             pass
         except Exception as error:
-            self._failed(request.sequences, error)
+            self._fail(request.sequences, error)
 
 
-class _Over(Exception):
-    """Ends `lj.generate` once nobody waits for its result."""
+class _RequestOver(Exception):
+    """Ends `lj.generate` once its request has failed or been cancelled."""

@@ -1,4 +1,11 @@
-"""Bodies of the OpenAI interface, checked: each mistake is one sentence."""
+"""Checks the JSON bodies of OpenAI-compatible requests.
+
+`parse_api_request` turns a body into prompts as token ids, a sampler, a constraint and output
+options, before anything is decoded. Every mistake is a ValueError of one sentence that names the
+field and the allowed values, which the server sends back with status 400. Bodies come from
+untrusted clients: sampler settings cannot name code to import, and every size has a limit. Settings
+that OpenAI's interface lacks are in the field `llada`.
+"""
 
 import json
 import math
@@ -22,19 +29,20 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
 }
-"""Fields of the interface that change nothing here, with the values that are accepted."""
+"""OpenAI fields without an effect here, with the values that are accepted: the defaults."""
 KNOWN = frozenset({
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "stop", "seed", "stream",
     "stream_options", "temperature", "n", "logprobs", "top_logprobs", "response_format", "llada",
 })  # fmt: skip
-MOST_SEQUENCES, MOST_STOPS, MOST_CHOICES, MOST_MESSAGES = 16, 4, 64, 256
+MAX_SEQUENCES, MAX_STOPS, MAX_CHOICES, MAX_MESSAGES = 16, 4, 64, 256
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A checked body."""
+class ApiRequest:
+    """A checked request body."""
 
     prompts: list[list[int]]
+    """Token ids of each sequence to decode: every prompt is repeated `n` times."""
     sampler: lj.SamplerConfig
     seed: int
     max_tokens: int
@@ -44,10 +52,11 @@ class Asked:
     logprobs: bool = False
     top_logprobs: int = 0
     choices: tuple[str, ...] = ()
+    """Labels to score instead of decoding text (`llada.choices`)."""
 
 
-def body_of(content: bytes) -> dict[str, Any]:
-    """Returns the JSON object of a body. Raises ValueError."""
+def parse_body(content: bytes) -> dict[str, Any]:
+    """Returns the JSON object of a body. Raises ValueError if it is anything else."""
     try:
         body = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -56,10 +65,19 @@ def body_of(content: bytes) -> dict[str, Any]:
     return body
 
 
-def asked_of(
+def parse_api_request(
     body: Mapping[str, Any], *, chat: bool, model: lj.Model, sampler: lj.SamplerConfig, seed: int
-) -> Asked:
-    """Returns a body, checked. Raises ValueError that names the field and what is allowed."""
+) -> ApiRequest:
+    """Checks a body and encodes its prompts.
+
+    Args:
+      chat: Whether the body has `messages`, as chat completions do, or else a `prompt`.
+      sampler: The server's default sampler, which the body may change.
+      seed: The seed of bodies without one.
+
+    Raises:
+      ValueError: A bad field; the message names it and the allowed values.
+    """
     other = "prompt" if chat else "messages"
     for name, value in body.items():
         known = (name in KNOWN and name != other) or name in IGNORED or name in NEUTRAL
@@ -68,217 +86,218 @@ def asked_of(
         if name in NEUTRAL and value is not None:
             allowed = " or ".join(map(json.dumps, NEUTRAL[name]))
             require(value in NEUTRAL[name], f"{name} is {value!r:.60}; allowed: {allowed}, or none")
-    given = {name: value for name, value in body.items() if value is not None}
-    own = _typed(given, "llada", {}, dict, "an object")
-    for name in own:
+    fields = {name: value for name, value in body.items() if value is not None}
+    extension = _typed(fields, "llada", {}, dict, "an object")
+    for name in extension:
         allowed = ("sampler", "preset", "choices")
         require(name in allowed, f"llada has {name!r:.60}; allowed: {', '.join(allowed)}")
-    limit = model.config.max_length
-    most = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
-    max_tokens = _whole(given, most, sampler.gen_length, 1, limit)
-    stops = given.get("stop", [])
-    stops = [stops] if isinstance(stops, str) else stops
+    name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+    max_tokens = _whole(fields, name, sampler.gen_length, 1, model.config.max_length)
+    stop = fields.get("stop", [])
+    stop = [stop] if isinstance(stop, str) else stop
     require(
-        isinstance(stops, list) and len(stops) <= MOST_STOPS,
-        f"stop is {stops!r:.60}; allowed: a text, or up to {MOST_STOPS}",
+        isinstance(stop, list) and len(stop) <= MAX_STOPS,
+        f"stop is {stop!r:.60}; allowed: a text, or up to {MAX_STOPS}",
     )
-    changes: dict[str, Any] = {"stop": stops}
-    if "temperature" in given:
-        changes["temperature"] = _number(given, "temperature", 0, 2)
-    settings = _sampler(own, sampler, changes, max_tokens)
-    n = _whole(given, "n", 1, 1, MOST_SEQUENCES)
-    prompts = _chat(given, model) if chat else _prompts(given, model)
+    changes: dict[str, Any] = {"stop": stop}
+    if "temperature" in fields:
+        changes["temperature"] = _number(fields, "temperature", 0, 2)
+    settings = _sampler(extension, sampler, changes, max_tokens)
+    n = _whole(fields, "n", 1, 1, MAX_SEQUENCES)
+    prompts = _chat(fields, model) if chat else _prompts(fields, model)
     require(
-        n * len(prompts) <= MOST_SEQUENCES,
-        f"n is {n} with {len(prompts)} prompts; allowed: up to {MOST_SEQUENCES} answers",
+        n * len(prompts) <= MAX_SEQUENCES,
+        f"n is {n} with {len(prompts)} prompts; allowed: up to {MAX_SEQUENCES} answers",
     )
-    logprobs, top = _logprobs(given, chat)
+    logprobs, n_top = _logprobs(fields, chat)
     require(
-        top == 0 or settings.temperature == 0,
-        f"top_logprobs is {top} and temperature is {settings.temperature}; allowed: 0 (a forward "
+        n_top == 0 or settings.temperature == 0,
+        f"top_logprobs is {n_top} and temperature is {settings.temperature}; allowed: 0 (a forward "
         "reports the token that it commits alone)",
     )
-    options = _typed(given, "stream_options", {}, dict, "an object")
-    choices = own.get("choices", [])
+    options = _typed(fields, "stream_options", {}, dict, "an object")
+    choices = extension.get("choices", [])
     require(
         isinstance(choices, list)
-        and len(choices) <= MOST_CHOICES
-        and all(isinstance(each, str) and each for each in choices),
-        f"llada.choices is {choices!r:.60}; allowed: up to {MOST_CHOICES} texts, none empty",
+        and len(choices) <= MAX_CHOICES
+        and all(isinstance(choice, str) and choice for choice in choices),
+        f"llada.choices is {choices!r:.60}; allowed: up to {MAX_CHOICES} texts, none empty",
     )
-    stream = _typed(given, "stream", False, bool, "true or false")
+    stream = _typed(fields, "stream", False, bool, "true or false")
     require(
         not choices or not (stream or n > 1 or len(prompts) > 1),
         "llada.choices are with stream, n or several prompts; allowed: one prompt, without stream",
     )
-    return Asked(
+    return ApiRequest(
         prompts=[prompt for prompt in prompts for _ in range(n)],
         sampler=settings,
-        seed=_whole(given, "seed", seed, -(2**63), 2**63 - 1),
+        seed=_whole(fields, "seed", seed, -(2**63), 2**63 - 1),
         max_tokens=max_tokens,
-        constraint=_constraint(given),
+        constraint=_constraint(fields),
         stream=stream,
         include_usage=_typed(options, "include_usage", False, bool, "true or false"),
         logprobs=logprobs,
-        top_logprobs=top,
+        top_logprobs=n_top,
         choices=tuple(choices),
     )
 
 
-def _typed(given: Mapping[str, Any], name: str, default: Any, kind: type, allowed: str) -> Any:
-    value = given.get(name, default)
+def _typed(fields: Mapping[str, Any], name: str, default: Any, kind: type, allowed: str) -> Any:
+    value = fields.get(name, default)
     require(isinstance(value, kind), f"{name} is {value!r:.60}; allowed: {allowed}")
     return value
 
 
-def _whole(given: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:
-    value = given.get(name, default)
+def _whole(fields: Mapping[str, Any], name: str, default: int, minimum: int, maximum: int) -> int:
+    value = fields.get(name, default)
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     require(
-        is_whole and least <= value <= most, f"{name} is {value!r:.60}; allowed: {least} to {most}"
+        is_whole and minimum <= value <= maximum,
+        f"{name} is {value!r:.60}; allowed: {minimum} to {maximum}",
     )
     return value
 
 
-def _number(given: Mapping[str, Any], name: str, least: float, most: float) -> float:
-    value = given[name]
+def _number(fields: Mapping[str, Any], name: str, minimum: float, maximum: float) -> float:
+    value = fields[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     require(
-        is_number and math.isfinite(value) and least <= value <= most,
-        f"{name} is {value!r:.60}; allowed: {least} to {most}",
+        is_number and math.isfinite(value) and minimum <= value <= maximum,
+        f"{name} is {value!r:.60}; allowed: {minimum} to {maximum}",
     )
     return float(value)
 
 
 def _sampler(
-    own: Mapping[str, Any], default: lj.SamplerConfig, changes: dict[str, Any], max_tokens: int
+    extension: Mapping[str, Any],
+    default: lj.SamplerConfig,
+    changes: dict[str, Any],
+    max_tokens: int,
 ) -> lj.SamplerConfig:
-    """Returns the sampler of a request on the smallest canvas that holds its tokens."""
-    flat = own.get("sampler", {})
-    require(isinstance(flat, dict), f"llada.sampler is {flat!r:.60}; allowed: an object")
-    for name, value in flat.items():
+    """Returns the request's sampler, with `gen_length` the fewest blocks that hold `max_tokens`."""
+    settings = extension.get("sampler", {})
+    require(isinstance(settings, dict), f"llada.sampler is {settings!r:.60}; allowed: an object")
+    for name, value in settings.items():
         allowed = "other flat settings of a sampler (max_tokens, stop and temperature are fields)"
         require(name not in ("gen_length", "stop"), f"llada.sampler.{name}; allowed: {allowed}")
         plain = isinstance(value, bool | int | float | str | None)
         require(
-            plain and not (isinstance(value, str) and ":" in value),  # a name of code to import
+            plain
+            and not (isinstance(value, str) and ":" in value),  # `module:Class` would be imported
             f"llada.sampler has {name!r:.60}: {value!r:.60}; allowed: a number, a name, true or "
             "false",
         )
-    preset = own.get("preset")
+    preset = extension.get("preset")
     require(
         preset is None or (isinstance(preset, str) and preset in PRESETS),
         f"llada.preset is {preset!r:.60}; allowed: {', '.join(PRESETS)}",
     )
-    changes = {**flat, **changes}
+    changes = {**settings, **changes}
     try:
-        found = default if preset is None else lj.SamplerConfig.preset(preset)
-        blocks = flat.get("block_length", found.block_length)
+        sampler = default if preset is None else lj.SamplerConfig.preset(preset)
+        blocks = settings.get("block_length", sampler.block_length)
         if isinstance(blocks, int) and blocks > 0:
             changes["gen_length"] = -(-max_tokens // blocks) * blocks
-        return found.replace(**changes)
+        return sampler.replace(**changes)
     except (TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"llada.sampler is {dict(flat)!r:.200}; allowed: flat settings") from error
+        raise ValueError(
+            f"llada.sampler is {dict(settings)!r:.200}; allowed: flat settings"
+        ) from error
 
 
-def _chat(given: Mapping[str, Any], model: lj.Model) -> list[list[int]]:
-    messages = given.get("messages")
+def _chat(fields: Mapping[str, Any], model: lj.Model) -> list[list[int]]:
+    messages = fields.get("messages")
     require(
-        isinstance(messages, list) and 0 < len(messages) <= MOST_MESSAGES,
-        f"messages is {messages!r:.60}; allowed: 1 to {MOST_MESSAGES} messages",
+        isinstance(messages, list) and 0 < len(messages) <= MAX_MESSAGES,
+        f"messages is {messages!r:.60}; allowed: 1 to {MAX_MESSAGES} messages",
     )
     assert isinstance(messages, list) and model.tokenizer is not None
-    plain = []
-    for at, message in enumerate(messages):
-        require(isinstance(message, dict), f"messages[{at}] is {message!r:.60}; allowed: an object")
-        role, content = message.get("role"), message.get("content")
-        allowed = ("system", "developer", "user", "assistant")
-        require(
-            isinstance(role, str) and role in allowed,
-            f"messages[{at}].role is {role!r:.60}; allowed: {', '.join(allowed)}",
-        )
-        plain.append({"role": role, "content": _content(content, at)})
-    return [model.tokenizer.encode_chat(plain)]
+    return [model.tokenizer.encode_chat([_template_message(message) for message in messages])]
 
 
-def _content(content: Any, at: int) -> str:
-    """Returns the text of a message, which may be a list of parts."""
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    texts = []
-    for part in parts:
-        is_text = isinstance(part, dict) and part.get("type") == "text"
-        text = part.get("text") if is_text else None
-        require(isinstance(text, str), f"messages[{at}].content is {content!r:.60}; allowed: text")
-        texts.append(text)
-    return "".join(texts)
+def _template_message(message: Any) -> Any:
+    """Returns a message with the fields that chat templates know; `encode_chat` checks it.
+
+    `developer` is OpenAI's newer name of the role `system`. Other fields, such as `name`, are
+    dropped.
+    """
+    if not isinstance(message, dict):
+        return message
+    role = message.get("role")
+    return {"role": "system" if role == "developer" else role, "content": message.get("content")}
 
 
-def _prompts(given: Mapping[str, Any], model: lj.Model) -> list[list[int]]:
-    prompt = given.get("prompt")
+def _prompts(fields: Mapping[str, Any], model: lj.Model) -> list[list[int]]:
+    prompt = fields.get("prompt")
     prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
-    if prompts and all(isinstance(each, int) and not isinstance(each, bool) for each in prompts):
-        prompts = [prompts]
+    if prompts and all(isinstance(item, int) and not isinstance(item, bool) for item in prompts):
+        prompts = [prompts]  # one prompt as token ids
     require(
-        0 < len(prompts) <= MOST_SEQUENCES,
-        f"prompt has {len(prompts)} parts; allowed: 1 to {MOST_SEQUENCES}",
+        0 < len(prompts) <= MAX_SEQUENCES,
+        f"prompt has {len(prompts)} parts; allowed: 1 to {MAX_SEQUENCES}",
     )
-    found: list[list[int]] = []
-    for each in prompts:
-        if isinstance(each, str):
-            require(bool(each), "prompt is ''; allowed: text that is not empty")
+    token_ids: list[list[int]] = []
+    for item in prompts:
+        if isinstance(item, str):
+            require(bool(item), "prompt is ''; allowed: text that is not empty")
             assert model.tokenizer is not None
-            found.append(model.tokenizer.encode(each, add_special_tokens=True))
+            token_ids.append(model.tokenizer.encode(item, add_special_tokens=True))
             continue
-        ids = isinstance(each, list) and 0 < len(each) <= model.config.max_length
-        ids = ids and all(isinstance(i, int) and not isinstance(i, bool) for i in each)
+        ids = isinstance(item, list) and 0 < len(item) <= model.config.max_length
+        ids = ids and all(isinstance(i, int) and not isinstance(i, bool) for i in item)
         vocab = model.config.vocab_size
         require(
-            ids and all(0 <= i < vocab for i in each),
-            f"prompt is {each!r:.60}; allowed: text, or ids from 0 to {vocab - 1}",
+            ids and all(0 <= i < vocab for i in item),
+            f"prompt is {item!r:.60}; allowed: text, or ids from 0 to {vocab - 1}",
         )
-        found.append(each)
-    return found
+        token_ids.append(item)
+    return token_ids
 
 
-def _logprobs(given: Mapping[str, Any], chat: bool) -> tuple[bool, int]:
-    """Returns whether log-probabilities are wanted, and how many tokens at each position."""
+def _logprobs(fields: Mapping[str, Any], chat: bool) -> tuple[bool, int]:
+    """Returns whether log-probabilities are requested, and the number of top tokens per position.
+
+    Chats have a flag and a number, text completions only a number.
+    """
     if not chat:
-        top = _whole(given, "logprobs", 0, 0, 1)
-        return "logprobs" in given, top
-    wanted = _typed(given, "logprobs", False, bool, "true or false")
-    top = given.get("top_logprobs", 0)
+        n_top = _whole(fields, "logprobs", 0, 0, 1)
+        return "logprobs" in fields, n_top
+    wanted = _typed(fields, "logprobs", False, bool, "true or false")
+    n_top = fields.get("top_logprobs", 0)
     require(
-        top in (0, 1) and not isinstance(top, bool) and (wanted or top == 0),
-        f"top_logprobs is {top!r:.60}; allowed: 0 or 1, with logprobs (a forward reports the token "
-        "that it commits alone)",
+        n_top in (0, 1) and not isinstance(n_top, bool) and (wanted or n_top == 0),
+        f"top_logprobs is {n_top!r:.60}; allowed: 0 or 1, with logprobs (a forward reports the "
+        "token that it commits alone)",
     )
-    return wanted, top
+    return wanted, n_top
 
 
-def _constraint(given: Mapping[str, Any]) -> lj.Constraint | None:
-    """Returns the constraint of `response_format`."""
-    form = _typed(given, "response_format", {"type": "text"}, dict, "an object")
-    made: dict[str, Callable[[], lj.Constraint | None]] = {
+def _constraint(fields: Mapping[str, Any]) -> lj.Constraint | None:
+    """Returns the constraint of `response_format`, or None for plain text."""
+    response_format = _typed(fields, "response_format", {"type": "text"}, dict, "an object")
+    constraints: dict[str, Callable[[], lj.Constraint | None]] = {
         "text": lambda: None,
-        "json_schema": lambda: _schema(form.get("json_schema")),
-        "regex": lambda: lj.regex(form.get("regex", form.get("pattern"))),
-        "choice": lambda: lj.choice(form.get("choice")),  # pyright: ignore[reportArgumentType]
+        "json_schema": lambda: _schema(response_format.get("json_schema")),
+        "regex": lambda: lj.regex(response_format.get("regex", response_format.get("pattern"))),
+        "choice": lambda: lj.choice(response_format.get("choice")),  # pyright: ignore[reportArgumentType]
     }
-    kind = form.get("type")
+    name = response_format.get("type")
     require(
-        isinstance(kind, str) and kind in made,
-        f"response_format.type is {kind!r:.60}; allowed: {', '.join(made)}",
+        isinstance(name, str) and name in constraints,
+        f"response_format.type is {name!r:.60}; allowed: {', '.join(constraints)}",
     )
     try:
-        return made[kind]()
+        return constraints[name]()
     except (TypeError, AttributeError, KeyError, RecursionError) as error:
-        raise ValueError(f"response_format is {form!r:.200}; allowed: a valid one") from error
+        raise ValueError(
+            f"response_format is {response_format!r:.200}; allowed: a valid one"
+        ) from error
 
 
-def _schema(given: Any) -> lj.Constraint:
-    schema: Any = given.get("schema") if isinstance(given, dict) else None
+def _schema(description: Any) -> lj.Constraint:
+    schema: Any = description.get("schema") if isinstance(description, dict) else None
     require(
         isinstance(schema, dict),
-        f"response_format.json_schema is {given!r:.60}; allowed: an object with `schema`",
+        f"response_format.json_schema is {description!r:.60}; allowed: an object with `schema`",
     )
     return lj.json_schema(schema)

@@ -1,4 +1,10 @@
-"""A request and its sequences: what their forwards have committed, and the text that is final."""
+"""The state of a request while it is decoded: its tokens, and the text that may be sent.
+
+A diffusion model commits tokens in any order, and some rules revise them. So `Sequence.advance`
+takes the canvas after each forward and finds the longest run of final tokens from the left. Their
+text is safe to send once it cannot change: without an incomplete UTF-8 character, or the beginning
+of a stop string, at its end.
+"""
 
 import threading
 import time
@@ -20,22 +26,20 @@ Finish = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Forward:
-    """What a forward left of one sequence: its canvas, and the draft of each mask."""
+    """One sequence's canvas after a forward: token ids, `sampler.state` codes, and confidences."""
 
     tokens: Int[np.ndarray, " L"]
     status: Int[np.ndarray, " L"]
     confidence: Float[np.ndarray, " L"]
     rows: int
-    drafts: Int[np.ndarray, " L"] | None = None  # -1 for none
+    """Rows of the sequence that the forward computed."""
+    drafts: Int[np.ndarray, " L"] | None = None
+    """Drafted token of each mask, or -1 without one; None if the rule has no drafts."""
 
 
 @dataclass(eq=False)
 class Request:
-    """Prompts that are decoded as `lj.generate(model, prompts, sampler, seed=seed)` decodes them.
-
-    `changed` is called in the worker thread with a sequence whose forward is done, or with None
-    once the request has failed.
-    """
+    """Prompts to decode, with the result of `lj.generate(model, prompts, sampler, seed=seed)`."""
 
     model: lj.Model
     prompts: list[list[int]]
@@ -44,7 +48,10 @@ class Request:
     max_tokens: int
     constraint: lj.Constraint | None = None
     seconds: float = 300.0
+    """Time limit, counted from `created`."""
     changed: "Callable[[Sequence | None], None]" = lambda sequence: None
+    """Called by the worker thread with a sequence after each of its forwards, or with None once the
+    request has failed."""
     error: str | None = None
     created: float = field(default_factory=time.monotonic)
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -59,10 +66,9 @@ class Request:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do."""
-        return self.error is not None or self.cancelled.is_set() or all(
-            each.finish for each in self.sequences
-        )  # fmt: skip
+        """Whether it has failed, been cancelled or finished."""
+        failed = self.error is not None or self.cancelled.is_set()
+        return failed or all(sequence.finish for sequence in self.sequences)
 
     def fail(self, error: str) -> None:
         self.error = error
@@ -75,21 +81,21 @@ class Request:
 
 @dataclass(eq=False)
 class Sequence:
-    """One prompt of a request. All positions count from the first generated one."""
+    """The decoding of one prompt. Positions count from the first generated token."""
 
     request: Request
     index: int
     finish: Finish | None = None
     text: str = ""
-    """The final text so far: it only grows."""
+    """The final text so far. It only grows, so that it can be streamed."""
     tokens: list[int] = field(default_factory=list)
-    """Its tokens."""
+    """The tokens of `text`."""
     forwards: int = 0
     rows: list[int] = field(default_factory=list)
-    """Rows of each forward."""
+    """Rows computed by each forward."""
     last: Forward | None = None
     changes: list[int] = field(default_factory=list)
-    """Positions that the last forward changed."""
+    """Positions whose token, state or draft the last forward changed."""
     _steps: dict[int, int] = field(default_factory=dict)
     _probabilities: dict[int, float] = field(default_factory=dict)
 
@@ -105,11 +111,11 @@ class Sequence:
     @property
     def logprobs(self) -> list[float]:
         """Returns the log-probability of each token in the forward that committed it."""
-        found = (self._probabilities.get(at, 1.0) for at in range(len(self.tokens)))
-        return [float(np.log(max(each, 1e-30))) for each in found]
+        probabilities = (self._probabilities.get(at, 1.0) for at in range(len(self.tokens)))
+        return [float(np.log(max(probability, 1e-30))) for probability in probabilities]
 
     def advance(self, forward: Forward, done: bool) -> None:
-        """Takes in a forward, and finishes if the text has ended."""
+        """Records a forward, and finishes if its canvas is `done` or the text has ended."""
         self._note_commits(forward)
         self.forwards += 1
         self.rows.append(forward.rows)
@@ -119,30 +125,31 @@ class Sequence:
             self._finish_text(final_tokens(forward.tokens, forward.status), done=False)
 
     def end(self) -> None:
-        """Finishes after the last forward: all tokens are final then."""
+        """Finishes after the last forward, which makes all tokens final."""
         assert self.last is not None
         self._finish_text(self.last.tokens[self.n_prompt :], done=True)
 
     def _note_commits(self, forward: Forward) -> None:
-        """Notes which positions a forward committed and changed."""
-        begin, before = self.n_prompt, self.last
-        tokens, status = forward.tokens[begin:], forward.status[begin:]
+        """Records the positions that a forward committed and changed."""
+        start, previous = self.n_prompt, self.last
+        tokens, status = forward.tokens[start:], forward.status[start:]
         same = stayed = np.zeros(len(tokens), bool)
-        if before is not None:
-            same = tokens == before.tokens[begin:]
-            stayed = same & (before.status[begin:] >= VISIBLE)
+        if previous is not None:
+            same = tokens == previous.tokens[start:]
+            stayed = same & (previous.status[start:] >= VISIBLE)
         for at in np.flatnonzero((status >= VISIBLE) & ~stayed).tolist():
             self._steps[at] = self.forwards
-            self._probabilities[at] = float(forward.confidence[begin + at])
-        if before is not None:
-            same = same & (status == before.status[begin:])
-            if forward.drafts is not None and before.drafts is not None:
-                same &= forward.drafts[begin:] == before.drafts[begin:]
+            self._probabilities[at] = float(forward.confidence[start + at])
+        if previous is not None:
+            same = same & (status == previous.status[start:])
+            if forward.drafts is not None and previous.drafts is not None:
+                same &= forward.drafts[start:] == previous.drafts[start:]
         self.changes = np.flatnonzero(~same).tolist()
         self.last = forward
 
     def _finish_text(self, final: Int[np.ndarray, " F"], done: bool) -> None:
-        """Lengthens the text by final tokens, and finishes if it ends."""
+        """Sets the text from the final tokens, up to an end token, a stop string or
+        `max_tokens`, and finishes if it reaches one of them."""
         request = self.request
         sampler, limit = request.sampler, request.max_tokens
         generated = final[: sampler.gen_length]
@@ -161,7 +168,7 @@ class Sequence:
         self.tokens = self._tokens_of(tokens, self.text)
 
     def _tokens_of(self, tokens: list[int], text: str) -> list[int]:
-        """Returns the first tokens whose text contains a text that may be cut."""
+        """Returns the fewest leading tokens whose text covers `text`, which may end within one."""
         count = len(self.tokens)
         while count < len(tokens) and len(self.request.decode(tokens[:count])) < len(text):
             count += 1
@@ -171,8 +178,8 @@ class Sequence:
 
 
 def _safe_length(text: str, stops: tuple[str, ...]) -> int:
-    """Returns how much of a text cannot change: without the beginning of a stop string or the rest
-    of a character at its end."""
+    """Returns the number of characters that further tokens cannot change: all but an incomplete
+    UTF-8 character or the beginning of a stop string at the end."""
     length = len(text.rstrip("\ufffd"))
     for stop in stops:
         for size in range(min(len(stop) - 1, len(text)), 0, -1):

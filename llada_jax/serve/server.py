@@ -1,7 +1,9 @@
-"""The HTTP side: the OpenAI interface, health and metrics, and the page with a live canvas.
+"""The HTTP server: OpenAI's API, health, metrics, and a page that shows a live canvas.
 
-Text is streamed once it is final: from the left, and never taken back. Errors are one sentence in
-the form of the OpenAI interface, without paths and tracebacks.
+Handlers run in an asyncio loop and submit requests to the `Engine`, whose worker thread sends a
+`_Event` back after each forward. Text is streamed once it is final, from the left, and is never
+taken back; `/canvas` streams the changes of every forward instead. Errors have OpenAI's form: one
+sentence, without file paths of the server or tracebacks.
 """
 
 import asyncio
@@ -28,7 +30,7 @@ from llada_jax.evaluation.likelihood import log_likelihoods
 from llada_jax.sampler.config import PRESETS
 from llada_jax.serve.engine import Engine, QueueFull
 from llada_jax.serve.metrics import Metrics
-from llada_jax.serve.requests import Asked, asked_of, body_of
+from llada_jax.serve.requests import ApiRequest, parse_api_request, parse_body
 from llada_jax.serve.sequence import Request, Sequence
 
 try:
@@ -51,21 +53,21 @@ _log = logging.getLogger("llada_jax.serve")
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Where the server listens, and its limits."""
+    """The server's address and limits."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
     places: int = 8
-    """Sequences that are decoded at a time."""
+    """Maximum number of sequences that are decoded at a time."""
     queue: int = 64
-    """Sequences that may wait."""
+    """Maximum number of sequences in the queue."""
     timeout: float = 300.0
-    """Seconds that a request may take."""
+    """Time limit of a request in seconds, the wait in the queue included."""
     max_body: int = 1 << 20
-    """Bytes of a request's body."""
+    """Maximum size of a request's body in bytes."""
     grace: int = 30
-    """Seconds that running requests have once the server is told to stop."""
+    """Seconds in which running requests may finish after SIGINT or SIGTERM."""
 
     def __post_init__(self) -> None:
         require(0 <= self.port < 1 << 16, f"port is {self.port}; allowed: 0 to {(1 << 16) - 1}")
@@ -75,8 +77,8 @@ class ServerSettings:
         )
 
 
-class Refused(Exception):
-    """An error with its HTTP status."""
+class ApiError(Exception):
+    """An error with its HTTP status and OpenAI's error code."""
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -84,7 +86,7 @@ class Refused(Exception):
 
 
 class Service:
-    """A model with its engine, and what answers each path."""
+    """A model with its engine, and a handler for each path."""
 
     def __init__(
         self,
@@ -103,30 +105,28 @@ class Service:
 
     # Requests
 
-    async def asked(self, http: Http, *, chat: bool) -> Asked:
-        """Returns what a request asks for."""
+    async def parse(self, http: Http, *, chat: bool) -> ApiRequest:
+        """Reads and checks the body of a request."""
         content = bytearray()
         async for part in http.stream():
             content += part
             if len(content) > self.settings.max_body:
                 limit = f"{self.settings.max_body:,}"
-                raise Refused(413, f"the body is longer than the {limit} bytes that are allowed")
-        body = body_of(bytes(content))
+                raise ApiError(413, f"the body is longer than the {limit} bytes that are allowed")
+        body = parse_body(bytes(content))
         name = body.get("model", self.name)
         if name != self.name:
             message = f"model is {name!r:.60}; allowed: {self.name!r}"
-            raise Refused(404, message, "model_not_found")
+            raise ApiError(404, message, "model_not_found")
         options = {"model": self.model, "sampler": self.sampler, "seed": self.seed}
-        return await run_in_threadpool(partial(asked_of, body, chat=chat, **options))
+        return await run_in_threadpool(partial(parse_api_request, body, chat=chat, **options))
 
-    async def started(self, asked: Asked) -> "tuple[Request, asyncio.Queue[Any]]":
-        """Queues a request; its changes arrive in an asyncio queue."""
+    async def submit(self, api_request: ApiRequest) -> "tuple[Request, asyncio.Queue[Any]]":
+        """Submits a request to the engine, and returns it with the asyncio queue of its events."""
         loop, events = asyncio.get_running_loop(), asyncio.Queue()
 
         def changed(sequence: Sequence | None) -> None:
-            event = None
-            if sequence is not None:
-                event = _Event.of(sequence)
+            event = None if sequence is None else _Event.of(sequence)
             try:
                 loop.call_soon_threadsafe(events.put_nowait, event)
             except RuntimeError:  # the loop has ended
@@ -134,11 +134,11 @@ class Service:
 
         request = Request(
             self.model,
-            asked.prompts,
-            asked.sampler,
-            asked.seed,
-            asked.max_tokens,
-            asked.constraint,
+            api_request.prompts,
+            api_request.sampler,
+            api_request.seed,
+            api_request.max_tokens,
+            api_request.constraint,
             self.settings.timeout,
             changed,
         )
@@ -148,107 +148,111 @@ class Service:
     async def changes(
         self, http: Http | None, request: Request, events: "asyncio.Queue[Any]"
     ) -> "AsyncIterator[_Event]":
-        """Yields what each forward changed until all sequences are done; cancels the request once
-        nobody listens."""
-        left = len(request.sequences)
+        """Yields the events of a request until all its sequences have finished.
+
+        Cancels the request if the client of `http` disconnects, or the generator is closed.
+        """
+        unfinished = len(request.sequences)
         try:
-            while left:
+            while unfinished:
                 try:
                     event = await asyncio.wait_for(events.get(), 0.5)
                 except TimeoutError:
                     if http is not None and await http.is_disconnected():
                         return
                     if not self.engine.alive and request.error is None and events.empty():
-                        raise Refused(503, "the server is shutting down") from None
+                        raise ApiError(503, "the server is shutting down") from None
                     continue
                 if event is None:
-                    raise Refused(_status_of(request.error), request.error or "it failed")
-                left -= event.finish is not None
+                    raise ApiError(_status_of(request.error), request.error or "it failed")
+                unfinished -= event.finish is not None
                 yield event
         finally:
             request.cancelled.set()
-            done = sum(len(each.tokens) for each in request.sequences)
-            self.metrics.add("tokens_total", done)
+            n_tokens = sum(len(sequence.tokens) for sequence in request.sequences)
+            self.metrics.add("tokens_total", n_tokens)
             self.metrics.add("request_seconds_total", time.monotonic() - request.created)
 
-    # Paths
+    # Handlers
 
     async def completion(self, http: Http, *, chat: bool) -> Response:
-        asked = await self.asked(http, chat=chat)
-        if asked.choices:
-            return await self.scored(asked, chat)
-        request, events = await self.started(asked)
-        form = _Form(self.name, chat, asked, request)
-        if asked.stream:
-            return self.event_stream(self.chunks(form, events))
+        """Decodes text, or scores the labels of `llada.choices`."""
+        api_request = await self.parse(http, chat=chat)
+        if api_request.choices:
+            return await self.score_choices(api_request, chat)
+        request, events = await self.submit(api_request)
+        response = _ResponseFormat(self.name, chat, api_request, request)
+        if api_request.stream:
+            return self.event_stream(self.chunks(response, events))
         async for _ in self.changes(http, request, events):
             pass
-        if not all(each.finish for each in request.sequences):
-            raise Refused(499, "the client has gone")
-        return JSONResponse(form.whole())
+        if not all(sequence.finish for sequence in request.sequences):
+            raise ApiError(499, "the client has gone")
+        return JSONResponse(response.whole())
 
-    async def chunks(self, form: "_Form", events: "asyncio.Queue[Any]") -> AsyncIterator[Any]:
-        for index in range(len(form.request.sequences)):
-            if form.chat:
-                yield form.chunk(index, {"role": "assistant", "content": ""})
-        sent = [0] * len(form.request.sequences)
-        n_tokens = [0] * len(form.request.sequences)
-        async for event in self.changes(None, form.request, events):
+    async def chunks(
+        self, response: "_ResponseFormat", events: "asyncio.Queue[Any]"
+    ) -> AsyncIterator[Any]:
+        """Yields the chunks of a streamed response, each with the text that is new."""
+        for index in range(len(response.request.sequences)):
+            if response.chat:
+                yield response.chunk(index, {"role": "assistant", "content": ""})
+        sent = [0] * len(response.request.sequences)
+        n_tokens = [0] * len(response.request.sequences)
+        async for event in self.changes(None, response.request, events):
             index, text = event.index, event.text
             if len(text) > sent[index] or event.finish:
                 tokens = range(n_tokens[index], len(event.tokens))
-                yield form.chunk(index, {"content": text[sent[index] :]}, event, tokens)
+                yield response.chunk(index, {"content": text[sent[index] :]}, event, tokens)
                 sent[index], n_tokens[index] = len(text), len(event.tokens)
-        if form.asked.include_usage:
-            yield {**form.head("chunk"), "choices": [], "usage": form.usage()}
+        if response.api_request.include_usage:
+            yield {**response.head("chunk"), "choices": [], "usage": response.usage()}
 
     def event_stream(self, chunks: AsyncIterator[Any]) -> StreamingResponse:
-        """Returns server-sent events; an error on the way is the last one."""
+        """Streams chunks as server-sent events; an error becomes the last event."""
 
         async def lines() -> AsyncIterator[str]:
             try:
                 async for chunk in chunks:
                     yield f"data: {json.dumps(chunk, allow_nan=False)}\n\n"
-            except Refused as error:
+            except ApiError as error:
                 yield f"data: {json.dumps(_error(error))}\n\n"
             yield "data: [DONE]\n\n"
 
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(lines(), media_type="text/event-stream", headers=headers)
 
-    async def scored(self, asked: Asked, chat: bool) -> Response:
-        """Answers with the most probable label, and the probabilities of all."""
+    async def score_choices(self, api_request: ApiRequest, chat: bool) -> Response:
+        """Responds with the most probable label, and the probabilities of all labels."""
         assert self.model.tokenizer is not None
         tokenizer = self.model.tokenizer
-        pairs = [(asked.prompts[0], tokenizer.encode(each)) for each in asked.choices]
+        choices, seed = api_request.choices, api_request.seed
+        pairs = [(api_request.prompts[0], tokenizer.encode(choice)) for choice in choices]
 
-        def scores() -> np.ndarray:
-            return log_likelihoods(self.model.params, self.model.config, pairs, seed=asked.seed)
+        def score() -> np.ndarray:
+            return log_likelihoods(self.model.params, self.model.config, pairs, seed=seed)
 
-        found = await asyncio.wrap_future(self.engine.call(scores))
-        weights = np.exp(found - found.max())
+        logprobs = await asyncio.wrap_future(self.engine.call(score))
+        best = int(logprobs.argmax())
+        weights = np.exp(logprobs - logprobs.max())
         probabilities = (weights / weights.sum()).tolist()
         labels = [
             {"text": text, "logprob": float(logprob), "probability": probability}
-            for text, logprob, probability in zip(asked.choices, found, probabilities, strict=True)
+            for text, logprob, probability in zip(choices, logprobs, probabilities, strict=True)
         ]
-        best = asked.choices[int(found.argmax())]
-        n_prompt, n_answer = len(pairs[0][0]), len(pairs[int(found.argmax())][1])
-        message: Any = {"message": {"role": "assistant", "content": best}} if chat else {
-            "text": best
-        }  # fmt: skip
-        form = _Form(self.name, chat, asked, None)
-        usage = _usage(n_prompt, n_answer)
-        choice = {"index": 0, **message, "finish_reason": "stop", "logprobs": None}
-        extra = {"choices": labels}
-        return JSONResponse({**form.head(), "choices": [choice], "usage": usage, "llada": extra})
+        content = _content(chat, choices[best])
+        choice = {"index": 0, **content, "finish_reason": "stop", "logprobs": None}
+        head = _ResponseFormat(self.name, chat, api_request, None).head()
+        usage = _usage(len(pairs[best][0]), len(pairs[best][1]))
+        extension = {"choices": labels}
+        return JSONResponse({**head, "choices": [choice], "usage": usage, "llada": extension})
 
     async def canvas(self, http: Http) -> Response:
-        """Streams what each forward does to the canvas of one chat."""
-        asked = await self.asked(http, chat=True)
-        if len(asked.prompts) != 1 or asked.choices:
-            raise Refused(400, "n or llada.choices are set; allowed on a canvas: one answer")
-        request, events = await self.started(asked)
+        """Streams the changes of each forward to the canvas of one chat, for the page."""
+        api_request = await self.parse(http, chat=True)
+        if len(api_request.prompts) != 1 or api_request.choices:
+            raise ApiError(400, "n or llada.choices are set; allowed on a canvas: one answer")
+        request, events = await self.submit(api_request)
 
         async def steps() -> AsyncIterator[Any]:
             assert self.model.tokenizer is not None
@@ -266,14 +270,20 @@ class Service:
                         seconds[soc] += 1e-3 * _milliseconds(table, event.rows)
                     ids = {cell[1] for cell in event.cells} | {cell[4] for cell in event.cells}
                     pieces = tokenizer.pieces(sorted(i for i in ids if i >= 0))
-                    named = [
-                        [at, pieces.get(str(token), ""), status, sure, pieces.get(str(draft), "")]
-                        for at, token, status, sure, draft in event.cells
+                    cells = [
+                        [
+                            at,
+                            pieces.get(str(token), ""),
+                            status,
+                            confidence,
+                            pieces.get(str(draft), ""),
+                        ]
+                        for at, token, status, confidence, draft in event.cells
                     ]
                     yield {
                         "forward": event.forward,
                         "rows": event.rows,
-                        "cells": named,
+                        "cells": cells,
                         "text": event.text,
                         "tokens": len(event.tokens),
                         "phones": {soc: round(value, 3) for soc, value in seconds.items()},
@@ -283,17 +293,17 @@ class Service:
         return self.event_stream(steps())
 
     async def share(self, http: Http) -> Response:
-        """Returns a run, decoded again by its seed, as the page that replays it."""
-        asked = await self.asked(http, chat=True)
+        """Responds with a page that replays a chat's run, which is decoded again with its seed."""
+        api_request = await self.parse(http, chat=True)
 
         def page() -> str:
             result = lj.generate(
                 self.model,
-                asked.prompts[:1],
-                asked.sampler,
+                api_request.prompts[:1],
+                api_request.sampler,
                 backend=self.engine.backend,
-                seed=asked.seed,
-                constraint=asked.constraint,
+                seed=api_request.seed,
+                constraint=api_request.constraint,
                 trace="scores",
             )
             timed = [lj.phone(soc).time(result.trace, "llada_8b") for soc in PHONES]
@@ -304,14 +314,16 @@ class Service:
         return HTMLResponse(html, headers=headers)
 
     async def models(self, http: Http) -> Response:
+        """Responds with the list of models, which has one, or with the named one."""
         card = {"id": self.name, "object": "model", "created": self.began, "owned_by": "llada_jax"}
         name = http.path_params.get("name")
         if name is not None and name != self.name:
             message = f"model is {name!r:.60}; allowed: {self.name!r}"
-            raise Refused(404, message, "model_not_found")
+            raise ApiError(404, message, "model_not_found")
         return JSONResponse(card if name else {"object": "list", "data": [card]})
 
     async def health(self, http: Http) -> Response:
+        """Responds with the engine's state, as status 503 once it shuts down."""
         alive = self.engine.alive
         state = {
             "status": "ok" if alive else "stopping",
@@ -325,6 +337,7 @@ class Service:
         return JSONResponse(state, status_code=200 if alive else 503)
 
     async def prometheus(self, http: Http) -> Response:
+        """Responds with the metrics."""
         gauges = {
             "sequences_running": self.engine.n_running,
             "sequences_waiting": self.engine.n_waiting,
@@ -333,14 +346,16 @@ class Service:
         return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
     async def page(self, http: Http) -> Response:
+        """Responds with the page, which may load nothing from other hosts."""
         policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
         headers = {"Content-Security-Policy": policy + "connect-src 'self'; img-src data:"}
         return HTMLResponse(PAGE.read_text("utf-8"), headers=headers)
 
     # Application
 
-    def guarded(self, path: str, handler: Callable[..., Any], *, open_to_all: bool = False) -> Any:
-        """Returns a handler that checks the key, counts, and turns errors into one sentence."""
+    def guard(self, path: str, handler: Callable[..., Any], *, open_to_all: bool = False) -> Any:
+        """Wraps a handler: checks the API key, counts the request, and turns errors into one
+        sentence."""
 
         async def answer(http: Http) -> Response:
             headers = {}
@@ -350,45 +365,50 @@ class Service:
                 response = await handler(http)
             except QueueFull:
                 headers["Retry-After"] = "2"
-                response = _refusal(Refused(503, "the queue is full; try again later"), headers)
-            except Refused as error:
-                response = _refusal(error, headers)
+                response = _error_response(
+                    ApiError(503, "the queue is full; try again later"), headers
+                )
+            except ApiError as error:
+                response = _error_response(error, headers)
             except ValueError as error:
-                response = _refusal(Refused(400, " ".join(str(error).split())), headers)
+                response = _error_response(ApiError(400, " ".join(str(error).split())), headers)
             except Exception as error:
                 _log.error("a request failed", exc_info=error)
-                response = _refusal(Refused(500, "the server failed at the request"), headers)
+                response = _error_response(
+                    ApiError(500, "the server failed at the request"), headers
+                )
             self.metrics.add("requests_total", path=path, status=response.status_code)
             return response
 
         return answer
 
     def require_key(self, http: Http) -> None:
+        """Raises `ApiError` if the server has an API key and the request lacks it."""
         key = self.settings.api_key
-        given = http.headers.get("authorization", "").removeprefix("Bearer ")
-        if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
-            raise Refused(
+        sent_key = http.headers.get("authorization", "").removeprefix("Bearer ")
+        if key is not None and not hmac.compare_digest(sent_key.encode(), key.encode()):
+            raise ApiError(
                 401, "the API key is wrong or missing; allowed: Authorization: Bearer KEY"
             )
 
     def app(self) -> Starlette:
-        """Returns the application; its end closes the engine."""
+        """Returns the ASGI application, whose shutdown closes the engine."""
 
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
             yield
             await run_in_threadpool(self.engine.close)
 
-        async def missed(http: Http, error: Exception) -> Response:
+        async def routing_error(http: Http, error: Exception) -> Response:
             status = error.status_code if isinstance(error, HTTPException) else 500
-            allowed = {404: "no such path", 405: "no such method here"}
-            return _refusal(Refused(status, allowed.get(status, "the request failed")), {})
+            messages = {404: "no such path", 405: "no such method here"}
+            return _error_response(ApiError(status, messages.get(status, "the request failed")), {})
 
         def route(
             path: str, handler: Any, method: str = "POST", open_to_all: bool = False
         ) -> Route:
-            guarded = self.guarded(path, handler, open_to_all=open_to_all)
-            return Route(path, guarded, methods=[method])
+            endpoint = self.guard(path, handler, open_to_all=open_to_all)
+            return Route(path, endpoint, methods=[method])
 
         return Starlette(
             routes=[
@@ -402,14 +422,14 @@ class Service:
                 route("/health", self.health, "GET", open_to_all=True),
                 route("/", self.page, "GET", open_to_all=True),
             ],
-            exception_handlers={HTTPException: missed},
+            exception_handlers={HTTPException: routing_error},
             lifespan=lifespan,
         )
 
 
 @dataclass(frozen=True)
 class _Event:
-    """What a forward did to a sequence, copied in the worker thread."""
+    """A sequence after one of its forwards, copied by the worker thread, which goes on with it."""
 
     index: int
     text: str
@@ -419,18 +439,20 @@ class _Event:
     forward: int
     rows: int
     cells: list[tuple[int, int, int, float, int]] | None
-    """Position, token, status, confidence and draft of what changed."""
+    """Position, token, state, confidence and draft of each changed position; -1 if there is no
+    token to show or no draft."""
 
     @classmethod
     def of(cls, sequence: Sequence) -> "_Event":
-        last, begin = sequence.last, sequence.n_prompt
+        last, start = sequence.last, sequence.n_prompt
         cells = []
         for at in sequence.changes if last is not None else ():
             assert last is not None
-            draft = -1 if last.drafts is None else int(last.drafts[begin + at])
-            sure = round(float(last.confidence[begin + at]), 4)
-            token, status = int(last.tokens[begin + at]), int(last.status[begin + at])
-            cells.append((at, token if status > 2 else -1, status, sure, draft))
+            index = start + at
+            draft = -1 if last.drafts is None else int(last.drafts[index])
+            confidence = round(float(last.confidence[index]), 4)
+            token, status = int(last.tokens[index]), int(last.status[index])
+            cells.append((at, token if status > 2 else -1, status, confidence, draft))
         return cls(
             sequence.index,
             sequence.text,
@@ -444,12 +466,12 @@ class _Event:
 
 
 @dataclass(frozen=True)
-class _Form:
-    """Answers in the form of the OpenAI interface."""
+class _ResponseFormat:
+    """Builds responses, and the chunks of streamed ones, in OpenAI's format."""
 
     model: str
     chat: bool
-    asked: Asked
+    api_request: ApiRequest
     request: Any
     id: str = ""
     created: int = 0
@@ -459,30 +481,29 @@ class _Form:
         object.__setattr__(self, "created", int(time.time()))
 
     def head(self, kind: str = "") -> dict[str, Any]:
+        """Returns the fields before `choices`; `kind` is "chunk" for a part of a stream."""
         name = "text_completion"
         if self.chat:
             name = "chat.completion.chunk" if kind else "chat.completion"
         return {"id": self.id, "object": name, "created": self.created, "model": self.model}
 
     def whole(self) -> dict[str, Any]:
+        """Returns the response of a finished request."""
         choices = []
-        for each in self.request.sequences:
-            content: Any = {"text": each.text}
-            if self.chat:
-                content = {"message": {"role": "assistant", "content": each.text}}
-            logprobs = self.logprobs(each.tokens, each.logprobs, range(len(each.tokens)))
+        for sequence in self.request.sequences:
+            tokens = sequence.tokens
             choices.append({
-                "index": each.index,
-                **content,
-                "finish_reason": each.finish,
-                "logprobs": logprobs,
-                "llada": self.extra(each),
+                "index": sequence.index,
+                **_content(self.chat, sequence.text),
+                "finish_reason": sequence.finish,
+                "logprobs": self.logprobs(tokens, sequence.logprobs, range(len(tokens))),
+                "llada": self.extension(sequence),
             })  # fmt: skip
-        sampler = {"sampler": self.asked.sampler.as_dict(), "seed": self.asked.seed}
+        sampler = {"sampler": self.api_request.sampler.as_dict(), "seed": self.api_request.seed}
         return {**self.head(), "choices": choices, "usage": self.usage(), "llada": sampler}
 
-    def extra(self, sequence: Sequence) -> dict[str, Any]:
-        """Returns what the interface has no field for."""
+    def extension(self, sequence: Sequence) -> dict[str, Any]:
+        """Returns the field `llada` of a choice: numbers for which OpenAI has no field."""
         return {
             "forwards": sequence.forwards,
             "steps": sequence.steps,
@@ -492,6 +513,8 @@ class _Form:
     def chunk(
         self, index: int, delta: dict[str, Any], event: Any = None, tokens: Any = range(0)
     ) -> dict[str, Any]:
+        """Returns a chunk for one sequence: its new text, and after a forward its new `tokens`, a
+        range of the event's tokens."""
         finish = event.finish if event else None
         content: Any = {"delta": delta} if self.chat else {"text": delta["content"]}
         choice = {"index": index, **content, "finish_reason": finish, "logprobs": None}
@@ -499,30 +522,35 @@ class _Form:
             choice["logprobs"] = self.logprobs(event.tokens, event.logprobs, tokens)
             choice["llada"] = {"forwards": event.forward}
         if finish:
-            choice["llada"] = self.extra(self.request.sequences[index])
+            choice["llada"] = self.extension(self.request.sequences[index])
         return {**self.head("chunk"), "choices": [choice]}
 
-    def logprobs(self, tokens: list[int], values: list[float], places: Any) -> Any:
-        """Returns the log-probabilities of tokens by their forwards, if they were asked for."""
-        if not self.asked.logprobs:
+    def logprobs(self, tokens: list[int], values: list[float], positions: Any) -> Any:
+        """Returns the log-probabilities of the tokens at some positions, each from the forward that
+        committed it, or None if they were not requested."""
+        if not self.api_request.logprobs:
             return None
-        text_of = [self.request.decode([tokens[at]]) for at in places]
-        chosen = [values[at] for at in places]
+        text_of = [self.request.decode([tokens[at]]) for at in positions]
+        chosen = [values[at] for at in positions]
         if not self.chat:
             top = [{t: v} for t, v in zip(text_of, chosen, strict=True)]
-            offsets = [len(self.request.decode(tokens[:at])) for at in places]
+            offsets = [len(self.request.decode(tokens[:at])) for at in positions]
             return {"tokens": text_of, "token_logprobs": chosen, "text_offset": offsets,
-                    "top_logprobs": top if self.asked.top_logprobs else None}  # fmt: skip
+                    "top_logprobs": top if self.api_request.top_logprobs else None}  # fmt: skip
         content = []
         for text, value in zip(text_of, chosen, strict=True):
             entry = {"token": text, "logprob": value, "bytes": list(text.encode())}
-            content.append({**entry, "top_logprobs": [entry] * self.asked.top_logprobs})
+            content.append({**entry, "top_logprobs": [entry] * self.api_request.top_logprobs})
         return {"content": content, "refusal": None}
 
     def usage(self) -> dict[str, int]:
         sequences = self.request.sequences
-        n_prompt = sum(map(len, {tuple(each) for each in self.request.prompts}))
-        return _usage(n_prompt, sum(len(each.tokens) for each in sequences))
+        n_prompt = sum(map(len, {tuple(prompt) for prompt in self.request.prompts}))
+        return _usage(n_prompt, sum(len(sequence.tokens) for sequence in sequences))
+
+
+def _content(chat: bool, text: str) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
 
 
 def _usage(n_prompt: int, n_answer: int) -> dict[str, int]:
@@ -531,12 +559,12 @@ def _usage(n_prompt: int, n_answer: int) -> dict[str, int]:
 
 
 def _milliseconds(table: LatencyTable, rows: int) -> float:
-    """Returns the modelled time of a forward; beyond the table it grows by rows as at its end."""
-    *_, (before, ms_before), (last, ms_last) = zip(table.rows, table.ms, strict=True)
-    slope = (ms_last - ms_before) / (last - before)
+    """Returns the modelled time of a forward, extrapolated linearly above the table's last row."""
+    *_, (previous, ms_previous), (last, ms_last) = zip(table.rows, table.ms, strict=True)
+    slope = (ms_last - ms_previous) / (last - previous)
     if rows > last:
         return ms_last + slope * (rows - last)
-    return next(ms for size, ms in zip(table.rows, table.ms, strict=True) if rows <= size)
+    return next(ms for bucket, ms in zip(table.rows, table.ms, strict=True) if rows <= bucket)
 
 
 def _status_of(error: str | None) -> int:
@@ -545,13 +573,13 @@ def _status_of(error: str | None) -> int:
     return 503 if error == "the server is shutting down" else 500
 
 
-def _error(error: Refused) -> dict[str, Any]:
+def _error(error: ApiError) -> dict[str, Any]:
     kind = "invalid_request_error" if error.status < 500 else "server_error"
-    message = str(error).encode("utf-8", "backslashreplace").decode()  # of halves of characters
+    message = str(error).encode("utf-8", "backslashreplace").decode()  # lone surrogates
     return {"error": {"message": message, "type": kind, "param": None, "code": error.code}}
 
 
-def _refusal(error: Refused, headers: dict[str, str]) -> Response:
+def _error_response(error: ApiError, headers: dict[str, str]) -> Response:
     return JSONResponse(_error(error), status_code=error.status, headers=headers)
 
 
@@ -563,8 +591,8 @@ def run_server(
     backend: str = "xla",
     seed: int = 0,
 ) -> None:
-    """Serves until SIGINT or SIGTERM: what runs then has some seconds to finish, and is failed with
-    a sentence after them."""
+    """Serves until SIGINT or SIGTERM, after which running requests have `settings.grace` seconds to
+    finish. Requests that take longer fail with an error message."""
     import uvicorn
 
     service = Service(model, sampler, settings, backend=backend, seed=seed)

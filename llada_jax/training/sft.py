@@ -1,11 +1,12 @@
-"""Examples to fine-tune on, from a file of one's own: one JSON object a line.
+"""Reads a user's fine-tuning examples from a file with one JSON object per line.
 
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
     {"prompt": "...", "completion": "..."}
 
-Of a chat, every turn of the assistant is an example, behind all before it in the template. A pair
-is plain text, as it stands. The canvas behind an answer and the token that ends it is padded with
-EOS, which is learnt as well (LLaDA, arXiv 2502.09992, section 2.3).
+Every assistant turn of a chat is an example; its prompt is the rest of the chat before it, in the
+model's template. A prompt with its completion is plain text, without a template. The canvas after
+the answer and its end token is padded with EOS, which is learned as well (LLaDA, arXiv 2502.09992,
+section 2.3).
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,12 +31,14 @@ KEYS = {"messages", "prompt", "completion"}
 def read_examples(
     path: str | Path, tokenizer: Tokenizer, model: ModelConfig, longest: int
 ) -> list[Example]:
-    """Reads all examples of a file, in its order; `longest` counts the tokens that an answer may
-    have, the one that ends it included.
+    """Reads all examples of a file, in order.
 
-    Raises FileNotFoundError, and ValueError that names the line: what is no such object, a chat
-    that does not end with the assistant, an answer that is empty or too long, and a canvas longer
-    than the model takes.
+    Args:
+      longest: Maximum number of tokens of an answer, its end token included.
+
+    Raises FileNotFoundError, or ValueError with the line's number if a line has another form, a
+    chat does not end with the assistant, an answer is empty or too long, or a prompt is too long
+    for the model.
     """
     path = Path(path)
     if not path.is_file():
@@ -53,15 +56,15 @@ def read_examples(
 
 
 def shuffled(examples: Sequence[Example], seed: int) -> ExampleSource:
-    """Makes the source that gives all examples once, in a random order, then all in another."""
+    """Returns a source that repeats all examples, in a new random order in each epoch."""
 
     @lru_cache(maxsize=2)
     def order(epoch: int) -> np.ndarray:
         return np.random.default_rng([seed, epoch]).permutation(len(examples))
 
     def source(index: int) -> Example:
-        epoch, place = divmod(index, len(examples))
-        return examples[order(epoch)[place]]
+        epoch, position = divmod(index, len(examples))
+        return examples[order(epoch)[position]]
 
     return source
 
@@ -69,17 +72,17 @@ def shuffled(examples: Sequence[Example], seed: int) -> ExampleSource:
 def _examples(
     line: str, tokenizer: Tokenizer, model: ModelConfig, longest: int
 ) -> Iterator[Example]:
-    """Yields an example for each answer of a line."""
-    found = parse_json(line, "it is no JSON", FORMATS)
-    kinds = {key: type(found[key]) for key in KEYS & found.keys()} if type(found) is dict else {}
+    """Yields the examples of a line."""
+    entry = parse_json(line, "it is no JSON", FORMATS)
+    kinds = {key: type(entry[key]) for key in KEYS & entry.keys()} if type(entry) is dict else {}
     is_pair, is_chat = kinds == {"prompt": str, "completion": str}, kinds == {"messages": list}
     require(is_chat or is_pair, f"it is {line:.80}; allowed: {FORMATS}")
     room = model.max_length - longest
     if is_pair:
-        pairs = [(found["prompt"], found["completion"])]
+        pairs = [(entry["prompt"], entry["completion"])]
         encode, end = partial(tokenizer.encode, add_special_tokens=True), model.eos_id
     else:
-        pairs = _turns(checked_messages(found["messages"], tokenizer.check_text))
+        pairs = _turns(checked_messages(entry["messages"], tokenizer.check_text))
         encode = tokenizer.encode_chat
         end = model.eos_id if model.eot_id is None else model.eot_id
     for prompt, answer in pairs:
@@ -91,29 +94,33 @@ def _examples(
         _require_short("answer", len(answer), longest * tokenizer.longest_token)
         encoded = encode(prompt)  # pyright: ignore[reportArgumentType]
         example = Example(encoded, [*tokenizer.encode_plain(answer), end])
-        shown = len(example.answer)
+        n_answer = len(example.answer)
         require(
-            shown <= longest and len(example.prompt) <= room,
-            f"it has a prompt of {len(example.prompt)} tokens and an answer of {shown}; allowed: "
-            f"up to {room} and {longest} (the model's max_length, max_gen_length)",
+            n_answer <= longest and len(example.prompt) <= room,
+            f"it has a prompt of {len(example.prompt)} tokens and an answer of {n_answer}; "
+            f"allowed: up to {room} and {longest} (the model's max_length, max_gen_length)",
         )
         yield example
 
 
 def _turns(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[Sequence[dict[str, Any]], str]]:
-    """Yields each answer of a chat and what comes before it."""
-    roles = [each["role"] for each in messages]
+    """Yields the messages before each answer of a chat, and the answer."""
+    roles = [message["role"] for message in messages]
     require(
         len(roles) > 1 and roles[-1] == "assistant" != roles[0],
         f"it has the roles {roles}; allowed: a chat that begins with another and ends with the "
         "assistant",
     )
-    for place in (place for place, role in enumerate(roles) if role == "assistant"):
-        yield messages[:place], messages[place]["content"]
+    for i, role in enumerate(roles):
+        if role == "assistant":
+            yield messages[:i], messages[i]["content"]
 
 
 def _require_short(name: str, characters: int, most: int) -> None:
-    """Raises ValueError for more characters than tokens can spell: to encode 10 MB takes 15 s."""
+    """Raises ValueError for texts longer than their maximum number of tokens can encode.
+
+    Checked before the text is encoded, because encoding 10 MB takes 15 s.
+    """
     require(
         characters <= most,
         f"it has {'an' if name == 'answer' else 'a'} {name} of {characters:,} characters; allowed: "

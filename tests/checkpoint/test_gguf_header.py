@@ -179,7 +179,7 @@ def test_a_file_with_only_strings(
     whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Headers are limited: this one would contain a billion empty strings."""
-    monkeypatch.setattr(headers, "_MOST_BYTES", 2**16)
+    monkeypatch.setattr(headers, "_MAX_HEADER_BYTES", 2**16)
     start = whole.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens")
     with (tmp_path / "model.gguf").open("wb") as file:
         file.write(whole[:start] + struct.pack("<IIQ", 9, 8, 2**30))

@@ -1,1 +1,1 @@
-"""How each family of dLLMs spells its checkpoints: a table, and what reads configurations by it."""
+"""Families of models: a table of their checkpoint formats, and readers of their configurations."""

@@ -1,4 +1,10 @@
-"""Configurations of Hugging Face folders: `config.json`, read and written as a family spells it."""
+"""Converts between a family's `config.json` and `ModelConfig`.
+
+A key that is silently ignored could change the model's output. So every key must be understood
+(a key of the family, or one with a single supported value), inert by the lists in `families.yaml`,
+or off (null, false, 0 or empty). Any other key raises an error, and the caller can choose to ignore
+it, unless its name suggests that it changes the computation.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
@@ -35,21 +41,21 @@ def config_from_hf(
     generation: Mapping[str, Any] | None = None,
     ignore_keys: Collection[str] = (),
 ) -> ModelConfig:
-    """Returns the configuration that a `config.json` gives, in either spelling of its keys.
+    """Returns the configuration of a model from its `config.json`.
 
     Args:
-      tensors: the names of the checkpoint's tensors: they decide what the configuration leaves
-        open.
-      family_name: the family, where the caller knows it better than the configuration says.
-      generation: what `generation_config.json` says; of it, the ids that end an answer.
-      ignore_keys: unknown keys that are left out.
+      hf: Content of `config.json`, with the keys of transformers 4 or 5.
+      tensors: Names of the checkpoint's tensors, which determine flags that the configuration
+        lacks. None if they are unknown.
+      family_name: The family, if the caller overrides the one in the configuration.
+      generation: Content of `generation_config.json`, for the ids that end an answer.
+      ignore_keys: Unknown keys to ignore.
 
-    Keys are understood (`families.yaml`: keys of the family, `computed`), inert (`inert`, and any
-    whose value is null, false, 0 or empty), or unknown.
-
-    Raises ValueError for an unknown family and for a look-alike, a missing key, a value that is no
-    number, a feature that is not supported (ALiBi, RoPE scaling, an activation other than SiLU, a
-    norm other than RMSNorm), a key that is unknown, and one to be ignored that is understood.
+    Raises:
+      ValueError: The family is unknown or only looks like a known one, a key is missing or unknown,
+        a value is not a number, a feature is not supported (ALiBi, other RoPE scaling, an
+        activation other than SiLU, a norm other than RMSNorm), or `ignore_keys` contains a key that
+        is understood.
     """
     require("model_type" in hf, "the model's configuration lacks 'model_type'")
     quantized = hf.get("quantization_config") or hf.get("compression_config")
@@ -63,17 +69,18 @@ def config_from_hf(
     family = families()[name]
     hf, scaling = _with_rope(hf)
     _reject_unsupported(hf, family, ignore_keys)
-    ends = [id_ for each in (hf, generation or {}) for id_ in _listed(each.get("eos_token_id"))]
+    files = (hf, generation or {})
+    ends = [id_ for file in files for id_ in _as_list(file.get("eos_token_id"))]
     require(
         all(isinstance(id_, int) for id_ in ends), f"eos_token_id is {ends}; allowed: whole numbers"
     )
     hf["eos_token_id"], *stops = list(dict.fromkeys(ends)) or [None]
-    found = {**family.facts, **_read(hf, family, ModelConfig), **scaling}
-    found["stop_ids"] = tuple(stops)
-    _require_fields(found, (*REQUIRED, *family.required), family)
+    values = {**family.facts, **_read(hf, family, ModelConfig), **scaling}
+    values["stop_ids"] = tuple(stops)
+    _require_fields(values, (*REQUIRED, *family.required), family)
     for flag, tensor in family.presence.items():
-        found.setdefault(flag, tensors is None or tensor in tensors)
-    found["rotary_dims"] = _rotary_dims(hf, found)
+        values.setdefault(flag, tensors is None or tensor in tensors)
+    values["rotary_dims"] = _rotary_dims(hf, values)
     if family.moe_facts is not None:
         moe = {**family.moe_facts, **_read(hf, family, MoEConfig)}
         _require_fields(moe, _REQUIRED_MOE, family)
@@ -81,31 +88,31 @@ def config_from_hf(
             moe["shared_width"] = (
                 _plain("num_shared_experts", hf["num_shared_experts"]) * moe["expert_width"]
             )
-        found["moe"] = MoEConfig(**moe)
-    return completed(name, found)
+        values["moe"] = MoEConfig(**moe)
+    return completed(name, values)
 
 
-def _listed(ids: Any) -> list[Any]:
+def _as_list(ids: Any) -> list[Any]:
     return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
-def _rotary_dims(hf: Mapping[str, Any], found: Mapping[str, Any]) -> int:
+def _rotary_dims(hf: Mapping[str, Any], values: Mapping[str, Any]) -> int:
     rotated = hf.get("partial_rotary_factor", 1.0)
     require(
         isinstance(rotated, int | float) and 0 < rotated <= 1,
         f"partial_rotary_factor is {rotated!r}; allowed: above 0, up to 1",
     )
-    dims = round(found.get("head_dim", head_size(found)) * rotated)
-    named = hf.get("rotary_dim")
-    require(named in (None, dims), f"rotary_dim is {named!r}; allowed: {dims}, as the rest says")
+    dims = round(values.get("head_dim", head_size(values)) * rotated)
+    stored = hf.get("rotary_dim")
+    require(stored in (None, dims), f"rotary_dim is {stored!r}; allowed: {dims}, as the rest says")
     return dims
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any]:
-    """Returns the `config.json` of a model as its family spells it; `config_from_hf` inverts it,
-    but for `stop_ids`, which are `generation_config.json`'s.
+    """Returns the `config.json` of a model with the keys of its family.
 
-    Raises ValueError, with the fields, where the family has no key for what `config` says.
+    `config_from_hf` inverts this, except for `stop_ids`, which belong in `generation_config.json`.
+    Raises ValueError if the family has no keys for some fields of `config`.
     """
     family = families()[config.family]
     hf: dict[str, Any] = {
@@ -113,13 +120,13 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
         "model_type": family.model_types[0],
         **family.constants,
     }
-    for ours, keys in family.keys.items():
-        value = getattr(config if hasattr(config, ours) else config.moe, ours, None)
+    for field, keys in family.keys.items():
+        value = getattr(config if hasattr(config, field) else config.moe, field, None)
         hf.update((key, _spell(key, value, config)) for key in keys if value is not None)
     if config.rope_scaling is not None:
         numbers = zip(_SCALED_BY, (config.rope_factor, config.rope_length), strict=True)
         scaling = {**_SCALED[config.rope_scaling], **dict(numbers)}
-        if config.rope_scaling == "yarn":  # a table of transformers 5 alone
+        if config.rope_scaling == "yarn":  # exists only in the format of transformers 5
             hf["rope_parameters"] = {**scaling, "rope_theta": hf.pop("rope_theta")}
         else:
             hf["rope_scaling"] = scaling
@@ -139,30 +146,30 @@ def _spell(key: str, value: Any, config: ModelConfig) -> Any:
     return value
 
 
-def _require_fields(found: Mapping[str, Any], names: Iterable[str], family: Family) -> None:
+def _require_fields(values: Mapping[str, Any], names: Iterable[str], family: Family) -> None:
     for name in names:
         keys = " or ".join(map(repr, _spellings(name, family)))
-        require(name in found, f"the model's configuration lacks {keys}")
+        require(name in values, f"the model's configuration lacks {keys}")
 
 
 def _spellings(name: str, family: Family) -> list[str]:
-    """Returns the keys of a field: the family's own, then those of the other families."""
+    """Returns the keys of a field in this family, then in the others."""
     rows = (family, *families().values())
     return list(dict.fromkeys(key for row in rows for key in row.keys.get(name, ())))
 
 
-def _own_keys(family: Family) -> set[str]:
+def _family_keys(family: Family) -> set[str]:
     return {key for keys in family.keys.values() for key in keys}
 
 
 def _read(hf: Mapping[str, Any], family: Family, record: type) -> dict[str, Any]:
-    fixed = {*table()["computed"], *family.constants} - _own_keys(family)
-    given = {key for key, value in hf.items() if value is not None} - fixed
-    found = {}
+    fixed = {*table()["computed"], *family.constants} - _family_keys(family)
+    present = {key for key, value in hf.items() if value is not None} - fixed
+    values = {}
     for field in fields(record):
-        if keys := [key for key in _spellings(field.name, family) if key in given]:
-            found[field.name] = _plain(keys[0], hf[keys[0]], field.type)
-    return found
+        if keys := [key for key in _spellings(field.name, family) if key in present]:
+            values[field.name] = _plain(keys[0], hf[keys[0]], field.type)
+    return values
 
 
 def _plain(key: str, value: Any, kind: Any = int) -> Any:
@@ -180,8 +187,11 @@ def _plain(key: str, value: Any, kind: Any = int) -> Any:
 
 
 def _with_rope(hf: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the keys with RoPE's where transformers 4 writes them, out of the table of their own
-    that 5 writes; and the fields of a scaled RoPE, which stands in either's."""
+    """Returns the configuration in the format of transformers 4, and the fields of a scaled RoPE.
+
+    Transformers 5 has RoPE's keys in the table `rope_parameters`; version 4 has them at the top
+    level, and the scaling in `rope_scaling`.
+    """
     rope, key = hf.get("rope_parameters") or {}, "rope_parameters"
     require(isinstance(rope, Mapping), f"rope_parameters is {rope!r}; allowed: an object")
     read = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
@@ -197,8 +207,8 @@ def _with_rope(hf: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         require(value == allowed, f"{name} of {kind} is {value!r}; allowed: {allowed!r}")
     factor, trained = (number(name, rope.get(name)) for name in _SCALED_BY)
     if kind == "yarn":
-        # Behind what RoPE was trained for, queries would grow with their position, which nothing
-        # here computes: that is the longest canvas.
+        # Beyond the trained length, the reference scales queries by their position. That is not
+        # implemented, so the trained length limits the canvas.
         longest = number("max_position_embeddings", hf.get("max_position_embeddings", trained))
         plain["max_position_embeddings"] = min(longest, trained)
     return plain, {"rope_scaling": kind, "rope_factor": factor, "rope_length": trained}
@@ -207,23 +217,22 @@ def _with_rope(hf: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _reject_unsupported(
     hf: Mapping[str, Any], family: Family, ignore_keys: Collection[str]
 ) -> None:
-    """Raises ValueError for what the forward does not compute, and for keys that may decide it
-    without anybody here knowing how."""
-    own, inert = _own_keys(family), partial(_matches, table()["inert"])
+    """Raises ValueError for keys with values that are not supported, and for unknown keys."""
+    family_keys, inert = _family_keys(family), partial(_matches, table()["inert"])
     fixed = {**table()["computed"], **family.constants}
     for key, allowed in fixed.items():
         value, free = hf.get(key), inert(key) and key not in (*table()["computed"], "is_causal")
         require(
-            free or key in own or value in (allowed, None),
+            free or key in family_keys or value in (allowed, None),
             f"{key} is {value!r}; allowed: {allowed!r}",
         )
     layers = hf.get("layer_types") or []
     require(
-        isinstance(layers, list) and all(each == "full_attention" for each in layers),
+        isinstance(layers, list) and all(layer == "full_attention" for layer in layers),
         f"layer_types is {layers}; allowed: 'full_attention' alone",
     )
     records = (ModelConfig, MoEConfig) if family.moe_facts is not None else (ModelConfig,)
-    read = {key for each in records for f in fields(each) for key in _spellings(f.name, family)}
+    read = {key for record in records for f in fields(record) for key in _spellings(f.name, family)}
     read |= {*fixed, *_READ_ELSEWHERE}
     if hf.get("use_sliding_window") is False:
         read.add("sliding_window")
@@ -234,7 +243,8 @@ def _reject_unsupported(
         "keys that are not",
     )
     unknown = {key: value for key, value in hf.items() if value and not (key in read or inert(key))}
-    decisive = {key: each for key, each in unknown.items() if _matches(table()["decisive"], key)}
+    patterns = table()["decisive"]
+    decisive = {key: value for key, value in unknown.items() if _matches(patterns, key)}
     require(not decisive, f"the model's configuration has {decisive!r:.200}, which decides what is "
             "computed and is not supported; allowed: null, false, 0 or empty")  # fmt: skip
     unknown = {key: value for key, value in unknown.items() if key not in ignore_keys}

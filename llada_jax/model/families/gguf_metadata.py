@@ -1,6 +1,8 @@
-"""Configurations of GGUF files: the same names and keys for all families that llama.cpp knows.
+"""Reads model configurations from the metadata of GGUF files.
 
-diffuse-cpp's files have these names, too, and their own word for the family.
+llama.cpp uses the same tensor names and keys for all families, except that a key begins with the
+family's architecture. Files of diffuse-cpp also use these names, but have the architecture
+`diffuse` and the family in `diffuse.model_type`.
 """
 
 from collections.abc import Mapping
@@ -21,36 +23,36 @@ def gguf_names() -> Names:
 
 
 def gguf_keys(architecture: str) -> dict[str, str]:
-    """Returns the keys of metadata by the names of `ModelConfig`."""
+    """Returns the metadata key of each `ModelConfig` field."""
     return {ours: key.format(a=architecture) for ours, key in table()["gguf"]["keys"].items()}
 
 
 def config_from_gguf(
     metadata: Mapping[str, Any], vocab_size: int, family_name: str | None = None
 ) -> ModelConfig:
-    """Returns the configuration of a GGUF file's metadata; `vocab_size` is the embedding's number
-    of rows.
+    """Returns the configuration in the metadata of a GGUF file.
 
     Args:
-      family_name: the family, if the caller knows it: diffusion models of Llama's and Qwen's shapes
-        are converted as those, which no key tells.
+      vocab_size: Number of rows of the embedding.
+      family_name: The family, if the caller knows it. Diffusion models with the architecture of
+        Llama or Qwen are converted as those, and no key distinguishes them.
 
     Raises ValueError for an unknown architecture, a missing key, or RoPE scaling.
     """
-    known, architecture = _family(metadata), str(metadata["general.architecture"])
-    name = family_name or known
+    stored_name, architecture = _family(metadata), str(metadata["general.architecture"])
+    name = family_name or stored_name
     scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
     require(scaling == "none", f"{architecture}.rope.scaling.type is {scaling!r}; allowed: 'none'")
     keys = gguf_keys(architecture)
-    found = {ours: _decimal(key, metadata[key]) for ours, key in keys.items() if key in metadata}
-    found.setdefault("vocab_size", vocab_size)
+    fields = {field: _decimal(key, metadata[key]) for field, key in keys.items() if key in metadata}
+    fields.setdefault("vocab_size", vocab_size)
     if DIFFUSE_MASK in metadata:
-        found["mask_id"] = number(DIFFUSE_MASK, metadata[DIFFUSE_MASK])
-    for ours in (*REQUIRED, "norm_eps"):
-        require(ours in found, f"the file's metadata lacks {keys[ours]!r}")
+        fields["mask_id"] = number(DIFFUSE_MASK, metadata[DIFFUSE_MASK])
+    for field in (*REQUIRED, "norm_eps"):
+        require(field in fields, f"the file's metadata lacks {keys[field]!r}")
     if (facts := families()[name].moe_facts) is not None:
-        found["moe"] = MoEConfig(**facts, **_experts(metadata, architecture))
-    config = completed(name, {**families()[name].facts, **found})
+        fields["moe"] = MoEConfig(**facts, **_experts(metadata, architecture))
+    config = completed(name, {**families()[name].facts, **fields})
     require(
         family_name is not None or config.causal is None or config.mask_id is None,
         f"the file has {keys['mask_id']!r} in the architecture of an autoregressive model, "
@@ -65,23 +67,24 @@ def _family(metadata: Mapping[str, Any]) -> str:
     if metadata.get(key) == "diffuse":
         known = table()["gguf"]["diffuse"]
         key, allowed = "diffuse.model_type", [*known]
-    found: Any = metadata.get(key)
-    require(found in known, f"{key} is {found!r}; allowed: {', '.join(map(repr, allowed))}")
-    return known[found]
+    value: Any = metadata.get(key)
+    require(value in known, f"{key} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
+    return known[value]
 
 
 def rows_are_permuted(metadata: Mapping[str, Any]) -> bool:
-    """Tells whether the file has the rows of q and k in llama.cpp's order for its own RoPE."""
+    """Returns whether the rows of q and k have the interleaved order of llama.cpp's RoPE."""
     architecture = metadata["general.architecture"]
     permuted = {f.gguf_architecture for f in families().values() if f.gguf_permuted}
     return architecture in permuted
 
 
 def with_rope_factors(config: ModelConfig, factors: np.ndarray) -> ModelConfig:
-    """Returns the configuration with the scaling of RoPE that a file has as the divisors of its
-    frequencies [half]: Llama 3's, of the length that these divisors are of.
+    """Returns the configuration with Llama 3's RoPE scaling, whose parameters are recovered from
+    the divisors of the frequencies, `factors` [head_dim / 2].
 
-    Raises ValueError for other divisors.
+    GGUF files contain only the divisors, so every power of two is tried as the original context
+    length. Raises ValueError if none reproduces them.
     """
     for length in (1 << bits for bits in range(4, 21)):
         scaled = config.replace(
@@ -103,5 +106,5 @@ def _experts(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any]:
 
 
 def _decimal(key: str, value: Any) -> Any:
-    """Returns the number that was meant: GGUF keeps float32, which has 7 digits."""
+    """Rounds a float to 7 digits, because GGUF stores float32: 1e-05 is read as 9.999999747e-06."""
     return float(f"{value:.7g}") if isinstance(number(key, value), float) else value
