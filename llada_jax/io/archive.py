@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
@@ -25,6 +26,7 @@ _DAMAGED = (
     *(EOFError, KeyError, IndexError, ValueError, BadZipFile, zlib.error),
     *(OSError, RuntimeError),  # a zip directory with an invalid offset or compression method
     *(OverflowError, struct.error),
+    TokenError,  # a null byte in the header of an array
     MemoryError,  # an array with a header that states a huge size
 )
 _KINDS = {"i": "whole numbers", "f": "floats", "b": "truth values"}

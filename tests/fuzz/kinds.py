@@ -182,10 +182,11 @@ class ConfigJson(Safetensors):
             hf = json.loads((folder / "config.json").read_text())
             key, value = rng.choice(_ADDED_KEYS), rng.choice([*VALUES, {"rope_type": "llama3"}])
             (folder / "config.json").write_text(json.dumps(hf | {key: value}))
-            inert = not value or key in _ADDED_KEYS[:2]
+            inert = (not value and key != "eos_token_id") or key in _ADDED_KEYS[:2]
             return Damage(f"{key} is {str(value)[:40]}", states_other=not inert)
         done = damage_json_file(rng, folder / "config.json")
-        return done._replace(states_other=done.states_other or ": delete " in done.label)
+        other = ": delete " in done.label or "eos_token_id" in done.label  # then another file's
+        return done._replace(states_other=done.states_other or other)
 
 
 class TokenizerFiles:

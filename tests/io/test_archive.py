@@ -115,6 +115,7 @@ def zeros_announced_as(path: Path, n_zeros: int, announced: int) -> None:
         ({"counts": npy_header("(10**4000,)")}, ""),
         ({"counts": npy_header("(1000000000000000000000,)")}, ""),
         ({"counts": npy_header("(-1, -20)") + bytes(160)}, ""),
+        ({"counts": npy_header("(4,\0)") + bytes(32)}, "null bytes"),
         ({"counts": npy_header("(4,)", "'|O'") + bytes(32)}, ""),
         ({"counts": npy_header("(2,)", "'|V0'")}, ""),
         ({"counts": npy_header("(1000000000000,)") + bytes(160)}, ""),
