@@ -281,7 +281,7 @@ class Engine:
                 self._run(batch)
             self._batches = [batch for batch in self._batches if batch.busy]
         for sequence in self._sequences():
-            sequence.request.fail(SHUTDOWN)
+            sequence.request.fail(SHUTDOWN, 503)
 
     def _sequences(self) -> list[Sequence]:
         running = [sequence for batch in self._batches for _, sequence in batch.busy]
@@ -293,7 +293,7 @@ class Engine:
         for sequence in self._sequences():
             request = sequence.request
             if request.late and not request.over:
-                request.fail(TOO_LATE.format(request.seconds))
+                request.fail(TOO_LATE.format(request.seconds), 504)
         live = [queued for queued in self._queued if not queued.sequence.request.over]
         self._release(len(self._queued) - len(live))
         self._queued = deque(live)
@@ -362,9 +362,9 @@ class Engine:
 
         def on_step(view: StepView) -> None:
             if self._closing.is_set():
-                request.fail(SHUTDOWN)
+                request.fail(SHUTDOWN, 503)
             elif request.late:
-                request.fail(TOO_LATE.format(request.seconds))
+                request.fail(TOO_LATE.format(request.seconds), 504)
             if request.over:
                 raise _RequestOver
             self.forwards += 1

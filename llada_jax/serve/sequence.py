@@ -53,6 +53,8 @@ class Request:
     """Called by the worker thread with a sequence after each of its forwards, or with None once the
     request has failed."""
     error: str | None = None
+    status: int = 500
+    """HTTP status of the error."""
     created: float = field(default_factory=time.monotonic)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
@@ -70,8 +72,8 @@ class Request:
         failed = self.error is not None or self.cancelled.is_set()
         return failed or all(sequence.finish for sequence in self.sequences)
 
-    def fail(self, error: str) -> None:
-        self.error = error
+    def fail(self, error: str, status: int = 500) -> None:
+        self.error, self.status = error, status
         self.changed(None)
 
     def decode(self, tokens: Any) -> str:

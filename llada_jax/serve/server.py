@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from llada_jax.config import LatencyTable, require
 from llada_jax.config.timed_buckets import MODELLED
 from llada_jax.evaluation.likelihood import log_likelihoods
 from llada_jax.sampler.config import PRESETS
-from llada_jax.serve.engine import Engine, QueueFull
+from llada_jax.serve.engine import SHUTDOWN, Engine, QueueFull
 from llada_jax.serve.metrics import Metrics
 from llada_jax.serve.requests import ApiRequest, parse_api_request, parse_body
 from llada_jax.serve.sequence import Request, Sequence
@@ -161,10 +161,10 @@ class Service:
                     if http is not None and await http.is_disconnected():
                         return
                     if not self.engine.alive and request.error is None and events.empty():
-                        raise ApiError(503, "the server is shutting down") from None
+                        raise ApiError(503, SHUTDOWN) from None
                     continue
                 if event is None:
-                    raise ApiError(_status_of(request.error), request.error or "it failed")
+                    raise ApiError(request.status, request.error or "it failed")
                 unfinished -= event.finish is not None
                 yield event
         finally:
@@ -265,30 +265,29 @@ class Service:
             }
             seconds = dict.fromkeys(PHONES, 0.0)
             async for event in self.changes(None, request, events):
-                if event.cells is not None:
-                    for soc, table in PHONES.items():
-                        seconds[soc] += 1e-3 * _milliseconds(table, event.rows)
-                    ids = {cell[1] for cell in event.cells} | {cell[4] for cell in event.cells}
-                    pieces = tokenizer.pieces(sorted(i for i in ids if i >= 0))
-                    cells = [
-                        [
-                            at,
-                            pieces.get(str(token), ""),
-                            status,
-                            confidence,
-                            pieces.get(str(draft), ""),
-                        ]
-                        for at, token, status, confidence, draft in event.cells
+                for soc, table in PHONES.items():
+                    seconds[soc] += 1e-3 * _milliseconds(table, event.rows)
+                ids = {cell[1] for cell in event.cells} | {cell[4] for cell in event.cells}
+                pieces = tokenizer.pieces(sorted(i for i in ids if i >= 0))
+                cells = [
+                    [
+                        at,
+                        pieces.get(str(token), ""),
+                        status,
+                        confidence,
+                        pieces.get(str(draft), ""),
                     ]
-                    yield {
-                        "forward": event.forward,
-                        "rows": event.rows,
-                        "cells": cells,
-                        "text": event.text,
-                        "tokens": len(event.tokens),
-                        "phones": {soc: round(value, 3) for soc, value in seconds.items()},
-                        "finish": event.finish,
-                    }
+                    for at, token, status, confidence, draft in event.cells
+                ]
+                yield {
+                    "forward": event.forward,
+                    "rows": event.rows,
+                    "cells": cells,
+                    "text": event.text,
+                    "tokens": len(event.tokens),
+                    "phones": {soc: round(value, 3) for soc, value in seconds.items()},
+                    "finish": event.finish,
+                }
 
         return self.event_stream(steps())
 
@@ -438,7 +437,7 @@ class _Event:
     finish: str | None
     forward: int
     rows: int
-    cells: list[tuple[int, int, int, float, int]] | None
+    cells: list[tuple[int, int, int, float, int]]
     """Position, token, state, confidence and draft of each changed position; -1 if there is no
     token to show or no draft."""
 
@@ -473,19 +472,20 @@ class _ResponseFormat:
     chat: bool
     api_request: ApiRequest
     request: Any
-    id: str = ""
-    created: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "id", f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}")
-        object.__setattr__(self, "created", int(time.time()))
+    number: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
 
     def head(self, kind: str = "") -> dict[str, Any]:
         """Returns the fields before `choices`; `kind` is "chunk" for a part of a stream."""
-        name = "text_completion"
+        name, prefix = "text_completion", "cmpl"
         if self.chat:
-            name = "chat.completion.chunk" if kind else "chat.completion"
-        return {"id": self.id, "object": name, "created": self.created, "model": self.model}
+            name, prefix = "chat.completion.chunk" if kind else "chat.completion", "chatcmpl"
+        return {
+            "id": f"{prefix}-{self.number}",
+            "object": name,
+            "created": self.created,
+            "model": self.model,
+        }
 
     def whole(self) -> dict[str, Any]:
         """Returns the response of a finished request."""
@@ -565,12 +565,6 @@ def _milliseconds(table: LatencyTable, rows: int) -> float:
     if rows > last:
         return ms_last + slope * (rows - last)
     return next(ms for bucket, ms in zip(table.rows, table.ms, strict=True) if rows <= bucket)
-
-
-def _status_of(error: str | None) -> int:
-    if error and error.startswith("the request took more"):
-        return 504
-    return 503 if error == "the server is shutting down" else 500
 
 
 def _error(error: ApiError) -> dict[str, Any]:
