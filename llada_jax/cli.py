@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 import yaml
 
 import llada_jax as lj
+from llada_jax.backend.compilation_cache import enable_compilation_cache
 from llada_jax.checkpoint import bundled_names
 from llada_jax.config import require
-from llada_jax.io.cache_folder import cache_folder
 from llada_jax.model.families.family import families
 from llada_jax.sampler.config import PRESETS
 from llada_jax.sampler.prompts import end_ids
@@ -164,7 +164,7 @@ def _add_server(command: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command, and ends the process with exit code 2 after bad input."""
     parsed = parser().parse_args(arguments)
-    _keep_compiled_programs()
+    enable_compilation_cache()
     try:
         parsed.run(parsed)
         sys.stdout.flush()
@@ -176,16 +176,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-
-
-def _keep_compiled_programs() -> None:
-    """Caches JAX's compiled programs on disk, unless the environment configures such a cache."""
-    import jax
-
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "programs" / "llada"))
-        jax.config.update("jax_compilation_cache_max_size", 1 << 30)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def load(arguments: argparse.Namespace) -> tuple[lj.Model, str, lj.SamplerConfig]:

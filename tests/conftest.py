@@ -29,8 +29,8 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", "-1")
 
 import jax  # noqa: E402
 
-from experiments.harness.compiled_programs import MAX_BYTES, enable_compilation_cache  # noqa: E402
 from llada_jax import programs  # noqa: E402
+from llada_jax.backend.compilation_cache import MAX_BYTES, enable_compilation_cache  # noqa: E402
 
 PROGRAMS = ROOT / ".jax_cache"
 enable_compilation_cache(PROGRAMS)

@@ -31,11 +31,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import llada_jax as lj
-from experiments.harness.compiled_programs import enable_compilation_cache
 from experiments.harness.data_only import read_settings_as_data
 from experiments.harness.failures import one_line_errors, terminable
 from experiments.harness.results import ResultRow, table
 from experiments.harness.workers import lock_run_folder
+from llada_jax.backend.compilation_cache import enable_compilation_cache
 from llada_jax.config import require
 from llada_jax.config_files import checked_dataclass, parse_yaml
 from llada_jax.evaluation.environment import environment

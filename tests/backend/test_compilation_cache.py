@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from experiments.harness.compiled_programs import enable_compilation_cache
+from llada_jax.backend.compilation_cache import enable_compilation_cache
 from llada_jax.backend.resources import this_cpu
 
 CODE = """
-from experiments.harness.compiled_programs import enable_compilation_cache
+from llada_jax.backend.compilation_cache import enable_compilation_cache
 import jax
 enable_compilation_cache()
 jax.jit(lambda x: jax.lax.sort(x) @ x)(jax.numpy.arange(512.0))
