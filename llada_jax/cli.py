@@ -303,7 +303,7 @@ def chat(arguments: argparse.Namespace) -> None:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Serves until Ctrl-C or SIGTERM."""
-    from llada_jax.serve.server import ServerSettings, run_server
+    from llada_jax.serve.server import ServerSettings, Service, run_server
 
     settings = ServerSettings(
         host=arguments.host,
@@ -314,7 +314,7 @@ def serve(arguments: argparse.Namespace) -> None:
         timeout=arguments.timeout,
     )
     model, backend, sampler = load(arguments)
-    run_server(model, sampler, settings, backend=backend, seed=arguments.seed)
+    run_server(Service(model, sampler, settings, backend=backend, seed=arguments.seed))
 
 
 def inspect(arguments: argparse.Namespace) -> None:

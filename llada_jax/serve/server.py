@@ -577,20 +577,13 @@ def _error_response(error: ApiError, headers: dict[str, str]) -> Response:
     return JSONResponse(_error(error), status_code=error.status, headers=headers)
 
 
-def run_server(
-    model: lj.Model,
-    sampler: lj.SamplerConfig,
-    settings: ServerSettings,
-    *,
-    backend: str = "xla",
-    seed: int = 0,
-) -> None:
-    """Serves until SIGINT or SIGTERM, after which running requests have `settings.grace` seconds to
+def run_server(service: Service) -> None:
+    """Serves until SIGINT or SIGTERM, after which running requests have `grace` seconds to
     finish. Requests that take longer fail with an error message."""
     import uvicorn
 
-    service = Service(model, sampler, settings, backend=backend, seed=seed)
-    print(f"{model!r} at http://{settings.host}:{settings.port} (Ctrl-C ends)", flush=True)
+    settings = service.settings
+    print(f"{service.model!r} at http://{settings.host}:{settings.port} (Ctrl-C ends)", flush=True)
     uvicorn.run(
         service.app(),
         host=settings.host,
