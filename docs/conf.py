@@ -1,5 +1,6 @@
 """The documentation site: these pages, the notebooks, and a page for each public name."""
 
+import inspect
 import re
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ extensions = [
     "sphinx_copybutton",
 ]
 nb_execution_mode = "off"  # notebooks are stored with their outputs; tests execute them
+nb_render_markdown_format = "gfm"  # their tables
 exclude_patterns = ["templates"]
 html_theme = "furo"
 html_title = f"llada_jax {release}"
@@ -27,7 +29,10 @@ myst_heading_anchors = 3
 # Docstrings mark code as Markdown does.
 default_role = "code"
 napoleon_use_ivar = True
-autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_typehints_format = "short"
 templates_path = ["templates"]
 
 # Sphinx only reads pages below its folder.
@@ -45,5 +50,14 @@ def adapt_links(app, page, source):
     source[0] = re.sub(r"(?<!!)\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", source[0])
 
 
+def describe_field(app, what, name, field, options, lines):
+    """Describes a record's field by the comment beside it."""
+    if what == "attribute" and (not lines or lines[0].startswith("Alias for field number")):
+        _, record, attribute = name.split(".")
+        source = inspect.getsource(getattr(llada_jax, record))
+        lines[:] = re.findall(rf"^    {attribute}: .*?  # (.*)", source, re.MULTILINE)
+
+
 def setup(app):
     app.connect("source-read", adapt_links)
+    app.connect("autodoc-process-docstring", describe_field)
