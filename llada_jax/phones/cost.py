@@ -103,8 +103,6 @@ def price_on_npu(
 
 
 def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: PhoneMemory) -> StepCost:
-    """Returns the cost of a step on the CPU."""
-
     def price_product(operation: Operation) -> StepCost:
         weight = lowered.weights.get(operation.weight or "")
         return _cpu_product(operation, weight, kernels, memory)
