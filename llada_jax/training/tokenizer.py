@@ -13,6 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from llada_jax.checkpoint import model_path
+from llada_jax.config import require
 
 CONFIG_FILE = "tokenizer_config.json"
 _CHAT_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
@@ -31,8 +32,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Tokenizer:
     named = [roles[f"{role}_token"] for role in ("pad", "eos", "bos", "unk", "mask")]
     special_tokens = list(dict.fromkeys((*named, *_CHAT_TOKENS)))
     smallest = len(special_tokens) + len(_ALPHABET)
-    if vocab_size < smallest:
-        raise ValueError(f"vocab_size must be {smallest} or more, got {vocab_size}")
+    require(vocab_size >= smallest, f"vocab_size is {vocab_size}; allowed: {smallest} or more")
     tokenizer = Tokenizer(models.BPE(unk_token=roles["unk_token"]))
     digits = pre_tokenizers.Digits(individual_digits=True)
     in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
