@@ -105,7 +105,6 @@ class _CheckedPlan(NamedTuple):
     seconds: float
 
     def rows(self, config: PlanConfig) -> Iterator[ResultRow]:
-        """Yields the result rows of the plan."""
         graph, row = self.graph, partial(_row, config)
         stall = float(stall_of(graph, self.plan))
         yield row(f"{self.name}/step", (graph.compute_ns + stall) / 1e6, "ms")

@@ -50,13 +50,8 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
     run.fingerprint = evaluation.settings.get("fingerprint")
     rows = decoder_rows(evaluation.name, [evaluation], config.phones)
     for index, item, _, _, length, nfe in evaluation.generations:
-        line = {
-            "right": evaluation.right[index],
-            "target": item.target,
-            "length": length,
-            "nfe": nfe,
-        }
-        run.record({"index": index, **line})
+        line = {"index": index, "right": evaluation.right[index], "target": item.target}
+        run.record({**line, "length": length, "nfe": nfe})
     run.finish(rows)
 
 
@@ -75,11 +70,9 @@ def _require_for_suite(changes: Sequence[str]) -> None:
     """Raises ValueError if the command line sets something that a suite chooses itself."""
     for change in changes:
         name = _setting_name(change)
-        is_suites = (
-            name in ("task", "task.name", "task.gen_length") or name.split(".")[0] == "sampler"
-        )
         require(
-            not is_suites,
+            name not in ("task", "task.name", "task.gen_length", "sampler")
+            and not name.startswith("sampler."),
             f"{change} with a suite, which chooses its tasks and samplers; allowed: task.seed, "
             "task.items, task.difficulty, suite.tasks, suite.decoders",
         )

@@ -155,7 +155,11 @@ def generate(config: GenerateConfig, run: Run) -> None:
         print("compiling the loop and timing it", flush=True)
         first, second = (decode(loop="compiled", trace=True) for _ in range(2))
         result = result or second
-        speed += _compiled_speed(first, second)
+        speed += [
+            ResultRow("compiled_loop_with_compilation", first.seconds, "s"),
+            ResultRow("compiled_loop", second.seconds, "s"),
+            ResultRow("compiled_loop_speed", _tokens(second) / second.seconds, "tokens/s"),
+        ]
     assert result is not None
     rows = [*_counts(result), *speed]
     if not config.infill:
@@ -190,15 +194,6 @@ def _host_speed(result: lj.Result) -> list[ResultRow]:
         speed = tokens / trace.seconds[warm].sum()
         rows.append(ResultRow("host_loop_warm_steps", speed, "tokens/s"))
     return rows
-
-
-def _compiled_speed(first: lj.Result, second: lj.Result) -> list[ResultRow]:
-    """Returns the wall times of two equal runs, the first of which compiles."""
-    return [
-        ResultRow("compiled_loop_with_compilation", first.seconds, "s"),
-        ResultRow("compiled_loop", second.seconds, "s"),
-        ResultRow("compiled_loop_speed", _tokens(second) / second.seconds, "tokens/s"),
-    ]
 
 
 def _counts(result: lj.Result) -> list[ResultRow]:
