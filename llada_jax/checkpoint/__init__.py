@@ -145,7 +145,6 @@ def _allowed() -> str:
 
 
 def bundled_names() -> tuple[str, ...]:
-    """Returns the names of the bundled models."""
     return tuple(sorted(folder.name for folder in _ASSETS.iterdir() if folder.is_dir()))
 
 
