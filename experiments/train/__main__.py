@@ -26,7 +26,7 @@ from experiments.train.curriculum import MixtureConfig, example_source, mixture_
 from experiments.train.model_card import Parent, model_card
 from experiments.train.resume import TRAINING, Training
 from experiments.train.scores import ScoreConfig, probe, task_scores
-from llada_jax.api.loading import Model
+from llada_jax.api.model import Model
 from llada_jax.checkpoint import fingerprint, load_params, model_path, read_tokenizer
 from llada_jax.config import ONE_DEVICE, MeshConfig, ModelConfig, TrainConfig, require
 from llada_jax.evaluation.task import Task
