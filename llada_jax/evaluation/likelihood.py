@@ -81,7 +81,7 @@ def log_likelihoods(
     if config.mask_id is None:
         raise ValueError("mask_id is not set by the model's configuration, and likelihoods need it")
 
-    def canvas_length(piece: Piece) -> int:
+    def canvas_length(piece: _Piece) -> int:
         return padded(len(piece.ids))
 
     pieces = sorted(_pieces(config, pairs), key=canvas_length)
@@ -98,7 +98,7 @@ def log_likelihoods(
     return sums
 
 
-class Piece(NamedTuple):
+class _Piece(NamedTuple):
     """A part of an answer that is scored at once: `ids[start:]`, given `ids[:start]`."""
 
     pair: int  # index of the prompt and answer
@@ -109,12 +109,12 @@ class Piece(NamedTuple):
 class _Sample(NamedTuple):
     """One canvas: a piece, its masked positions, and the weight of the mask pattern."""
 
-    piece: Piece
+    piece: _Piece
     masked: Int[np.ndarray, " l"]
     weight: float
 
 
-def _pieces(config: ModelConfig, pairs: Sequence[Pair]) -> Iterator[Piece]:
+def _pieces(config: ModelConfig, pairs: Sequence[Pair]) -> Iterator[_Piece]:
     """Yields each answer, or its part in each block of a block-causal family. Raises ValueError
     for a pair that has no likelihood."""
     for index, (prompt, answer) in enumerate(pairs):
@@ -135,7 +135,7 @@ def _pieces(config: ModelConfig, pairs: Sequence[Pair]) -> Iterator[Piece]:
         block, first = config.block_length, len(prompt)
         cuts = range((first // block + 1) * block, len(ids), block) if block else ()
         for start, stop in pairwise([first, *cuts, len(ids)]):
-            yield Piece(index, ids[:stop], start)
+            yield _Piece(index, ids[:stop], start)
 
 
 def padded(length: int) -> int:
@@ -145,7 +145,7 @@ def padded(length: int) -> int:
     return -(-length // step) * step
 
 
-def _samples(pieces: Iterator[Piece], mc_num: int, seed: int) -> Iterator[_Sample]:
+def _samples(pieces: Iterator[_Piece], mc_num: int, seed: int) -> Iterator[_Sample]:
     for piece in pieces:
         patterns = mask_patterns(len(piece.ids) - piece.start, mc_num, seed)
         for pattern, weight in zip(*patterns, strict=True):

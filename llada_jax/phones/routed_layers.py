@@ -52,11 +52,11 @@ def layer_costs(model: ModelConfig, layer: Lowered, rows: int, price: Price) -> 
     matrices = [matrix for matrix in _ffn_matrices(model) if matrix.of_expert]
     groups = experts_by_rows(moe, rows).items()
     experts = (price(_expert_step(layer, matrices, n)).times(count) for n, count in groups)
-    routed = sum_of([price(without_experts(layer, model, moe, rows)), *experts])
+    routed = sum_of([price(_without_experts(layer, model, moe, rows)), *experts])
     return [routed if is_routed(model, index) else dense for index in range(model.n_layers)]
 
 
-def without_experts(layer: Lowered, model: ModelConfig, moe: MoEConfig, rows: int) -> Lowered:
+def _without_experts(layer: Lowered, model: ModelConfig, moe: MoEConfig, rows: int) -> Lowered:
     """Returns a routed layer without its routed experts.
 
     It is the dense layer, in which router, selection, shared expert and weighted sum replace the

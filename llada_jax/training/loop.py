@@ -86,14 +86,14 @@ def train(
         state = create_state(model, config, parent)
         if mesh is not None:
             state = place_state(state, model, config, mesh)
-            parent = place_parent(mesh, parent)
+            parent = _place_parent(mesh, parent)
         placement = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
         if checkpointer.latest is not None:
             state = state.replace(**checkpointer.load(abstract_state=checkpoint_content(state)))
         start = np.asarray(state.step).item()
         is_first = jax.process_index() == 0
         if is_first:
-            keep_metrics(folder, start)
+            _keep_metrics(folder, start)
         train_step = make_train_step(model, config, objective, parent, placement)
         schedule = learning_rate(config)
         assert model.eos_id is not None
@@ -160,7 +160,7 @@ def place_state(
     return jax.tree.map_with_path(put, state)
 
 
-def place_parent(mesh: Mesh, parent: ModelParams | None) -> ModelParams | None:
+def _place_parent(mesh: Mesh, parent: ModelParams | None) -> ModelParams | None:
     """Returns a parent's parameters, replicated unless they are on a mesh already."""
     if parent is None or mesh_of(parent) is not None:
         return parent
@@ -197,7 +197,7 @@ def require_steps(folder: str | Path, config: TrainConfig) -> None:
     )
 
 
-def keep_metrics(folder: Path, last_step: int) -> None:
+def _keep_metrics(folder: Path, last_step: int) -> None:
     """Deletes rows later than a step, and incomplete ones, from a run's metrics."""
     kept = [row for row in read_metrics(folder) if row["step"] <= last_step]
     atomic.write_text(folder / METRICS_FILE, "".join(json.dumps(row) + "\n" for row in kept))

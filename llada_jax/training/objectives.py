@@ -146,7 +146,7 @@ def _share(part: Bool[Array, "B L"], total: Bool[Array, "B L"]) -> Float[Array, 
     return part.sum() / jnp.maximum(total.sum(), 1)  # 0 if there is nothing to count
 
 
-def mask_some(
+def _mask_some(
     key: Key[Array, ""], tokens: Int[Array, "B L"], where: Bool[Array, "B L"], mask_id: int
 ) -> Int[Array, "B L"]:
     """Masks up to half of the tokens at `where`, in half of the canvases.
@@ -170,7 +170,7 @@ class SelfFill(Revision):
     Half of these canvases are masked completely, the others partly. Each mask for which the model's
     first choice reaches a confidence is filled. In half of the canvases, the model then fills more
     masks in a second pass on its own output, so that errors build on errors as in decoding. Some
-    tokens are masked again at the end (`mask_some`).
+    tokens are masked again at the end (`_mask_some`).
 
     Attributes:
       least: Lower bound of the confidence, which is drawn uniformly for each canvas.
@@ -219,7 +219,7 @@ class SelfFill(Revision):
         seen = jnp.where(swaps, swap_token(next(keys), seen, guess, batch, reader.mask_id), seen)
         again, _ = fill(seen)
         seen = jnp.where(jax.random.bernoulli(next(keys), 0.5, (rows, 1)), again, seen)
-        return mask_some(next(keys), seen, batch.target, reader.mask_id)
+        return _mask_some(next(keys), seen, batch.target, reader.mask_id)
 
 
 class Guesses(NamedTuple):

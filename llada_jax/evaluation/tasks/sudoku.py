@@ -14,12 +14,17 @@ from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task
 EMPTY = "0"
 
 
-class SudokuLevel(NamedTuple):
+class _SudokuLevel(NamedTuple):
     box: int  # width of a box
     empty: int  # cells to empty, at most
 
 
-LEVELS = {0: SudokuLevel(2, 6), 1: SudokuLevel(2, 9), 2: SudokuLevel(3, 30), 3: SudokuLevel(3, 48)}
+LEVELS = {
+    0: _SudokuLevel(2, 6),
+    1: _SudokuLevel(2, 9),
+    2: _SudokuLevel(3, 30),
+    3: _SudokuLevel(3, 48),
+}
 INTRODUCTION = "Solve this Sudoku.\n"
 
 Grid = list[int]  # row by row; 0 is empty
@@ -40,7 +45,7 @@ def verify(item: Item, text: str) -> bool:
     return keeps and all(sorted(unit) == list(digits) for unit in units)
 
 
-def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     """Draws a random grid and empties cells one by one as long as the solution stays unique."""
     box, empty = LEVELS[difficulty]
     size = box * box
@@ -140,7 +145,7 @@ def _written(grid: Grid, size: int) -> str:
 TASK = Task(
     name="sudoku",
     about="a Sudoku of 4x4 or 9x9 cells with one solution",
-    draw=draw,
+    draw=_draw,
     difficulties={
         difficulty: f"{level.box**2}x{level.box**2}, up to {level.empty} empty cells"
         for difficulty, level in LEVELS.items()

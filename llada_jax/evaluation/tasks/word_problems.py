@@ -40,7 +40,7 @@ EQUATION = re.compile(r"\d+[-+*/]\d+=\d+")
 DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday")
 
 
-class Sentence(NamedTuple):
+class _Sentence(NamedTuple):
     template: str
     a: int = 0
     b: int = 0
@@ -48,12 +48,12 @@ class Sentence(NamedTuple):
 
 
 @dataclass
-class Draft:
+class _Draft:
     """A problem with its numbers but without names."""
 
     things: Sequence[str]
-    facts: list[Sentence] = field(default_factory=list)
-    working: list[Sentence] = field(default_factory=list)
+    facts: list[_Sentence] = field(default_factory=list)
+    working: list[_Sentence] = field(default_factory=list)
     equations: list[str] = field(default_factory=list)
     value: int = 0
     """The result of the last equation."""
@@ -61,13 +61,13 @@ class Draft:
 
     def tell(self, template: str, a: int, b: int = 0) -> None:
         """Adds a fact to the question."""
-        self.facts.append(Sentence(template, a, b))
+        self.facts.append(_Sentence(template, a, b))
 
     def work(self, left: int, symbol: str, right: int, shown: str, a: int = 0, b: int = 0) -> int:
         """Adds an equation, and the sentence of the answer that shows it; returns its result."""
         self.value = OPERATIONS[symbol](left, right)
         self.equations.append(f"{left}{symbol}{right}={self.value}")
-        self.working.append(Sentence(shown, a, b, self.equations[-1]))
+        self.working.append(_Sentence(shown, a, b, self.equations[-1]))
         return self.value
 
 
@@ -77,7 +77,7 @@ def verify(item: Item, text: str) -> bool:
     return number is not None and int(number[1]) == int(item.target)
 
 
-def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     """Draws a problem of two to four steps; None if a number of its story is out of range."""
     draft = rng.choice(PLANS)(rng, rng.randint(2, 4), LARGEST_VALUE[difficulty])
     if draft is None or not owns(" ".join(draft.equations)):
@@ -85,7 +85,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     return _write(rng, draft)
 
 
-def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
+def _drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
     """Asks for the equations of several problems, or for any equations.
 
     In the first form the question lists the left sides of all equations in order. In the second,
@@ -94,7 +94,7 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
     with_left_sides = rng.random() < 0.5
     problems: list[list[str]] = []
     while len(problems) < (DRILLED_PROBLEMS if with_left_sides else DRILLED_SUMS):
-        problem = draw(rng, difficulty, owns)
+        problem = _draw(rng, difficulty, owns)
         if problem is not None:
             problems.append(EQUATION.findall(problem.answer))
     if with_left_sides:
@@ -107,7 +107,7 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
     return Item(question, answer, answer)
 
 
-def _write(rng: Random, draft: Draft) -> Item:
+def _write(rng: Random, draft: _Draft) -> Item:
     """Draws the names, which are not part of the key."""
     girls, boys = rng.sample(GIRLS, 2), rng.sample(BOYS, 2)
     is_he = rng.random() < 0.5
@@ -123,7 +123,7 @@ def _write(rng: Random, draft: Draft) -> Item:
     return Item(question, answer, str(draft.value))
 
 
-def _retell(told: Sequence[Sentence], words: Mapping[str, str]) -> str:
+def _retell(told: Sequence[_Sentence], words: Mapping[str, str]) -> str:
     return sentences([
         template.format(a=a, b=b, equation=equation, day=day, **words)
         for day, (template, a, b, equation) in zip(DAYS, told, strict=False)
@@ -167,11 +167,11 @@ def _next_event(
     return None
 
 
-def _running_count(story: CountStory, rng: Random, steps: int, limit: int) -> Draft | None:
+def _running_count(story: CountStory, rng: Random, steps: int, limit: int) -> _Draft | None:
     """Plans a story as a chain: each event changes the count left by the previous one."""
     event = rng.choice(story.openings)
     a, b = _opening_numbers(rng, event.symbol, limit)
-    draft, count = Draft(story.things), a
+    draft, count = _Draft(story.things), a
     draft.tell(event.told, a, b)
     if event.symbol:
         count = draft.work(a, event.symbol, b, f"{event.told}, so {story.shown}", a, b)
@@ -198,11 +198,11 @@ COMPARISONS = {
 }
 
 
-def _comparison(rng: Random, steps: int, limit: int) -> Draft | None:
+def _comparison(rng: Random, steps: int, limit: int) -> _Draft | None:
     """Plans numbers of people, each compared with the previous; asks for the last or for a sum."""
     sums = 2 if steps == 4 else rng.randint(0, 1)
     people = WHO[: steps - sums + 1]
-    draft, numbers = Draft(THINGS), [rng.randint(2, limit // 2)]
+    draft, numbers = _Draft(THINGS), [rng.randint(2, limit // 2)]
     draft.tell("{name} has {a} {things}", numbers[0])
     draft.working = draft.facts.copy()
     for other, who in itertools.pairwise(people):
@@ -220,7 +220,7 @@ def _comparison(rng: Random, steps: int, limit: int) -> Draft | None:
     return draft if draft.value <= limit else None
 
 
-def _add_up(draft: Draft, people: Sequence[str], numbers: Sequence[int]) -> None:
+def _add_up(draft: _Draft, people: Sequence[str], numbers: Sequence[int]) -> None:
     """Asks instead for the total of two or three people."""
     first, second, *others = people
     shown = f"{first} and {second} have {{equation}} {{things}} together"
@@ -232,9 +232,9 @@ def _add_up(draft: Draft, people: Sequence[str], numbers: Sequence[int]) -> None
         draft.ask = "How many {things} do all three have together?"
 
 
-def _shopping(rng: Random, steps: int, limit: int) -> Draft | None:
+def _shopping(rng: Random, steps: int, limit: int) -> _Draft | None:
     """Asks for the price of one or two kinds of things, or for the change."""
-    draft, prices = Draft(THINGS), []
+    draft, prices = _Draft(THINGS), []
     bought = {"things": "{name} bought {a} {things} for {b} dollars each"}
     if steps > 2:
         bought["others"] = "{he} also bought {a} {others} for {b} dollars each"
@@ -263,11 +263,11 @@ PLANS = (*(partial(_running_count, story) for story in STORIES), _comparison, _s
 TASK = Task(
     name="word_problems",
     about="word problems of two to four steps, with worked solutions",
-    draw=draw,
+    draw=_draw,
     difficulties={
         difficulty: f"no number above {largest}" for difficulty, largest in LARGEST_VALUE.items()
     },
     gen_length=128,
     verify=verify,
-    drill=drill,
+    drill=_drill,
 )
