@@ -13,7 +13,7 @@ from typing import Any
 _IMPORTS = {
     alias.asname or alias.name: (node.module, alias.name)
     for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
-    if isinstance(node, ast.ImportFrom)
+    if isinstance(node, ast.ImportFrom) and node.module
     for alias in node.names
 }
 __all__ = sorted(_IMPORTS)  # pyright: ignore

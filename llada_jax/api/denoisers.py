@@ -14,7 +14,7 @@ from llada_jax.config import ModelConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.forward import RunLayer, shared_layer
 from llada_jax.model.head import ScoreRules, score_rows
-from llada_jax.model.layers import fused_attend_to_cache
+from llada_jax.model.layers import fused_attend
 from llada_jax.model.measures import absorb_head, finish_head, measure_rows, start_head
 from llada_jax.model.mesh import mesh_denoiser, mesh_of, specs_of
 from llada_jax.model.params import ModelParams
@@ -43,7 +43,7 @@ OUTSIDE_JAX = ("litert", "qnn")
 """Backends that run compiled steps outside JAX, by name."""
 XLA: dict[str, RunLayer] = {
     "xla": shared_layer,
-    "xla_fused": partial(shared_layer, attend_with=fused_attend_to_cache),
+    "xla_fused": partial(shared_layer, attend_with=fused_attend),
 }
 """How JAX runs a layer, by name."""
 

@@ -267,9 +267,10 @@ def host_loop(
     most: int,
     on_step: OnStep | None = None,
     refresher: Refresher | None = None,
+    first: int = 0,
 ) -> tuple[DecodeState, Steps]:
     """Decodes step by step from Python, for backends and callbacks, until `until` sequences are
-    done, or for `most` steps; consumes the state."""
+    done, or for `most` steps, which `on_step` counts from `first`; consumes the state."""
     runner = HostRunner(decoding, state.tokens.shape, refresher)
     spec, params = decoding.spec, decoding.params
     records, rows, seconds, blocks = [], [], [], np.array(state.block)
@@ -282,7 +283,7 @@ def host_loop(
         rows.append(n_rows)
         seconds.append(time.perf_counter() - began)
         if on_step:
-            on_step(view_of(len(records) - 1, int(n_rows), state, before))
+            on_step(view_of(first + len(records) - 1, int(n_rows), state, before))
         if decoding.pauses and (np.asarray(state.block) != blocks).any():
             break
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
