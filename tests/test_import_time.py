@@ -66,7 +66,7 @@ def test_import_loads_nothing_heavy_beyond_jax(after_llada_jax):
 
 def test_decoding_loads_neither_other_backends_nor_other_parts():
     code = f"import llada_jax as lj\nlj.generate, lj.SamplerConfig\n{PACKAGES}"
-    parts = ("checkpoint", "phones", "evaluation", "training", "backend.litert", "backend.exported")
+    parts = ("text", "checkpoint", "phones", "evaluation", "training", "backend.litert")
     others = tuple(f"llada_jax.{part}" for part in parts)
     assert not [name for name in json.loads(run(code)) if name.startswith(others)]
 

@@ -16,7 +16,7 @@ from llada_jax.api.denoisers import backend_denoiser, score_rules
 from llada_jax.api.model import Model, has_tiles
 from llada_jax.backend.protocol import Backend
 from llada_jax.config import Loop, require
-from llada_jax.constraint.batch import CompiledConstraints, Constraints, compile_constraints
+from llada_jax.constraint.batch import CompiledConstraints, Constraints
 from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.continuous import Slots
@@ -211,6 +211,8 @@ def _texts(
     """Returns the constraints with their automata, or None."""
     if constraint is None:
         return None
+    from llada_jax.constraint.compiled import compile_constraints  # loads the tokenizers library
+
     ends = end_ids(config, model.config)
     return compile_constraints(constraint, model.tokenizer, ends, model.config.vocab_size)
 

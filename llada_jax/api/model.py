@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,8 +21,10 @@ from llada_jax.model import forward as model_forward
 from llada_jax.model.params import param_count
 from llada_jax.programs import kept, own_jit
 from llada_jax.revision.tiles import Tiles
-from llada_jax.text import Tokenizer
 from llada_jax.types import KVCache, Params, Rows, RowsOut
+
+if TYPE_CHECKING:
+    from llada_jax.text import Tokenizer
 
 
 class ModelFunctions(NamedTuple):
@@ -61,7 +63,7 @@ class Model:
     config: ModelConfig
     params: Params
     """Arrays, as `llada_jax.model.params.ModelParams`; None if the model is an export."""
-    tokenizer: Tokenizer | None
+    tokenizer: "Tokenizer | None"
     """The checkpoint's tokenizer; None if it has none."""
     artifact: Path | None = None
     """Folder of the export, which the backend runs; None for models with parameters."""
@@ -83,7 +85,7 @@ class Model:
         forward_rows: Callable[..., Any],
         logits: Callable[..., Any],
         empty_cache: Callable[..., Any],
-        tokenizer: Tokenizer | None = None,
+        tokenizer: "Tokenizer | None" = None,
     ) -> "Model":
         """Returns a model of any architecture, decoded on XLA by `generate`, `evaluate` etc.
 
