@@ -57,7 +57,7 @@ def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) ->
     require_own_jax()
     if model.functions is not None:
         require(backend == "xla", f"backend is {backend!r}; allowed for a custom model: 'xla'")
-        return custom_denoiser(model.functions, rules)
+        return _custom_denoiser(model.functions, rules)
     if isinstance(backend, str) or model.artifact:
         allowed = OUTSIDE_JAX if model.artifact else (*XLA, *OUTSIDE_JAX)
         names = ", ".join(map(repr, allowed))
@@ -91,11 +91,11 @@ def denoiser_for(config: ModelConfig, rules: ScoreRules, run: RunLayer = shared_
         return model_forward.cache_for(params, config, batch, length)
 
     score, measure = partial(score_rows, rules=rules), partial(measure_rows, rules=rules)
-    return XlaDenoiser(forward_rows, score, empty_cache, measure)
+    return _XlaDenoiser(forward_rows, score, empty_cache, measure)
 
 
 @lru_cache(maxsize=64)
-def custom_denoiser(functions: ModelFunctions, rules: ScoreRules) -> Denoiser:
+def _custom_denoiser(functions: ModelFunctions, rules: ScoreRules) -> Denoiser:
     """Returns the model's `Denoiser`, cached so that each function is compiled once."""
 
     def measure_rows(params: Params, hidden: Any, noise_keys: Any, request: HeadRequest) -> HeadOut:
@@ -111,7 +111,7 @@ def custom_denoiser(functions: ModelFunctions, rules: ScoreRules) -> Denoiser:
     )
 
 
-class XlaDenoiser(Denoiser):
+class _XlaDenoiser(Denoiser):
     """The model's functions in JAX, on one device."""
 
     def loop_params(self, params: ModelParams) -> ModelParams:
