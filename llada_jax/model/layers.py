@@ -176,7 +176,7 @@ def _visible_parts(
     """Returns keys and values in parts: the cached positions, if there are any, and the rows."""
     if cached.keys.shape[2] == 0:
         return [fresh[0]], [fresh[1]]
-    old = (array[cached.index] for array in (cached.keys, cached.values))
+    old = cached.keys[cached.index], cached.values[cached.index]
     keys, values = ([part.astype(new.dtype), new] for part, new in zip(old, fresh, strict=True))
     return keys, values
 
