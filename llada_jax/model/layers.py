@@ -174,11 +174,11 @@ def _visible_parts(
     fresh: KeysValues, cached: CachedLayer
 ) -> tuple[Sequence[Float[Array, "B t K Dh"]], Sequence[Float[Array, "B t K Dh"]]]:
     """Returns keys and values in parts: the cached positions, if there are any, and the rows."""
+    keys, values = fresh
     if cached.keys.shape[2] == 0:
-        return [fresh[0]], [fresh[1]]
-    old = cached.keys[cached.index], cached.values[cached.index]
-    keys, values = ([part.astype(new.dtype), new] for part, new in zip(old, fresh, strict=True))
-    return keys, values
+        return [keys], [values]
+    old_keys, old_values = cached.keys[cached.index], cached.values[cached.index]
+    return [old_keys.astype(keys.dtype), keys], [old_values.astype(values.dtype), values]
 
 
 @partial(_piece, static_argnums=(0, 1))
