@@ -178,25 +178,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(130) from None
 
 
-def load(arguments: argparse.Namespace) -> tuple[lj.Model, str, lj.SamplerConfig]:
+def _load(arguments: argparse.Namespace) -> tuple[lj.Model, str, lj.SamplerConfig]:
     """Returns the model, its backend and the sampler that the arguments name."""
-    settings = parsed_settings(arguments.set)  # checked before a large model is read
+    settings = _parsed_settings(arguments.set)  # checked before a large model is read
     if arguments.preset is not None:
         lj.SamplerConfig.preset(arguments.preset, **settings)
     model = lj.load(arguments.model, arguments.dtype)
     require(model.tokenizer is not None, f"{arguments.model} has no tokenizer.json; allowed: one")
-    sampler = lj.SamplerConfig.preset(arguments.preset or default_preset(model), **settings)
+    sampler = lj.SamplerConfig.preset(arguments.preset or _default_preset(model), **settings)
     return model, arguments.backend or ("litert" if model.artifact else "xla"), sampler
 
 
-def default_preset(model: lj.Model) -> str:
+def _default_preset(model: lj.Model) -> str:
     """Returns `blockwise` if the model's family supports it, else the family's first preset."""
     family = families().get(model.config.family)
     presets = family.presets if family else ()
     return DEFAULT_PRESET if DEFAULT_PRESET in presets or not presets else presets[0]
 
 
-def parsed_settings(assignments: Sequence[str]) -> dict[str, Any]:
+def _parsed_settings(assignments: Sequence[str]) -> dict[str, Any]:
     """Parses texts of the form NAME=VALUE into settings by name; values have YAML's syntax."""
     settings = {}
     for assignment in assignments:
@@ -211,7 +211,7 @@ def parsed_settings(assignments: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def encoded(model: lj.Model, prompt: str, raw: bool) -> list[int]:
+def _encoded(model: lj.Model, prompt: str, raw: bool) -> list[int]:
     """Encodes a prompt: as a chat if the model has a template, and as plain text if `raw`."""
     assert model.tokenizer is not None
     require(bool(prompt.strip()), "the prompt is empty; allowed: some text")
@@ -220,7 +220,7 @@ def encoded(model: lj.Model, prompt: str, raw: bool) -> list[int]:
     return model.tokenizer.encode_chat([{"role": "user", "content": prompt}])
 
 
-def constraint_of(arguments: argparse.Namespace) -> lj.Constraint | None:
+def _constraint_of(arguments: argparse.Namespace) -> lj.Constraint | None:
     """Returns the constraint that the arguments name, or None."""
     if arguments.json_schema is not None:
         return lj.json_schema(json.loads(Path(arguments.json_schema).read_text("utf-8")))
@@ -231,14 +231,14 @@ def constraint_of(arguments: argparse.Namespace) -> lj.Constraint | None:
 
 def generate(arguments: argparse.Namespace) -> None:
     """Prints one answer, and its tokens, forwards and time on standard error."""
-    constraint = constraint_of(arguments)
+    constraint = _constraint_of(arguments)
     text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    model, backend, sampler = load(arguments)
+    model, backend, sampler = _load(arguments)
     if arguments.stop:
         sampler = sampler.replace(stop=tuple(arguments.stop))
     result = lj.generate(
         model,
-        [encoded(model, text, arguments.raw)],
+        [_encoded(model, text, arguments.raw)],
         sampler,
         backend=backend,
         seed=arguments.seed,
@@ -272,7 +272,7 @@ class _Printer:
 
 def chat(arguments: argparse.Namespace) -> None:
     """Reads messages until Ctrl-D, and prints each answer as its tokens become final."""
-    model, backend, sampler = load(arguments)
+    model, backend, sampler = _load(arguments)
     assert model.tokenizer is not None
     messages = [{"role": "system", "content": arguments.system}] if arguments.system else []
     interactive = sys.stdin.isatty()
@@ -313,7 +313,7 @@ def serve(arguments: argparse.Namespace) -> None:
         queue=arguments.queue,
         timeout=arguments.timeout,
     )
-    model, backend, sampler = load(arguments)
+    model, backend, sampler = _load(arguments)
     run_server(Service(model, sampler, settings, backend=backend, seed=arguments.seed))
 
 
@@ -335,8 +335,8 @@ def phone(arguments: argparse.Namespace) -> None:
     if arguments.trace is not None:
         trace = lj.Trace.load(arguments.trace)
     else:
-        model, backend, sampler = load(arguments)
-        prompt = encoded(model, arguments.prompt, arguments.raw)
+        model, backend, sampler = _load(arguments)
+        prompt = _encoded(model, arguments.prompt, arguments.raw)
         options = {"backend": backend, "seed": arguments.seed, "trace": True}
         trace = lj.generate(model, [prompt], sampler, **options).trace
     for simulated_phone in phones:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from experiments.harness.results import ResultRow, share_row
-from llada_jax.api.loading import Model
+from llada_jax.api.model import Model
 from llada_jax.config import ModelConfig, require_counts
 from llada_jax.evaluation.evaluate import evaluate
 from llada_jax.evaluation.task import Task

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from llada_jax.checkpoint.adapter import ADAPTER_WEIGHTS, adapter_settings, merge_adapter
+from llada_jax.checkpoint.config_json import config_from_hf, config_to_hf
 from llada_jax.checkpoint.mlx import KINDS as MLX_KINDS
 from llada_jax.checkpoint.mlx import mlx_settings, mlx_tensors
 from llada_jax.checkpoint.sources import (
@@ -35,7 +36,6 @@ from llada_jax.config import ModelConfig, require, require_choice, shortened
 from llada_jax.config.checks import parse_json, read_object
 from llada_jax.io.atomic import new_folder
 from llada_jax.io.inside import inside
-from llada_jax.model.families.config_json import config_from_hf, config_to_hf
 from llada_jax.model.families.family import families
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import is_quantized

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from llada_jax.api.decoding import generate_stream
-from llada_jax.api.loading import Model
+from llada_jax.api.model import Model
 from llada_jax.config import require
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import (

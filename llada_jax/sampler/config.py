@@ -99,7 +99,13 @@ class SamplerConfig:
             object.__setattr__(self, "steps", self.gen_length)
         if isinstance(self.latency_table, str):
             object.__setattr__(self, "latency_table", LatencyTable.named(self.latency_table))
-        self._check_stop()
+        require(
+            isinstance(self.stop, Sequence)
+            and not isinstance(self.stop, str)
+            and all(isinstance(text, str) and text for text in self.stop),
+            f"stop is {self.stop!r}; allowed: a list of texts, none of them empty",
+        )
+        object.__setattr__(self, "stop", tuple(self.stop))
         require_counts(self, "gen_length", "block_length", "steps")
         require_counts(self, "mask_id", "eos_id", "eot_id", least=0)
         require_multiple(self, "gen_length", of="block_length")
@@ -123,16 +129,6 @@ class SamplerConfig:
             )
         require(isinstance(self.parity, Parity), f"parity is {self.parity!r}; allowed: a Parity")
         self._check_policies()
-
-    def _check_stop(self) -> None:
-        """Keeps `stop` as a tuple. Raises ValueError unless it is a list of texts."""
-        given = self.stop
-        is_list = isinstance(given, Sequence) and not isinstance(given, str)
-        require(
-            is_list and all(isinstance(each, str) and each for each in given),
-            f"stop is {given!r}; allowed: a list of texts, none of them empty",
-        )
-        object.__setattr__(self, "stop", tuple(given))
 
     def _check_policies(self) -> None:
         """Raises ValueError if the rule and the window do not work together, or with the rest."""
@@ -271,13 +267,13 @@ class SamplerConfig:
         A name that ends in `.json` is a file, as `experiments.tune` writes it, whose `sampler` has
         settings. Raises ValueError for another name, and for a damaged file.
         """
-        settings = read_preset(name) if name.endswith(".json") else PRESETS.get(name)
+        settings = _read_preset(name) if name.endswith(".json") else PRESETS.get(name)
         allowed = ", ".join(map(repr, PRESETS))
         require(settings is not None, f"preset is {name!r}; allowed: {allowed}, or a .json file")
         return cls.from_flat({**(settings or {}), **overrides})
 
 
-def read_preset(path: str) -> dict[str, Any]:
+def _read_preset(path: str) -> dict[str, Any]:
     """Returns the settings that a preset file has. Raises ValueError for one that is missing or
     damaged."""
     require(Path(path).is_file(), f"preset is {path!r}; allowed: a JSON file")

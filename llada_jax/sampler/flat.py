@@ -66,7 +66,7 @@ def parse(settings: Mapping[str, Any], own: Iterable[str]) -> dict[str, Any]:
     if isinstance(window, str):
         window = _window(window, chosen["cache"])
     parsed["window"] = _built(window, left)
-    in_use = (*values_of(parsed["rule"]), *values_of(parsed["window"]))
+    in_use = (*_values_of(parsed["rule"]), *_values_of(parsed["window"]))
     _require_defaults(left, list(dict.fromkeys((*own, *PARITY, *in_use))))
     return parsed
 
@@ -83,7 +83,7 @@ def _built(policy: Any, settings: dict[str, Any]) -> Any:
     `policy` is a class, or a value that provides the defaults.
     """
     made = policy if isinstance(policy, type) else type(policy)
-    current = {} if isinstance(policy, type) else values_of(policy)
+    current = {} if isinstance(policy, type) else _values_of(policy)
     names = [field.name for field in fields(made) if field.name in settings]
     found = {name: settings.pop(name) for name in names}
     if ":" in made.name:  # None is how configurations of other rules spell such a name
@@ -207,10 +207,10 @@ def flat(policy: Policy) -> dict[str, Any]:
     chosen = {"window": policy.name, "cache": policy.cache} if isinstance(policy, Window) else {
         "accept": policy.name
     }  # fmt: skip
-    return {**chosen, **values_of(policy)}
+    return {**chosen, **_values_of(policy)}
 
 
-def values_of(policy: Any) -> dict[str, Any]:
+def _values_of(policy: Any) -> dict[str, Any]:
     """Returns the fields of a policy, by name."""
     return {field.name: getattr(policy, field.name) for field in fields(policy)}
 

@@ -21,7 +21,7 @@ from llada_jax.sampler.record import OnStep, StepCounts, StepRecord, StepScores,
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, take
-from llada_jax.sampler.step import ForwardOutput, absorb, by_position, head_out, run_head, step
+from llada_jax.sampler.step import ForwardOutput, absorb, by_position, run_head, step
 from llada_jax.types import Denoiser, HeadOut, Params, RowsOut
 
 
@@ -88,8 +88,9 @@ class TracedRunner:
         head_sizes = spec.head_sizes(length)
 
         def score(params, denoised, n_heads):
-            head = run_head(self.denoiser, params, denoised, n_heads)
-            return by_position(spec, denoised, head, length)
+            queried = denoised.first(n_heads)
+            inputs = queried.hidden, queried.noise_keys, queried.request
+            return by_position(spec, queried, run_head(self.denoiser, params, *inputs), length)
 
         size = jnp.searchsorted(jnp.asarray(head_sizes, jnp.int32), denoised.counts.head_rows.max())
         branches = [partial(score, n_heads=n_heads) for n_heads in head_sizes]
@@ -228,8 +229,10 @@ class HostRunner:
         self, spec: StepSpec, params: Params, state: DecodeState, denoised: ForwardOutput
     ) -> tuple[DecodeState, StepScores]:
         n_heads = _smallest(self._head_sizes, denoised.counts.head_rows, "heads")
-        head = run_head(self._denoiser, params, denoised, n_heads)
-        scores = self._programs.by_position(spec, denoised, head, length=self._length)
+        queried = denoised.first(n_heads)
+        inputs = queried.hidden, queried.noise_keys, queried.request
+        head = run_head(self._denoiser, params, *inputs)
+        scores = self._programs.by_position(spec, queried, head, length=self._length)
         if self._refresh is None:
             return state, scores
         job, results = self._refresh
@@ -255,7 +258,7 @@ class HostRunner:
             out = denoiser.forward_rows(params, job.rows, cache)
             states = self._programs.states_at(spec, out.hidden, job.row)
             request = job.request if denoiser.measure_rows else None
-            return jax.block_until_ready((out, head_out(denoiser, params, states, None, request)))
+            return jax.block_until_ready((out, run_head(denoiser, params, states, None, request)))
 
         return job, worker.submit(refresh)
 
@@ -267,9 +270,10 @@ def host_loop(
     most: int,
     on_step: OnStep | None = None,
     refresher: Refresher | None = None,
+    first: int = 0,
 ) -> tuple[DecodeState, Steps]:
     """Decodes step by step from Python, for backends and callbacks, until `until` sequences are
-    done, or for `most` steps; consumes the state."""
+    done, or for `most` steps, which `on_step` counts from `first`; consumes the state."""
     runner = HostRunner(decoding, state.tokens.shape, refresher)
     spec, params = decoding.spec, decoding.params
     records, rows, seconds, blocks = [], [], [], np.array(state.block)
@@ -282,7 +286,7 @@ def host_loop(
         rows.append(n_rows)
         seconds.append(time.perf_counter() - began)
         if on_step:
-            on_step(view_of(len(records) - 1, int(n_rows), state, before))
+            on_step(view_of(first + len(records) - 1, int(n_rows), state, before))
         if decoding.pauses and (np.asarray(state.block) != blocks).any():
             break
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)

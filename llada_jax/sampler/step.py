@@ -43,6 +43,16 @@ class ForwardOutput(NamedTuple):
     request: HeadRequest | None  # for the head, in addition to scores
     block_start: Int[Array, " B"]
 
+    def first(self, n_heads: int) -> "ForwardOutput":
+        """Returns the output for the first `n_heads` queried positions."""
+        keys = self.noise_keys
+        return self._replace(
+            hidden=self.hidden[:, :n_heads],
+            noise_keys=None if keys is None else keys[:, :n_heads],
+            at=self.at[:, :n_heads],
+            request=self.request and self.request.first(n_heads),
+        )
+
 
 class Runner(Protocol):
     """Runs the parts of a step, in the way of a loop."""
@@ -125,15 +135,7 @@ def absorb(
     return state, denoised
 
 
-def run_head(denoiser: Denoiser, params: Params, denoised: ForwardOutput, n_heads: int) -> HeadOut:
-    """Returns the head's output for the first `n_heads` queried positions."""
-    keys = denoised.noise_keys
-    keys = None if keys is None else keys[:, :n_heads]
-    request = denoised.request and denoised.request.first(n_heads)
-    return head_out(denoiser, params, denoised.hidden[:, :n_heads], keys, request)
-
-
-def head_out(
+def run_head(
     denoiser: Denoiser, params: Params, hidden: Hidden, keys: NoiseKeys, request: HeadRequest | None
 ) -> HeadOut:
     """Returns the scores of states, and the requested extras."""
@@ -145,12 +147,11 @@ def head_out(
 
 def by_position(spec: StepSpec, denoised: ForwardOutput, head: HeadOut, length: int) -> StepScores:
     """Scatters scores to the positions of a canvas of `length`, and extras to the block."""
-    n_heads = head.scores.token.shape[1]
-    at = denoised.at[:, :n_heads]
+    at = denoised.at
     # A head that rounds its inputs to integers may turn a NaN into numbers.
-    finite = jnp.isfinite(denoised.hidden[:, :n_heads]).all(axis=-1)
+    finite = jnp.isfinite(denoised.hidden).all(axis=-1)
     scores = head.scores._replace(confidence=jnp.where(finite, head.scores.confidence, jnp.nan))
-    hidden = denoised.hidden[:, :n_heads] if spec.needs("hidden", "divergence") else None
+    hidden = denoised.hidden if spec.needs("hidden", "divergence") else None
     measured = None
     if spec.rule.head_needs:
         assert head.measured is not None

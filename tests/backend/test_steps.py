@@ -26,7 +26,7 @@ from llada_jax.model.head import ScoreRules, logits_of, score_rows
 from llada_jax.model.layers import (
     HIDDEN_SCORE,
     CachedLayer,
-    attend_to_cache,
+    attend,
     attention_bias,
     rotation,
 )
@@ -244,5 +244,5 @@ def test_attention_matches_the_model(canvases, cached, heads, kv_heads):
         own = slice(canvas * FEW, (canvas + 1) * FEW)
         fresh = keys[:, own], values[:, own]
         old = CachedLayer(*(part.swapaxes(0, 1)[None, None] for part in cache), 0)
-        wanted = attend_to_cache(query[:, own], fresh, bias[:, own], old)
+        wanted = attend(query[:, own], fresh, bias[:, own], old)
         np.testing.assert_allclose(found[:, own], wanted, rtol=1e-5, atol=1e-6)

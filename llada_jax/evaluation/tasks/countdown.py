@@ -54,7 +54,7 @@ def verify(item: Item, text: str) -> bool:
     return Counter(numbers) == Counter(numbers_to_use) and value == target
 
 
-def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     """Draws numbers and combines two at a time until one is left; None if a result is too large."""
     level = LEVELS[difficulty]
     numbers = [rng.randint(1, level.largest) for _ in range(level.count)]
@@ -108,7 +108,7 @@ def _evaluate(node: ast.expr) -> tuple[Fraction, list[int]]:
 TASK = Task(
     name="countdown",
     about="an expression of given numbers that has a given value",
-    draw=draw,
+    draw=_draw,
     difficulties={
         difficulty: f"{level.count} numbers up to {level.largest}, {' '.join(level.symbols)}"
         for difficulty, level in LEVELS.items()

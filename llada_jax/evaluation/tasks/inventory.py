@@ -42,7 +42,7 @@ class _Shelf(NamedTuple):
         return f"{self.a}{self.change:+d}={self.count}"
 
 
-def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     """Draws shelves and words; None if the item belongs to the other split."""
     shelves, things = _shelves(rng, difficulty, SHELVES[difficulty]), rng.choice(THINGS)
     one, two = rng.sample(shelves, 2)
@@ -59,7 +59,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     return Item(f"{sentences(facts)} {ask}", answer, str(total))
 
 
-def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
+def _drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
     """Asks for the counts of all shelves in a compact notation, without a story."""
     del owns  # its chains are longer than any item's
     shelves = _shelves(rng, difficulty, len(FORMS["places"]))
@@ -98,12 +98,12 @@ def _sentence(rng: Random, form: str, **words: object) -> str:
 TASK = Task(
     name="inventory",
     about="counts of shelves that follow from each other, in answers of several blocks",
-    draw=draw,
+    draw=_draw,
     difficulties={
         level: f"{count} shelves, numbers up to {LARGEST_VALUE[level]}"
         for level, count in SHELVES.items()
     },
     gen_length=256,
-    drill=drill,
+    drill=_drill,
     version=6,
 )

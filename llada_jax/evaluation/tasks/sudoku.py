@@ -40,7 +40,7 @@ def verify(item: Item, text: str) -> bool:
     return keeps and all(sorted(unit) == list(digits) for unit in units)
 
 
-def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     """Draws a random grid and empties cells one by one as long as the solution stays unique."""
     box, empty = LEVELS[difficulty]
     size = box * box
@@ -140,7 +140,7 @@ def _written(grid: _Grid, size: int) -> str:
 TASK = Task(
     name="sudoku",
     about="a Sudoku of 4x4 or 9x9 cells with one solution",
-    draw=draw,
+    draw=_draw,
     difficulties={
         difficulty: f"{level.box**2}x{level.box**2}, up to {level.empty} empty cells"
         for difficulty, level in LEVELS.items()

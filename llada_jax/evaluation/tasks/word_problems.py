@@ -40,7 +40,7 @@ EQUATION = re.compile(r"\d+[-+*/]\d+=\d+")
 DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday")
 
 
-class Sentence(NamedTuple):
+class _Sentence(NamedTuple):
     template: str
     a: int = 0
     b: int = 0
@@ -52,8 +52,8 @@ class _Draft:
     """A problem with its numbers but without names."""
 
     things: Sequence[str]
-    facts: list[Sentence] = field(default_factory=list)
-    working: list[Sentence] = field(default_factory=list)
+    facts: list[_Sentence] = field(default_factory=list)
+    working: list[_Sentence] = field(default_factory=list)
     equations: list[str] = field(default_factory=list)
     value: int = 0
     """The result of the last equation."""
@@ -61,13 +61,13 @@ class _Draft:
 
     def tell(self, template: str, a: int, b: int = 0) -> None:
         """Adds a fact to the question."""
-        self.facts.append(Sentence(template, a, b))
+        self.facts.append(_Sentence(template, a, b))
 
     def work(self, left: int, symbol: str, right: int, shown: str, a: int = 0, b: int = 0) -> int:
         """Adds an equation, and the sentence of the answer that shows it; returns its result."""
         self.value = OPERATIONS[symbol](left, right)
         self.equations.append(f"{left}{symbol}{right}={self.value}")
-        self.working.append(Sentence(shown, a, b, self.equations[-1]))
+        self.working.append(_Sentence(shown, a, b, self.equations[-1]))
         return self.value
 
 
@@ -77,7 +77,7 @@ def verify(item: Item, text: str) -> bool:
     return number is not None and int(number[1]) == int(item.target)
 
 
-def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     """Draws a problem of two to four steps; None if a number of its story is out of range."""
     draft = rng.choice(_PLANS)(rng, rng.randint(2, 4), LARGEST_VALUE[difficulty])
     if draft is None or not owns(" ".join(draft.equations)):
@@ -85,7 +85,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     return _write(rng, draft)
 
 
-def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
+def _drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
     """Asks for the equations of several problems, or for any equations.
 
     In the first form the question lists the left sides of all equations in order. In the second,
@@ -94,7 +94,7 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
     with_left_sides = rng.random() < 0.5
     problems: list[list[str]] = []
     while len(problems) < (_DRILLED_PROBLEMS if with_left_sides else DRILLED_SUMS):
-        problem = draw(rng, difficulty, owns)
+        problem = _draw(rng, difficulty, owns)
         if problem is not None:
             problems.append(EQUATION.findall(problem.answer))
     if with_left_sides:
@@ -123,7 +123,7 @@ def _write(rng: Random, draft: _Draft) -> Item:
     return Item(question, answer, str(draft.value))
 
 
-def _retell(told: Sequence[Sentence], words: Mapping[str, str]) -> str:
+def _retell(told: Sequence[_Sentence], words: Mapping[str, str]) -> str:
     return sentences([
         template.format(a=a, b=b, equation=equation, day=day, **words)
         for day, (template, a, b, equation) in zip(DAYS, told, strict=False)
@@ -263,11 +263,11 @@ _PLANS = (*(partial(_running_count, story) for story in STORIES), _comparison, _
 TASK = Task(
     name="word_problems",
     about="word problems of two to four steps, with worked solutions",
-    draw=draw,
+    draw=_draw,
     difficulties={
         difficulty: f"no number above {largest}" for difficulty, largest in LARGEST_VALUE.items()
     },
     gen_length=128,
     verify=verify,
-    drill=drill,
+    drill=_drill,
 )

@@ -92,14 +92,14 @@ def _shifted_right(word: Wire, places: Wire) -> tuple[Wire, Wire]:
     return word, lost
 
 
-def parts(number: Wire) -> tuple[Wire, Wire]:
+def _parts(number: Wire) -> tuple[Wire, Wire]:
     """Returns exponent (1 for subnormals) and mantissa with its leading bit."""
     field = number[FRACTION:-1]
     normal = field.any()
     return cat(field[0] | ~normal, field[1:]), cat(number[:FRACTION], normal)
 
 
-def assemble(sign: Wire, below: Wire, mantissa: Wire, up: Wire) -> Wire:
+def _assemble(sign: Wire, below: Wire, mantissa: Wire, up: Wire) -> Wire:
     """Assembles a number from a mantissa with its leading bit, which is added to the exponent.
 
     `below` is the exponent minus one, or 0 if the mantissa has no leading bit. Rounding `up` may
@@ -117,7 +117,7 @@ def add(a: Wire, b: Wire) -> Wire:
     """Returns a + b one cycle later; the aligned operands are stored in registers."""
     swap = a[:-1] < b[:-1]
     large, small = mux(swap, b, a), mux(swap, a, b)
-    (exponent, mantissa), (smaller, other) = parts(large), parts(small)
+    (exponent, mantissa), (smaller, other) = _parts(large), _parts(small)
     aligned, lost = _shifted_right(cat(const(0, 3), other), (exponent - smaller))
     aligned = delay(cat(aligned[0] | lost, aligned[1:]).wide(_GUARDED))
     subtract, sign = delay(large[-1] ^ small[-1]), delay(large[-1])
@@ -132,7 +132,7 @@ def add(a: Wire, b: Wire) -> Wire:
     normal = _shifted_left(raw, zeros)
     below = exponent - zeros.wide(EXPONENT)
     up = normal[3] & (normal[:3].any() | normal[4])
-    total = assemble(sign & (raw.any() | ~subtract), below, normal[4:], up)
+    total = _assemble(sign & (raw.any() | ~subtract), below, normal[4:], up)
     magnitude = mux(infinite, _TOP << FRACTION, mux(raw.any(), total[:-1], 0))
     return cat(magnitude, total[-1])
 
@@ -162,7 +162,7 @@ def exponential(number: Wire) -> Wire:
     places = const(-126, EXPONENT) - whole[:EXPONENT]
     shifted = _shifted_right(mantissa, places)[0]
     mantissa = mux(tiny, shifted, mantissa)
-    result = assemble(const(0, 1), mux(tiny, 0, below[:EXPONENT]), mantissa[1:], mantissa[0])
+    result = _assemble(const(0, 1), mux(tiny, 0, below[:EXPONENT]), mantissa[1:], mantissa[0])
     infinite = ~sign & (large | below[EXPONENT])
     return mux(infinite, _TOP << 7, mux(large, 0, result))
 
@@ -172,7 +172,7 @@ def reciprocal(number: Wire, start: Wire) -> tuple[Wire, Wire]:
 
     Long division with two bits per cycle.
     """
-    exponent, mantissa = parts(number)
+    exponent, mantissa = _parts(number)
     zeros = _leading_zeros(mantissa)
     divisor = delay(_shifted_left(mantissa, zeros))
     exponent = delay(exponent.wide(EXPONENT + 2) - zeros.wide(EXPONENT + 2))
@@ -195,7 +195,7 @@ def reciprocal(number: Wire, start: Wire) -> tuple[Wire, Wire]:
     places = cat(below[0] & tiny, ~below[0] & tiny)
     word, lost = _shifted_right(word, places)
     up = word[0] & (word[1] | lost | rest.any())
-    result = assemble(number[-1], mux(tiny, 0, below[:EXPONENT]), word[1:], up)
+    result = _assemble(number[-1], mux(tiny, 0, below[:EXPONENT]), word[1:], up)
     infinite = ~tiny & below[EXPONENT:-1].any()
     result = mux(infinite, cat(const(_TOP << FRACTION, WIDTH - 1), number[-1]), result)
     return mux(number[:-1].any(), result, 0), left.equals(1)
@@ -218,7 +218,7 @@ def load_element(element: Wire, scale: Wire) -> Wire:
     places = mux(tiny, const(0, _BELOW) - below, 0)[:4]
     word, lost = _shifted_right(cat(const(0, _GUARDS), leading), places)
     up = word[2] & (word[3] | word[:2].any() | lost)
-    number = assemble(sign, mux(tiny, 0, below[:EXPONENT]), word[_GUARDS:], up)
+    number = _assemble(sign, mux(tiny, 0, below[:EXPONENT]), word[_GUARDS:], up)
 
     large = ~tiny & below[EXPONENT] | number[7:-1].all()
     number = mux(large, mux(sign, MINUS_INFINITY, const(LARGEST, HALF)), number)

@@ -25,7 +25,7 @@ _SOURCES = {"input": "input", "register": _FLIP_FLOP, "read": "memory"}
 """Drivers of lines that are not driven by gates, by kind of wire."""
 
 
-class Gate(NamedTuple):
+class _Gate(NamedTuple):
     """The driver of a line: a gate, or a source ("input", "flip_flop", "memory")."""
 
     kind: str
@@ -39,7 +39,7 @@ class Netlist:
 
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit
-        self.lines: dict[int, Gate] = {line: Gate("const", (), "") for line in (NO, YES)}
+        self.lines: dict[int, _Gate] = {line: _Gate("const", (), "") for line in (NO, YES)}
         self.bits: dict[Wire, Bits] = {}
         self._known: dict[tuple, int] = {}
         for wire in circuit.wires:
@@ -78,7 +78,7 @@ class Netlist:
         return dict(depths)
 
     def _line(self, kind: str, inputs: tuple[int, ...]) -> int:
-        self.lines[len(self.lines)] = Gate(kind, inputs, self._unit)
+        self.lines[len(self.lines)] = _Gate(kind, inputs, self._unit)
         return len(self.lines) - 1
 
     def _gate(self, kind: str, *inputs: int) -> int:
