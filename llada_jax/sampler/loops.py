@@ -21,8 +21,15 @@ from llada_jax.sampler.record import OnStep, StepCounts, StepRecord, StepScores,
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, take
-from llada_jax.sampler.step import ForwardOutput, absorb, by_position, run_head, step
-from llada_jax.types import Denoiser, HeadOut, Params, RowsOut
+from llada_jax.sampler.step import (
+    ForwardOutput,
+    absorb,
+    by_position,
+    rows_result,
+    run_head,
+    step,
+)
+from llada_jax.types import Denoiser, HeadOut, Params, Rows, RowsOut
 
 
 class Refresher(NamedTuple):
@@ -73,13 +80,12 @@ class TracedRunner:
             out = self.denoiser.forward_rows(params, rows, state.cache)
             # Every layer has read the cache before the first one writes: else XLA copies it whole.
             cache, out = jax.lax.optimization_barrier((state.cache, out))
-            return absorb(spec, state._replace(cache=cache), plan, rows, out)
+            return rows_result(spec, cache, plan, rows, out)
 
-        sizes = jnp.asarray(self.buckets, jnp.int32)
-        bucket = jnp.searchsorted(sizes, plan.n_rows.max())
+        bucket = _bucket_index(self.buckets, plan.n_rows)
         branches = [partial(forward, n_rows=n_rows) for n_rows in self.buckets]
-        state, denoised = jax.lax.switch(bucket, branches, params, state, plan)
-        return state, denoised, sizes[bucket]
+        result = jax.lax.switch(bucket, branches, params, state, plan)
+        return *absorb(spec, state, plan, result), jnp.asarray(self.buckets, jnp.int32)[bucket]
 
     def score(
         self, spec: StepSpec, params: Params, state: DecodeState, denoised: ForwardOutput
@@ -92,7 +98,7 @@ class TracedRunner:
             inputs = queried.hidden, queried.noise_keys, queried.request
             return by_position(spec, queried, run_head(self.denoiser, params, *inputs), length)
 
-        size = jnp.searchsorted(jnp.asarray(head_sizes, jnp.int32), denoised.counts.head_rows.max())
+        size = _bucket_index(head_sizes, denoised.counts.head_rows)
         branches = [partial(score, n_heads=n_heads) for n_heads in head_sizes]
         return state, jax.lax.switch(size, branches, params, denoised)
 
@@ -171,14 +177,20 @@ def _decide_and_plan(
     return state, record, plan_rows(spec, state)
 
 
+def _absorb_rows(
+    spec: StepSpec, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
+) -> tuple[DecodeState, ForwardOutput]:
+    return absorb(spec, state, plan, rows_result(spec, state.cache, plan, rows, out))
+
+
 @kept
 def _programs(*shape: Any) -> Any:
     """Returns the programs of the host loop apart from the denoiser, for one shape."""
     return SimpleNamespace(
         plan=own_jit(plan_rows),
         rows=own_jit(step_rows, static_argnums=3),
-        absorb=own_jit(absorb, donate_argnames="state"),
-        absorb_copy=own_jit(absorb),  # while a worker reads the cache
+        absorb=own_jit(_absorb_rows, donate_argnames="state"),
+        absorb_copy=own_jit(_absorb_rows),  # while a worker reads the cache
         refresh_job=own_jit(refresh_job),
         states_at=own_jit(lambda spec, hidden, rows: take(guide(spec, hidden), rows)),
         merge=own_jit(merge, donate_argnames=("state", "scores")),
@@ -305,6 +317,11 @@ def _jitted(denoiser: Denoiser, *shape: Any) -> Denoiser:
         score_rows=jitted(denoiser.score_rows),
         measure_rows=denoiser.measure_rows and jitted(denoiser.measure_rows),
     )
+
+
+def _bucket_index(sizes: Sequence[int], needs: Int[Array, " B"]) -> Int[Array, ""]:
+    """Returns the index of the smallest compiled size that is enough for every sequence."""
+    return (jnp.asarray(sizes[:-1], jnp.int32) < needs.max()).sum(dtype=jnp.int32)
 
 
 def _smallest(sizes: Sequence[int], needs: Int[Array, " B"], what: str) -> int:

@@ -144,7 +144,8 @@ class StepSpec:
 
     def head_sizes(self, length: int) -> tuple[int, ...]:
         """Returns the numbers of positions that a head is compiled for, ascending."""
-        return doubling(max(1, self.config.block_length // 4), self.max_queries(length))
+        smallest = max(8, self.config.block_length // 4)  # fewer rows take about as long as 8
+        return doubling(smallest, self.max_queries(length))
 
     @property
     def max_block_steps(self) -> int:
