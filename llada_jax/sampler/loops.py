@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.decide import decide
+from llada_jax.sampler.drafting import with_drafts
 from llada_jax.sampler.plan import StepPlan, guide, plan_rows, step_rows
 from llada_jax.sampler.record import OnStep, StepCounts, StepRecord, StepScores, view_of
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job
@@ -69,6 +70,7 @@ class TracedRunner:
     denoiser: Denoiser
     buckets: tuple[int, ...]
 
+    draft = staticmethod(with_drafts)
     plan = staticmethod(plan_rows)
     decide = staticmethod(decide)
 
@@ -139,9 +141,11 @@ def _run_all(
 
     def unfinished(carry):
         goes_on = (carry[0] < most) & (carry[1].done.sum() < until)
-        return goes_on & (carry[1].block == blocks).all() if decoding.pauses else goes_on
+        same = carry[1].block_start(block_length) == starts
+        return goes_on & same.all() if decoding.pauses else goes_on
 
-    blocks = state.block
+    block_length = decoding.spec.config.block_length
+    starts = state.block_start(block_length)
     start = (jnp.int32(0), state, records, jnp.zeros(limit, jnp.int32))
     index, state, records, rows = jax.lax.while_loop(unfinished, body, start)
     return state, records, rows, index
@@ -187,6 +191,7 @@ def _absorb_rows(
 def _programs(*shape: Any) -> Any:
     """Returns the programs of the host loop apart from the denoiser, for one shape."""
     return SimpleNamespace(
+        draft=own_jit(with_drafts, donate_argnames="state"),
         plan=own_jit(plan_rows),
         rows=own_jit(step_rows, static_argnums=3),
         absorb=own_jit(_absorb_rows, donate_argnames="state"),
@@ -219,6 +224,10 @@ class HostRunner:
         self._refresher = refresher if decoding.spec.config.has_worker else None
         self._refresh: tuple[RefreshJob, Future[tuple[RowsOut, HeadOut]]] | None = None
         self._planned: tuple[DecodeState | None, StepPlan | None] = (None, None)
+
+    def draft(self, spec: StepSpec, params: Params, state: DecodeState) -> DecodeState:
+        has_drafter = spec.config.drafter is not None
+        return self._programs.draft(spec, params, state) if has_drafter else state
 
     def plan(self, spec: StepSpec, state: DecodeState) -> StepPlan:
         planned_for, plan = self._planned  # `decide` has planned the step after it
@@ -288,7 +297,8 @@ def host_loop(
     done, or for `most` steps, which `on_step` counts from `first`; consumes the state."""
     runner = HostRunner(decoding, state.tokens.shape, refresher)
     spec, params = decoding.spec, decoding.params
-    records, rows, seconds, blocks = [], [], [], np.array(state.block)
+    records, rows, seconds = [], [], []
+    starts = np.array(state.block_start(spec.config.block_length))
     # At least one step, for the shapes of a record. Sequences that are done take no part in it.
     while not records or (len(records) < most and np.asarray(state.done).sum() < until):
         began = time.perf_counter()
@@ -299,7 +309,7 @@ def host_loop(
         seconds.append(time.perf_counter() - began)
         if on_step:
             on_step(view_of(first + len(records) - 1, int(n_rows), state, before))
-        if decoding.pauses and (np.asarray(state.block) != blocks).any():
+        if decoding.pauses and (state.block_start(spec.config.block_length) != starts).any():
             break
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
     return state, Steps(stacked, np.asarray(rows, np.int32), np.asarray(seconds))

@@ -124,6 +124,8 @@ class StepSpec:
         """
         context, block = self.window_context(), self.whole_block
         sizes = self.window.sizes(layout, context)
+        if self.config.drafter is not None:  # an anchor alone, or with drafts; and the prompt
+            sizes = {1, context.block_length, max(sizes)}
         if block is not None:
             sizes = {-(-size // block) * block for size in sizes} | {2 * block}
         buckets = {min(size + self.shift, layout.length) for size in sizes}
@@ -134,6 +136,8 @@ class StepSpec:
     def max_queries(self, length: int) -> int:
         """Returns the most positions that one step scores."""
         config, window = self.config, self.window
+        if self.rule.verifies:  # a block of drafts, or what follows the verified ones
+            return min(config.block_length, length)
         visible = window.max_visible(length, self.window_context())
         queries = visible if window.drafts else config.block_length
         if self.needs("drafts") and window.runs_later_blocks:

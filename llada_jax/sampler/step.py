@@ -1,6 +1,6 @@
 """One step of decoding, which both loops and the public interface run.
 
-    plan rows -> run them -> score the queried positions -> decide
+    draft -> plan rows -> run them -> score the queried positions -> decide
 
 The number of rows varies from step to step, but compiled shapes are fixed, and some models run
 outside JAX. So each loop has a `Runner` (`loops.py`), which picks a compiled size and runs the
@@ -77,6 +77,10 @@ class RowsResult(NamedTuple):
 class Runner(Protocol):
     """Runs the parts of a step, in the way of a loop."""
 
+    def draft(self, spec: StepSpec, params: Params, state: DecodeState) -> DecodeState:
+        """Lets the drafter propose tokens, if there is one: `drafting.with_drafts`."""
+        ...
+
     def plan(self, spec: StepSpec, state: DecodeState) -> StepPlan:
         """Chooses the rows to run and the positions to score: `plan_rows`."""
         ...
@@ -108,6 +112,7 @@ def step(
     Returns the next state, the record of what happened, and the number of rows that ran for each
     sequence, padding included.
     """
+    state = runner.draft(spec, params, state)
     plan = runner.plan(spec, state)
     state, denoised, n_rows = runner.run_rows(spec, params, state, plan)
     state, scores = runner.score(spec, params, state, denoised)
@@ -153,7 +158,9 @@ def absorb(
     }
     counts = {kind: flags.sum(axis=1, dtype=jnp.int32) for kind, flags in rows_of_kind.items()}
     request = head_request(spec, state, query.at)
-    keys = state.noise_keys(query.at % length) if config.temperature > 0 else None
+    keys = None
+    if config.temperature > 0:
+        keys = state.noise_keys(query.at % length, in_order=spec.rule.verifies)
     denoised = ForwardOutput(
         hidden=result.hidden,
         noise_keys=keys,
