@@ -38,15 +38,15 @@ class SamplerConfig:
     use keep their defaults.
 
     Attributes:
-      gen_length: Tokens to generate, a multiple of `block_length`.
+      gen_length: Tokens to generate, a multiple of `block_length` (but see `last_block`).
       block_length: Tokens of a block; blocks are finished from left to right.
       steps: Forwards over the whole generation under the rule `quota`, a multiple of the number of
         blocks. It follows `gen_length`, one token a forward, unless it is set.
       rule: What commits tokens and what becomes of them, a value of `llada_jax.sampler.rules` or a
         custom rule.
       accept: The rule by its flat name: `quota`, `threshold`, `staged`, `wino`, `token_edit`,
-        `entropy_distance` or `speculate`; or `module:Class`, a custom rule. The number `threshold`
-        chooses its own.
+        `entropy_distance`, `entropy_bound`, `p2` or `speculate`; or `module:Class`, a custom rule.
+        The number `threshold` chooses its own.
       window: Which rows a forward runs, a value of `llada_jax.sampler.windows` or a custom window.
         As a flat name `by_cache`, the one that `cache` names; `multi_block`, which slides with the
         committed tokens and reaches into later blocks, whose predictions are drafts (llada.cpp;
@@ -100,13 +100,16 @@ class SamplerConfig:
         if isinstance(self.latency_table, str):
             object.__setattr__(self, "latency_table", LatencyTable.named(self.latency_table))
         self._check_stop()
+        require(isinstance(self.parity, Parity), f"parity is {self.parity!r}; allowed: a Parity")
         require_counts(self, "gen_length", "block_length", "steps")
         require_counts(self, "mask_id", "eos_id", "eot_id", least=0)
-        require_multiple(self, "gen_length", of="block_length")
-        require(
-            self.steps % self.n_blocks == 0,
-            f"steps is {self.steps}; allowed: a multiple of the number of blocks ({self.n_blocks})",
-        )
+        if self.parity.last_block == "whole":
+            require_multiple(self, "gen_length", of="block_length")
+            require(
+                self.steps % self.n_blocks == 0,
+                f"steps is {self.steps}; allowed: a multiple of the number of blocks "
+                f"({self.n_blocks})",
+            )
         require_choices(self)
         table = self.latency_table
         require(
@@ -121,7 +124,6 @@ class SamplerConfig:
                 f"{name} is {value!r}; allowed: a value of llada_jax.sampler.{name}s or of a class "
                 f"under lj.{name} (names are flat settings: SamplerConfig.from_flat)",
             )
-        require(isinstance(self.parity, Parity), f"parity is {self.parity!r}; allowed: a Parity")
         self._check_policies()
 
     def _check_stop(self) -> None:
@@ -175,19 +177,19 @@ class SamplerConfig:
     @property
     def n_blocks(self) -> int:
         """Blocks of the generation."""
-        return self.gen_length // self.block_length
+        return -(-self.gen_length // self.block_length)
 
     @property
     def steps_per_block(self) -> int:
         """Forwards that LLaDA's schedule gives a block."""
-        return self.steps // self.n_blocks
+        return -(-self.steps // self.n_blocks)
 
     @property
     def min_commits(self) -> int:
         """Most masks that a step commits however unsure the model is."""
         if not self.rule.may_wait and self.parity.forced_progress == "top1":
             return 1
-        if self.parity.schedule == "noise":
+        if self.parity.schedule != "even":
             return self.block_length
         return -(-self.block_length // self.steps_per_block)
 
@@ -261,9 +263,11 @@ class SamplerConfig:
         `llada` is the original LLaDA sampler and `fast_dllm` is Fast-dLLM v1 (June 2025), both
         token for token. `sdar`, `fast_dllm_v2`, `stable_diffcoder`, `bd3lm`, `dream`, `rnd1`,
         `llada2`, `nemotron` and `wedlm` are those of their families, and so are Nemotron's others,
-        `autoregressive` and `self_speculation`. `llada_cpp` is llada.cpp's decoding, of which
-        `multi_block` and `staged` are one technique each; `wino` and `token_edit` (LLaDA2.1) are
-        other rules that revise. All but `llada`, `fast_dllm`, `dream` and `rnd1` stop at EOS.
+        `autoregressive` and `self_speculation`, SDAR's other strategies `sdar_static`,
+        `sdar_sequential` and `sdar_entropy`, and Open-dCoder's `p2`. `llada_cpp` is llada.cpp's
+        decoding, of which `multi_block` and `staged` are one technique each; `wino` and
+        `token_edit` (LLaDA2.1) are other rules that revise. All but `llada`, `fast_dllm`, `dream`,
+        `p2` and `rnd1` stop at EOS.
 
         llada.cpp refreshes by a worker; these presets have `refresh="rows"`: the same tokens,
         while a worker needs the host loop and a model that two threads may call.

@@ -16,7 +16,9 @@ from typing import Any, Literal, get_type_hints
 from llada_jax.config import HOUSE, Parity, require
 from llada_jax.sampler.policy import Policy
 from llada_jax.sampler.rules import (
+    EntropyBound,
     EntropyDistance,
+    PathPlanning,
     Quota,
     Speculate,
     Staged,
@@ -36,7 +38,8 @@ from llada_jax.sampler.windows import (
 from llada_jax.sampler.windows.window import Window
 
 RULES: tuple[type[Rule], ...] = (
-    Quota, Threshold, Staged, Wino, TokenEdit, Speculate, EntropyDistance,
+    Quota, Threshold, Staged, Wino, TokenEdit, Speculate, EntropyDistance, EntropyBound,
+    PathPlanning,
 )  # fmt: skip
 WINDOWS: tuple[type[Window], ...] = (
     WholeCanvas, PrefixCache, DualCache, Blockwise, MultiBlock, Sliding,
