@@ -24,6 +24,7 @@ from llada_jax.sampler.config import PRESETS
 from llada_jax.sampler.prompts import end_ids
 from llada_jax.sampler.record import StepView
 from llada_jax.sampler.stops import before_end, final_tokens
+from llada_jax.text import TOKENIZER_SOURCES
 
 BAD_INPUT = (ValueError, FloatingPointError, OSError, ImportError)
 DEFAULT_PRESET = "blockwise"
@@ -184,7 +185,10 @@ def _load(arguments: argparse.Namespace) -> tuple[lj.Model, str, lj.SamplerConfi
     if arguments.preset is not None:
         lj.SamplerConfig.preset(arguments.preset, **settings)
     model = lj.load(arguments.model, arguments.dtype)
-    require(model.tokenizer is not None, f"{arguments.model} has no tokenizer.json; allowed: one")
+    require(
+        model.tokenizer is not None,
+        f"{arguments.model} has no tokenizer; allowed: one with {TOKENIZER_SOURCES}",
+    )
     sampler = lj.SamplerConfig.preset(arguments.preset or _default_preset(model), **settings)
     return model, arguments.backend or ("litert" if model.artifact else "xla"), sampler
 

@@ -29,6 +29,7 @@ from llada_jax.checkpoint.sources import (
     checked,
     listed,
     param_sources,
+    rows_of,
     tensor_shapes,
 )
 from llada_jax.checkpoint.tensors import kept_dtype
@@ -112,12 +113,9 @@ def _config_and_sources(
     generation_file = folder / GENERATION_FILE
     generation = read_object(generation_file) if generation_file.is_file() else None
     config = config_from_hf(hf, names, family, generation, ignore_keys)
-    family_names = families()[config.family].names
-    other_names = families()[config.family].other_names
-    if names is not None and family_names["embedding"] not in names:
-        if other_names and other_names["embedding"] in names:
-            family_names = other_names
-    return config, param_sources(config, family_names)
+    row, stored = families()[config.family], {*(names or ())}
+    choices = (param_sources(config, each) for each in (row.names, row.other_names) if each)
+    return config, max(choices, key=lambda found: len(stored.intersection(tensor_shapes(found))))
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -189,7 +187,7 @@ def tensors_of(file: Path) -> dict[str, StoredTensor]:
 
 
 def _stored(file: Path, name: str, entry: Mapping[str, Any], data: int) -> StoredTensor:
-    shape = tuple(entry["shape"])
+    shape = rows_of(tuple(entry["shape"]))  # the experts of a layer may be stacked
     begin, end = entry["data_offsets"]
     rows = shape[0] if shape else 1
     return StoredTensor(

@@ -35,6 +35,7 @@ from llada_jax.evaluation.generations import (
 from llada_jax.evaluation.likelihood import Pair, log_likelihoods
 from llada_jax.evaluation.task import Item
 from llada_jax.sampler.config import SamplerConfig
+from llada_jax.text import TOKENIZER_SOURCES
 
 try:
     from lm_eval.api.instance import Instance
@@ -145,7 +146,7 @@ class LmEvalModel(LM):
     ) -> None:
         super().__init__()
         if model.tokenizer is None:
-            raise ValueError("the model has no tokenizer.json; allowed: one that has")
+            raise ValueError(f"the model has no tokenizer; allowed: one with {TOKENIZER_SOURCES}")
         require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
         require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
         self._model, self._tokenizer = model, model.tokenizer

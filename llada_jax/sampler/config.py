@@ -39,7 +39,8 @@ class SamplerConfig:
     use keep their defaults.
 
     Attributes:
-      gen_length: Tokens to generate, a multiple of `block_length` unless there is a drafter.
+      gen_length: Tokens to generate, a multiple of `block_length` unless there is a drafter
+        (but see `last_block`).
       block_length: Tokens of a block; blocks are finished from left to right. With a drafter, the
         most rows of a forward that verifies drafts, one more than these.
       steps: Forwards over the whole generation under the rule `quota`, a multiple of the number of
@@ -47,8 +48,8 @@ class SamplerConfig:
       rule: What commits tokens and what becomes of them, a value of `llada_jax.sampler.rules` or a
         custom rule.
       accept: The rule by its flat name: `quota`, `threshold`, `staged`, `wino`, `token_edit`,
-        `entropy_distance` or `speculate`; or `module:Class`, a custom rule. The number `threshold`
-        chooses its own.
+        `entropy_distance`, `entropy_bound`, `p2` or `speculate`; or `module:Class`, a custom rule.
+        The number `threshold` chooses its own.
       window: Which rows a forward runs, a value of `llada_jax.sampler.windows` or a custom window.
         As a flat name `by_cache`, the one that `cache` names; `multi_block`, which slides with the
         committed tokens and reaches into later blocks, whose predictions are drafts (llada.cpp;
@@ -112,14 +113,16 @@ class SamplerConfig:
             f"stop is {self.stop!r}; allowed: a list of texts, none of them empty",
         )
         object.__setattr__(self, "stop", tuple(self.stop))
+        require(isinstance(self.parity, Parity), f"parity is {self.parity!r}; allowed: a Parity")
         require_counts(self, "gen_length", "block_length", "steps")
         require_counts(self, "mask_id", "eos_id", "eot_id", least=0)
-        if self.drafter is None:
+        if self.drafter is None and self.parity.last_block == "whole":
             require_multiple(self, "gen_length", of="block_length")
-        require(
-            self.drafter is not None or self.steps % self.n_blocks == 0,
-            f"steps is {self.steps}; allowed: a multiple of the number of blocks ({self.n_blocks})",
-        )
+            require(
+                self.steps % self.n_blocks == 0,
+                f"steps is {self.steps}; allowed: a multiple of the number of blocks "
+                f"({self.n_blocks})",
+            )
         require_choices(self)
         table = self.latency_table
         require(
@@ -134,7 +137,6 @@ class SamplerConfig:
                 f"{name} is {value!r}; allowed: a value of llada_jax.sampler.{name}s or of a class "
                 f"under lj.{name} (names are flat settings: SamplerConfig.from_flat)",
             )
-        require(isinstance(self.parity, Parity), f"parity is {self.parity!r}; allowed: a Parity")
         self._check_policies()
 
     def _check_policies(self) -> None:
@@ -188,14 +190,14 @@ class SamplerConfig:
     @property
     def steps_per_block(self) -> int:
         """Forwards that LLaDA's schedule gives a block."""
-        return self.steps // self.n_blocks
+        return -(-self.steps // self.n_blocks)
 
     @property
     def min_commits(self) -> int:
         """Most masks that a step commits however unsure the model is."""
         if not self.rule.may_wait and self.parity.forced_progress == "top1":
             return 1
-        if self.parity.schedule == "noise":
+        if self.parity.schedule != "even":
             return self.block_length
         return -(-self.block_length // self.steps_per_block)
 
@@ -273,10 +275,12 @@ class SamplerConfig:
         `llada` is the original LLaDA sampler and `fast_dllm` is Fast-dLLM v1 (June 2025), both
         token for token. `sdar`, `fast_dllm_v2`, `stable_diffcoder`, `bd3lm`, `dream`, `rnd1`,
         `llada2`, `nemotron` and `wedlm` are those of their families, and so are Nemotron's others,
-        `autoregressive` and `self_speculation`. `lookup` is `autoregressive` with drafts from the
-        text itself: the same tokens in fewer forwards. `llada_cpp` is llada.cpp's decoding, of which
-        `multi_block` and `staged` are one technique each; `wino` and `token_edit` (LLaDA2.1) are
-        other rules that revise. All but `llada`, `fast_dllm`, `dream` and `rnd1` stop at EOS.
+        `autoregressive` and `self_speculation`, SDAR's other strategies `sdar_static`,
+        `sdar_sequential` and `sdar_entropy`, and Open-dCoder's `p2`. `lookup` is `autoregressive`
+        with drafts from the text itself: the same tokens in fewer forwards. `llada_cpp` is
+        llada.cpp's decoding, of which `multi_block` and `staged` are one technique each; `wino` and
+        `token_edit` (LLaDA2.1) are other rules that revise. All but `llada`, `fast_dllm`, `dream`,
+        `p2` and `rnd1` stop at EOS.
 
         llada.cpp refreshes by a worker; these presets have `refresh="rows"`: the same tokens,
         while a worker needs the host loop and a model that two threads may call.

@@ -18,7 +18,9 @@ from llada_jax.sampler.drafters import Lookup
 from llada_jax.sampler.drafters.drafter import Drafter
 from llada_jax.sampler.policy import Policy
 from llada_jax.sampler.rules import (
+    EntropyBound,
     EntropyDistance,
+    PathPlanning,
     Quota,
     Speculate,
     Staged,
@@ -38,7 +40,8 @@ from llada_jax.sampler.windows import (
 from llada_jax.sampler.windows.window import Window
 
 RULES: tuple[type[Rule], ...] = (
-    Quota, Threshold, Staged, Wino, TokenEdit, Speculate, EntropyDistance,
+    Quota, Threshold, Staged, Wino, TokenEdit, Speculate, EntropyDistance, EntropyBound,
+    PathPlanning,
 )  # fmt: skip
 WINDOWS: tuple[type[Window], ...] = (
     WholeCanvas, PrefixCache, DualCache, Blockwise, MultiBlock, Sliding,

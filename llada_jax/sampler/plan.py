@@ -101,11 +101,11 @@ def _row_sets(
         stop = jnp.where(state.done, start, window.stop)
         return RowSet(*window), RowSet(start, stop)
     mask = window & (state.positions < state.end[:, None])
-    if (block := spec.whole_block) is not None:
-        padding = -mask.shape[1] % block
-        blocks = jnp.pad(mask, ((0, 0), (0, padding))).reshape(len(mask), -1, block)
-        whole = jnp.repeat(blocks.any(axis=2), block, axis=1)
-        mask = whole[:, : mask.shape[1]] & (state.positions < state.end[:, None])
+    if spec.whole_block is not None:
+        blocks = spec.model_blocks(state, state.positions)
+        blocks -= blocks[:, :1]
+        runs = jnp.zeros_like(mask).at[jnp.arange(len(mask))[:, None], blocks].max(mask)
+        mask = take(runs, blocks) & (state.positions < state.end[:, None])
     start = jnp.argmax(mask, axis=1).astype(jnp.int32)
     stop = jnp.where(mask, state.positions + 1, 0).max(axis=1)
     rows = mask
@@ -123,10 +123,10 @@ def _whole_blocks(spec: StepSpec, state: DecodeState, window: Span) -> Span:
     """
     if spec.whole_block is None and not spec.starts_blocks_alone:
         return window
-    block = spec.whole_block or 1
-    stop = jnp.minimum(-(-window.stop // block) * block, state.end)
+    last = window.stop + (spec.whole_block or 1) - 1
+    stop = jnp.minimum(spec.block_floor(state, last), state.end)
     if spec.starts_blocks_alone:
-        first = state.block_start(spec.config.block_length) // block * block
+        first = spec.block_floor(state, state.block_start(spec.config.block_length))
         is_masked = take(state.status, first[:, None])[:, 0] == MASKED
         stop = jnp.where(is_masked & (window.start < first), first, stop)
     return Span(window.start, stop)
@@ -273,7 +273,7 @@ def _order(
 ) -> Int[Array, "B R"] | None:
     """Returns the order of positions in which a row sees its own and lower ones; None for all."""
     if spec.model.block_length is not None:
-        return positions // spec.model.block_length
+        return spec.model_blocks(state, positions)
     if spec.model.causal == "filled":
         every = jnp.broadcast_to(positions, (state.tokens.shape[0], positions.shape[1]))
         return filled_order(take(state.status, every) == MASKED, every)

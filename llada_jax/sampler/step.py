@@ -143,7 +143,7 @@ def absorb(
     n_cached = window.cached_after(state, plan.window, spec.window_context())
     if spec.whole_block is not None and window.caches_finished:
         # Rows of a block that is not full saw its masks: only whole blocks count as cached.
-        n_cached = n_cached // spec.whole_block * spec.whole_block
+        n_cached = spec.block_floor(state, n_cached)
     state = state._replace(
         cache=result.cache,
         n_cached=jnp.where(state.done, state.n_cached, n_cached),
