@@ -13,6 +13,7 @@ from llada_jax.evaluation.graded import Evaluation
 from llada_jax.model.mesh import mesh
 from llada_jax.phones.phone import Phone, phone
 from llada_jax.sampler.config import SamplerConfig
+from llada_jax.sampler.drafters.drafter import DraftView, drafter
 from llada_jax.sampler.generate import Result
 from llada_jax.sampler.loops import decode_step as step
 from llada_jax.sampler.rules.rule import Ask, Decision, Observation, Revision, Sizes, rule
@@ -21,11 +22,11 @@ from llada_jax.sampler.trace import Trace
 from llada_jax.sampler.windows.window import Span, WindowContext, window
 
 __all__ = [
-    "Ask", "Constraint", "Decision", "DecodeState", "Description", "Evaluation", "ExportConfig",
-    "LatencyTable", "Model", "ModelConfig", "Observation", "Phone", "Result", "Revision",
-    "RuleState", "SamplerConfig", "Sizes", "Span", "Trace", "WindowContext", "choice", "describe",
-    "evaluate", "export", "forward", "generate", "generate_stream", "infill", "json_schema",
-    "latency_table", "load", "mesh", "phone", "regex", "rule", "start", "step",
-    "testing", "tiled", "window",
+    "Ask", "Constraint", "Decision", "DecodeState", "Description", "DraftView", "Evaluation",
+    "ExportConfig", "LatencyTable", "Model", "ModelConfig", "Observation", "Phone", "Result",
+    "Revision", "RuleState", "SamplerConfig", "Sizes", "Span", "Trace", "WindowContext", "choice",
+    "describe", "drafter", "evaluate", "export", "forward", "generate", "generate_stream",
+    "infill", "json_schema", "latency_table", "load", "mesh", "phone", "regex", "rule", "start",
+    "step", "testing", "tiled", "window",
 ]  # fmt: skip
 __version__: str

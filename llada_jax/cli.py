@@ -17,20 +17,21 @@ import yaml
 
 import llada_jax as lj
 from llada_jax.backend.compilation_cache import enable_compilation_cache
-from llada_jax.checkpoint import bundled_names
+from llada_jax.checkpoint import PACKAGED, bundled_names
 from llada_jax.config import require
 from llada_jax.model.families.family import families
 from llada_jax.sampler.config import PRESETS
 from llada_jax.sampler.prompts import end_ids
 from llada_jax.sampler.record import StepView
 from llada_jax.sampler.stops import before_end, final_tokens
+from llada_jax.text import TOKENIZER_SOURCES
 
 BAD_INPUT = (ValueError, FloatingPointError, OSError, ImportError)
 DEFAULT_PRESET = "blockwise"
 EXAMPLES = {
     "chat": (
         "llada chat",
-        "llada chat path/to/SmolLM2-folder --preset llada_cpp",
+        "llada chat smollm2",
         "llada chat model.gguf --dtype int8 --set gen_length=256",
     ),
     "generate": (
@@ -111,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
     _add_server(command)
 
     command = add("inspect", inspect, "Describes a model without reading its weights.")
-    command.add_argument("model", help="bundled name, folder, .gguf file or export")
+    command.add_argument("model", help="name, folder, .gguf file or export")
 
     command = add("phone", phone, "Models how long a run takes on phones.")
     _add_model(command)
@@ -128,8 +129,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
-    names = ", ".join(bundled_names())
-    about = f"bundled name ({names}), folder, .gguf file or export; default: small"
+    names = ", ".join((*bundled_names(), *PACKAGED))
+    about = f"name ({names}), folder, .gguf file or export; default: small"
     command.add_argument("model", nargs="?", default="small", help=about)
     command.add_argument("--dtype", help="float32, bfloat16, int8 or int4; default: as stored")
     command.add_argument("--backend", help="xla, litert or qnn; default: xla, litert for an export")
@@ -184,7 +185,10 @@ def _load(arguments: argparse.Namespace) -> tuple[lj.Model, str, lj.SamplerConfi
     if arguments.preset is not None:
         lj.SamplerConfig.preset(arguments.preset, **settings)
     model = lj.load(arguments.model, arguments.dtype)
-    require(model.tokenizer is not None, f"{arguments.model} has no tokenizer.json; allowed: one")
+    require(
+        model.tokenizer is not None,
+        f"{arguments.model} has no tokenizer; allowed: one with {TOKENIZER_SOURCES}",
+    )
     sampler = lj.SamplerConfig.preset(arguments.preset or _default_preset(model), **settings)
     return model, arguments.backend or ("litert" if model.artifact else "xla"), sampler
 
@@ -356,7 +360,7 @@ def completion(arguments: argparse.Namespace) -> None:
     cases = []
     for name, command in commands.choices.items():
         words = [option for action in command._actions for option in action.option_strings]
-        models = bundled_names() if name != "completion" else ("bash", "zsh")
+        models = (*bundled_names(), *PACKAGED) if name != "completion" else ("bash", "zsh")
         cases.append(f'    {name}) words="{" ".join([*words, *models])}" ;;')
     lines = [
         "_llada() {",

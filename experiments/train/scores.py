@@ -36,7 +36,6 @@ class ScoreConfig:
         require_counts(self, "items", "long_items", "batch_size", "probe_items")
 
     def items_of(self, task: Task) -> int:
-        """Returns the number of items of a task."""
         return min(self.items, self.long_items) if task.gen_length > LONG else self.items
 
     def samplers(self, task: Task) -> dict[str, SamplerConfig]:
@@ -55,7 +54,6 @@ class ScoreConfig:
 def task_scores(
     model: Model, tasks: Sequence[Task], config: ScoreConfig
 ) -> list[tuple[SamplerConfig, ResultRow]]:
-    """Scores each task under each sampler."""
     return [
         (sampler, exact_match(f"{task.name}/{name}", model, task, sampler, config))
         for task in tasks

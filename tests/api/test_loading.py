@@ -204,7 +204,7 @@ def test_a_folder_is_described():
     assert found.bytes == sum(tensor.nbytes for tensor in tensors)
     assert found.kinds == {"F32": len(tensors)}
     assert found.presets == ("sdar",)
-    assert found.missing == ("tokenizer.json", "a chat template")
+    assert found.missing == ("tokenizer.json, or vocab.json with merges.txt", "a chat template")
     told = str(found)
     for line in (
         "family      sdar",

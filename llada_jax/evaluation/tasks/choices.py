@@ -21,12 +21,12 @@ from llada_jax.evaluation.wording import DAYS, PEOPLE, sentence, sentences
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}  # by difficulty
 SMALLEST_OF_SEQUENCES, LARGEST_OF_SEQUENCES = 6, {0: 24, 1: 50, 2: 99}
 NEAR = 5  # largest distance of a wrong number from the right one
-DAYS_AWAY = {0: 4, 1: 5, 2: 6}
-DISTRACTIONS = {0: 0, 1: 1, 2: 2}  # sentences that have nothing to do with the question
+_DAYS_AWAY = {0: 4, 1: 5, 2: 6}
+_DISTRACTIONS = {0: 0, 1: 1, 2: 2}  # sentences that have nothing to do with the question
 
 LETTERS = "ABCD"
 COMPASS = ("north", "east", "south", "west")
-TURNS = {"right": 1, "around": 2, "left": 3}
+_TURNS = {"right": 1, "around": 2, "left": 3}
 WORDS = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
@@ -95,8 +95,8 @@ def _turning(rng: Random, difficulty: int) -> _Puzzle:
     who, facing = rng.choice(PEOPLE), rng.randrange(4)
     facts, reasons = [f"{who} faces {COMPASS[facing]}"], []
     for _ in range(rng.randint(1, 2) if difficulty else 1):
-        turn = rng.choice(tuple(TURNS))
-        start, facing = facing, (facing + TURNS[turn]) % 4
+        turn = rng.choice(tuple(_TURNS))
+        start, facing = facing, (facing + _TURNS[turn]) % 4
         facts.append(f"{who} turns {turn}")
         reasons.append(f"from {COMPASS[start]} {turn} is {COMPASS[facing]}")
     wrong = [direction for direction in COMPASS if direction != COMPASS[facing]]
@@ -106,7 +106,7 @@ def _turning(rng: Random, difficulty: int) -> _Puzzle:
 
 def _day(rng: Random, difficulty: int) -> _Puzzle:
     """Asks for the day of the week some days from now, or some days ago."""
-    today, count = rng.randrange(7), rng.randint(2, DAYS_AWAY[difficulty])
+    today, count = rng.randrange(7), rng.randint(2, _DAYS_AWAY[difficulty])
     direction, when = rng.choice(((1, f"in {count} days"), (-1, f"{count} days ago")))
     path = [DAYS[(today + direction * step) % 7] for step in range(1, count + 1)]
     verb = "will it be" if direction > 0 else "was it"
@@ -162,7 +162,7 @@ def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
         f"{rng.choice(PEOPLE)} has {rng.randint(2, 9)} books",
         f"{rng.choice(PEOPLE)} is at home",
     )
-    facts = [*rng.sample(idle, DISTRACTIONS[difficulty]), *puzzle.facts]
+    facts = [*rng.sample(idle, _DISTRACTIONS[difficulty]), *puzzle.facts]
     right, choices = puzzle.choices[0], rng.sample(puzzle.choices, 4)
     letter = LETTERS[choices.index(right)]
     listed = [f"{name}) {text}" for name, text in zip(LETTERS, choices, strict=True)]
@@ -191,7 +191,7 @@ TASK = Task(
     about="four choices, one of which follows from a rule",
     draw=_draw,
     difficulties={
-        level: f"numbers up to {largest}, {DISTRACTIONS[level]} idle sentences"
+        level: f"numbers up to {largest}, {_DISTRACTIONS[level]} idle sentences"
         for level, largest in LARGEST_VALUE.items()
     },
     gen_length=64,

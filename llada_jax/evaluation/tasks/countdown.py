@@ -29,10 +29,10 @@ LEVELS = {
     1: _CountdownLevel(3, 10, 99, "+-*"),
     2: _CountdownLevel(4, 25, 199, "+-*/"),
 }
-OPERATORS = {
+_OPERATORS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
 }  # fmt: skip
-LONGEST_EXPRESSION = 100  # characters; `ast.parse` must not get deeply nested text
+_LONGEST_EXPRESSION = 100  # characters; `ast.parse` must not get deeply nested text
 
 
 class _Term(NamedTuple):
@@ -44,7 +44,7 @@ class _Term(NamedTuple):
 def verify(item: Item, text: str) -> bool:
     """Tells whether the expression after `####` uses each number once and has the target value."""
     expression = final_answer(text).removesuffix(".").partition("=")[0].strip()
-    if len(expression) > LONGEST_EXPRESSION:
+    if len(expression) > _LONGEST_EXPRESSION:
         return False
     try:
         value, numbers = _evaluate(ast.parse(expression, mode="eval").body)
@@ -97,10 +97,10 @@ def _evaluate(node: ast.expr) -> tuple[Fraction, list[int]]:
     match node:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return Fraction(number), [number]
-        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in OPERATORS:
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATORS:
             first, first_numbers = _evaluate(left)
             second, second_numbers = _evaluate(right)
-            value = OPERATORS[type(operation)](first, second)
+            value = _OPERATORS[type(operation)](first, second)
             return value, first_numbers + second_numbers
     raise ValueError("only + - * / on whole numbers is allowed")
 

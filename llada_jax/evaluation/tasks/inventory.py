@@ -19,9 +19,9 @@ from llada_jax.evaluation.wording import THINGS, sentences
 
 SHELVES = {0: 5, 1: 6, 2: 6}  # by difficulty
 LARGEST_VALUE = {0: 10, 1: 20, 2: 99}
-LARGEST_CHANGE = 9
+_LARGEST_CHANGE = 9
 SMALLEST_VALUE = 2
-OF_ANOTHER = 0.6  # share of shelves, after the first two, whose count follows from an earlier one
+_OF_ANOTHER = 0.6  # share of shelves, after the first two, whose count follows from an earlier one
 FORMS = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
@@ -75,9 +75,9 @@ def _shelves(rng: Random, difficulty: int, count: int) -> list[_Shelf]:
     largest = LARGEST_VALUE[difficulty]
     drawn: list[_Shelf] = []
     for place in rng.sample(FORMS["places"], count):
-        other = rng.choice(drawn) if len(drawn) > 1 and rng.random() < OF_ANOTHER else None
+        other = rng.choice(drawn) if len(drawn) > 1 and rng.random() < _OF_ANOTHER else None
         a = other.count if other else rng.randint(SMALLEST_VALUE, largest)
-        least, most = max(SMALLEST_VALUE - a, -LARGEST_CHANGE), min(largest - a, LARGEST_CHANGE)
+        least, most = max(SMALLEST_VALUE - a, -_LARGEST_CHANGE), min(largest - a, _LARGEST_CHANGE)
         change = rng.choice([change for change in range(least, most + 1) if change])
         drawn.append(_Shelf(place, other.place if other else "", a, change))
     return drawn

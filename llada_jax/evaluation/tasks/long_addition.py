@@ -12,7 +12,7 @@ from random import Random
 from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task
 
 DIGITS = {0: 4, 1: 8, 2: 16}  # by difficulty
-NINES = 1 / 3  # share of columns whose digits add up to nine
+_NINES = 1 / 3  # share of columns whose digits add up to nine
 DRILLED_SUMS = 3
 
 
@@ -48,7 +48,7 @@ def carries(a: int, b: int) -> str:
 def _column(rng: Random, *, first: bool) -> tuple[int, int]:
     """Draws two digits; the first digits of numbers are not zero."""
     smallest = 1 if first else 0
-    if rng.random() < NINES:
+    if rng.random() < _NINES:
         digit = rng.randint(smallest, 9 - smallest)
         return digit, 9 - digit
     return rng.randint(smallest, 9), rng.randint(smallest, 9)

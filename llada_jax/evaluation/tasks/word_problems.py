@@ -30,8 +30,8 @@ from llada_jax.evaluation.wording import (
 
 LARGEST_VALUE = {0: 10, 1: 20, 2: 50, 3: 99}  # by difficulty; of every number and every result
 SMALLEST_VALUE = 2  # nouns are plural only
-LARGEST_FACTOR = 9
-DRILLED_PROBLEMS = 3
+_LARGEST_FACTOR = 9
+_DRILLED_PROBLEMS = 3
 DRILLED_SUMS = 14
 OPERATIONS = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv,
@@ -79,7 +79,7 @@ def verify(item: Item, text: str) -> bool:
 
 def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     """Draws a problem of two to four steps; None if a number of its story is out of range."""
-    draft = rng.choice(PLANS)(rng, rng.randint(2, 4), LARGEST_VALUE[difficulty])
+    draft = rng.choice(_PLANS)(rng, rng.randint(2, 4), LARGEST_VALUE[difficulty])
     if draft is None or not owns(" ".join(draft.equations)):
         return None
     return _write(rng, draft)
@@ -93,7 +93,7 @@ def _drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
     """
     with_left_sides = rng.random() < 0.5
     problems: list[list[str]] = []
-    while len(problems) < (DRILLED_PROBLEMS if with_left_sides else DRILLED_SUMS):
+    while len(problems) < (_DRILLED_PROBLEMS if with_left_sides else DRILLED_SUMS):
         problem = _draw(rng, difficulty, owns)
         if problem is not None:
             problems.append(EQUATION.findall(problem.answer))
@@ -133,10 +133,10 @@ def _retell(told: Sequence[_Sentence], words: Mapping[str, str]) -> str:
 def _operand(rng: Random, symbol: str, count: int, limit: int) -> int | None:
     """Returns a number to apply to `count` with a result in range, or None."""
     if symbol == "/":
-        fits = [n for n in range(2, 10) if count % n == 0 and 2 <= count // n <= LARGEST_FACTOR]
+        fits = [n for n in range(2, 10) if count % n == 0 and 2 <= count // n <= _LARGEST_FACTOR]
         return rng.choice(fits) if fits else None
     if symbol == "*":
-        largest = min(LARGEST_FACTOR, limit // count) if count <= LARGEST_FACTOR else 0
+        largest = min(_LARGEST_FACTOR, limit // count) if count <= _LARGEST_FACTOR else 0
     else:
         largest = min(limit // 2, limit - count if symbol == "+" else count - SMALLEST_VALUE)
     return rng.randint(2, largest) if largest >= 2 else None
@@ -144,8 +144,8 @@ def _operand(rng: Random, symbol: str, count: int, limit: int) -> int | None:
 
 def _opening_numbers(rng: Random, symbol: str, limit: int) -> tuple[int, int]:
     if symbol == "*":
-        a = rng.randint(2, min(LARGEST_FACTOR, limit // 2))
-        return a, rng.randint(2, min(LARGEST_FACTOR, limit // a))
+        a = rng.randint(2, min(_LARGEST_FACTOR, limit // 2))
+        return a, rng.randint(2, min(_LARGEST_FACTOR, limit // a))
     if symbol == "+":
         return rng.randint(2, limit // 2), rng.randint(2, limit // 2)
     return rng.randint(4, limit - 2), 0
@@ -190,8 +190,8 @@ def _running_count(story: CountStory, rng: Random, steps: int, limit: int) -> _D
     return draft
 
 
-WHO = ("{name}", "{friend}", "{third}", "{fourth}")
-COMPARISONS = {
+_WHO = ("{name}", "{friend}", "{third}", "{fourth}")
+_COMPARISONS = {
     "+": "%s has {a} more {things} than %s",
     "-": "%s has {a} fewer {things} than %s",
     "*": "%s has {a} times as many {things} as %s",
@@ -201,7 +201,7 @@ COMPARISONS = {
 def _comparison(rng: Random, steps: int, limit: int) -> _Draft | None:
     """Plans numbers of people, each compared with the previous; asks for the last or for a sum."""
     sums = 2 if steps == 4 else rng.randint(0, 1)
-    people = WHO[: steps - sums + 1]
+    people = _WHO[: steps - sums + 1]
     draft, numbers = _Draft(THINGS), [rng.randint(2, limit // 2)]
     draft.tell("{name} has {a} {things}", numbers[0])
     draft.working = draft.facts.copy()
@@ -210,7 +210,7 @@ def _comparison(rng: Random, steps: int, limit: int) -> _Draft | None:
         operand = _operand(rng, symbol, numbers[-1], limit)
         if operand is None:
             return None
-        told = COMPARISONS[symbol] % (who, other)
+        told = _COMPARISONS[symbol] % (who, other)
         draft.tell(told, operand)
         shown = f"{told}, so {who} has {{equation}} {{things}}"
         numbers.append(draft.work(numbers[-1], symbol, operand, shown, operand))
@@ -258,7 +258,7 @@ def _shopping(rng: Random, steps: int, limit: int) -> _Draft | None:
     return draft
 
 
-PLANS = (*(partial(_running_count, story) for story in STORIES), _comparison, _shopping)
+_PLANS = (*(partial(_running_count, story) for story in STORIES), _comparison, _shopping)
 
 TASK = Task(
     name="word_problems",

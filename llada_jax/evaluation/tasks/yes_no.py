@@ -17,10 +17,10 @@ from llada_jax.config_files import read_yaml
 from llada_jax.evaluation.task import Item, OwnsKey, Task
 from llada_jax.evaluation.wording import DAYS, PEOPLE, PLACES, sentence, sentences
 
-FACTS = {0: 3, 1: 5, 2: 8}  # by difficulty
+_FACTS = {0: 3, 1: 5, 2: 8}  # by difficulty
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}
-LATEST_HOUR = {0: 9, 1: 23, 2: 23}
-DRILLED_QUESTIONS = 3
+_LATEST_HOUR = {0: 9, 1: 23, 2: 23}
+_DRILLED_QUESTIONS = 3
 WORDS = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
@@ -41,7 +41,7 @@ def _whereabouts(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -
     """People move about; the last move of a person decides."""
     people = facts_rng.sample(PEOPLE, 2 if difficulty == 0 else 3)
     places, facts, last = dict.fromkeys(people, ""), [], {}
-    for _ in range(FACTS[difficulty]):
+    for _ in range(_FACTS[difficulty]):
         who = facts_rng.choice(people)
         places[who] = facts_rng.choice([place for place in PLACES if place != places[who]])
         facts.append(facts_rng.choice(WORDS["moves"]).format(who=who, place=places[who]))
@@ -60,7 +60,7 @@ def _owners(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -> _Pa
     owner = dict(zip(objects, people, strict=False))
     facts = [f"{who} had the {thing}" for thing, who in owner.items()]
     last = dict(zip(objects, facts, strict=True))
-    for _ in range(FACTS[difficulty] - 2):
+    for _ in range(_FACTS[difficulty] - 2):
         thing = facts_rng.choice(objects)
         taker = facts_rng.choice([who for who in people if who != owner[thing]])
         facts.append(f"{owner[thing]} gave the {thing} to {taker}")
@@ -75,7 +75,7 @@ def _owners(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -> _Pa
 def _order(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -> _Passage:
     """A chain of comparisons in random order; the links between two people decide."""
     relation = facts_rng.choice(WORDS["comparisons"])
-    people = facts_rng.sample(PEOPLE, FACTS[difficulty] + 1)
+    people = facts_rng.sample(PEOPLE, _FACTS[difficulty] + 1)
     links = [f"{more} is {relation} than {less}" for more, less in pairwise(people)]
     shuffled = facts_rng.sample(links, len(links))
     steps = rng.randint(1, min(2 + difficulty // 2, len(links)))
@@ -88,7 +88,7 @@ def _order(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -> _Pas
 
 def _colors_of_kinds(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -> _Passage:
     """Rules for all animals of a kind, and a question about one animal."""
-    count = (FACTS[difficulty] + 1) // 2
+    count = (_FACTS[difficulty] + 1) // 2
     animals, colors = (
         facts_rng.sample(WORDS["animals"], count),
         facts_rng.sample(WORDS["colors"], count),
@@ -107,7 +107,7 @@ def _colors_of_kinds(facts_rng: Random, rng: Random, difficulty: int, truth: boo
 
 def _amounts(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -> _Passage:
     """Counts of things, and a question which of two is larger."""
-    count = FACTS[difficulty]
+    count = _FACTS[difficulty]
     things = facts_rng.sample(WORDS["fruits"], count)
     numbers = facts_rng.sample(range(2, LARGEST_VALUE[difficulty] + 1), count)
     word = facts_rng.choice(("box", "bag", "basket"))
@@ -124,7 +124,7 @@ def _opening_hours(facts_rng: Random, rng: Random, difficulty: int, truth: bool)
     Each shop's hour is drawn before it is decided whether it is open then, so that the hour alone
     does not give the answer away.
     """
-    count, latest = FACTS[difficulty], LATEST_HOUR[difficulty]
+    count, latest = _FACTS[difficulty], _LATEST_HOUR[difficulty]
     shops, facts, asked = facts_rng.sample(WORDS["shops"], count), [], []
     is_open = facts_rng.sample([True, False, *facts_rng.choices((True, False), k=count - 2)], count)
     for shop, now in zip(shops, is_open, strict=True):
@@ -146,7 +146,7 @@ def _opening_hours(facts_rng: Random, rng: Random, difficulty: int, truth: bool)
 
 def _timetable(facts_rng: Random, rng: Random, difficulty: int, truth: bool) -> _Passage:
     """One game for each day, and a question about the game of a day."""
-    count = min(FACTS[difficulty], len(DAYS))
+    count = min(_FACTS[difficulty], len(DAYS))
     who = facts_rng.choice(PEOPLE)
     days, games = facts_rng.sample(DAYS, count), facts_rng.sample(WORDS["hobbies"], count)
     facts = [f"on {day} {who} plays {game}" for day, game in zip(days, games, strict=True)]
@@ -174,7 +174,7 @@ def _drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     """Asks several questions about one passage, each answered as if it were the only one."""
     kind, facts_seed = rng.choice(KINDS), rng.random()
     asked: dict[str, tuple[str, str]] = {}
-    for _ in range(DRILLED_QUESTIONS):
+    for _ in range(_DRILLED_QUESTIONS):
         truth = rng.random() < 0.5
         passage = kind(Random(facts_seed), rng, difficulty, truth)
         if not owns(_key(passage)):
@@ -202,7 +202,7 @@ TASK = Task(
     name="yes_no",
     about="yes/no questions about a passage, decided by one or a few of its facts",
     draw=_draw,
-    difficulties={level: f"about {count} facts" for level, count in FACTS.items()},
+    difficulties={level: f"about {count} facts" for level, count in _FACTS.items()},
     gen_length=64,
     drill=_drill,
     version=2,
