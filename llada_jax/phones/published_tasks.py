@@ -31,7 +31,7 @@ def read_figures(name: str) -> dict[str, Any]:
     return json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def _whole_figure(name: str) -> dict[str, list[float]]:
+def whole_figure(name: str) -> dict[str, list[float]]:
     """Returns a figure whose points are split between `fit.json` and `validation.json`.
 
     The points are sorted by the figure's first list.
