@@ -55,9 +55,10 @@ class DFlashConfig:
         require_counts(self, "block_length", least=2)
         require_counts(self, "mask_id", least=0, most=self.vocab_size - 1)
         require(
-            len(self.taps) > 0 and all(tap in range(self.target_layers) for tap in self.taps),
+            len(self.taps) > 0 and all(tap in range(self.target_layers - 1) for tap in self.taps),
+            # transformers' state after the last layer is already normed
             f"target_layer_ids is {list(self.taps)}; allowed: layers from 0 to "
-            f"{self.target_layers - 1}",
+            f"{self.target_layers - 2}, all but the last",
         )
 
     @property
