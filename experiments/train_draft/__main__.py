@@ -12,7 +12,6 @@ In addition to the files of every run, the run folder gets `training.json`, `met
 `checkpoints/`, `answers/` (or `data.folder`), and the drafter, `drafter/`.
 """
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -302,7 +301,9 @@ def summary(answers: Sequence[HeldOut], k: int) -> dict[str, float]:
 
 
 def rows(
-    scored: Mapping[str, Sequence[HeldOut]], drafter: DFlashConfig, metrics: Sequence[Mapping[str, Any]]
+    scored: Mapping[str, Sequence[HeldOut]],
+    drafter: DFlashConfig,
+    metrics: Sequence[Mapping[str, Any]],
 ) -> list[ResultRow]:
     """Returns the results: tokens per forward by held-out set and domain, acceptance by position,
     and the time per step."""

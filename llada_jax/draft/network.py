@@ -124,7 +124,11 @@ def init_drafter(config: DFlashConfig, key: Key[Array, ""]) -> DFlashParams:
     """Draws float32 parameters: matrices as those of a model, norms at one."""
     of_fc, of_layers = jax.random.split(key)
     specs: Any = drafter_specs(config)
-    body = init_params(config.shape.replace(vocab_size=1, tied_embeddings=True), of_layers)
+    # Without a vocabulary, since the drafter has no embedding.
+    shape = config.shape.replace(
+        vocab_size=1, tied_embeddings=True, eos_id=None, eot_id=None, pad_id=None, stop_ids=()
+    )
+    body = init_params(shape, of_layers)
     fc = specs.fc.init_std * jax.random.normal(of_fc, specs.fc.shape)
     return DFlashParams(fc, jnp.ones(config.width), body.layers, body.final_norm)
 
@@ -199,9 +203,7 @@ def run_blocks(
     return rms_norm(hidden, params.norm, config.shape.norm_eps)
 
 
-def draft_head(
-    params: DFlashParams, embedding: Float[Array, "V D"], head: Weight | None
-) -> Weight:
+def draft_head(params: DFlashParams, embedding: Float[Array, "V D"], head: Weight | None) -> Weight:
     """Returns the rows of the target's head that the drafter uses; `head` is None if the embedding
     is the head."""
     weight = embedding if head is None else head

@@ -98,7 +98,9 @@ def test_the_loss_is_a_weighted_cross_entropy(ids):
     _, params, config, drafter = pair()
     blocks = example()
     ids = None if ids is None else jnp.array(ids, jnp.int32)
-    loss, metrics = draft_loss(drafter._replace(ids=ids), config, params.embedding, None, blocks, 4.0)
+    loss, metrics = draft_loss(
+        drafter._replace(ids=ids), config, params.embedding, None, blocks, 4.0
+    )
     hidden = jnp.asarray(states(blocks)).reshape(1, -1, 32)
     logits = np.asarray(head_logits(hidden, params.embedding), np.float64)[0]
     logits = logits if ids is None else logits[:, :40]
@@ -119,7 +121,7 @@ def test_the_loss_is_a_weighted_cross_entropy(ids):
 def test_cycles_count_accepted_drafts():
     answer = [7, 1, 2, 3, 4, 5]
     drafts = np.array([[1, 2, 9], [0, 0, 0], [0, 0, 0], [4, 5, 6], [0, 0, 0], [0, 0, 0]])
-    # 1 and 2 are accepted, the target adds 3; after 3 both drafts are accepted, and the answer ends.
+    # 1 and 2 are accepted, the target adds 3; after 3 both are accepted, and the answer ends.
     assert greedy_cycles(drafts, answer) == [2, 2]
     assert greedy_cycles(np.zeros((6, 3), int), answer) == [0] * 5
 

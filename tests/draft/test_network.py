@@ -63,7 +63,9 @@ def test_decoding_drafts_the_authors_tokens(count):
     context = context_rows(drafter, config, target_taps(config.taps), positions)
     for start, logits in zip(STARTS.tolist(), EXPECTED["logits"], strict=True):
         visible = positions < start
-        dirty = jax.tree.map(lambda x: jnp.where(visible[..., None, None], x, 1e3), context)
+        dirty = jax.tree.map(
+            lambda x, seen=visible[..., None, None]: jnp.where(seen, x, 1e3), context
+        )
         at = jnp.array([start], jnp.int32)
         drafts = draft_block(
             drafter, config, params.embedding, None, dirty, visible, TOKENS[:, start], at, count
