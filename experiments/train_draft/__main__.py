@@ -2,6 +2,7 @@
 
     python -m experiments.train_draft model=smollm2 hydra.run.dir=outputs/draft
     python -m experiments.train_draft model=path/to/target data.shards=16 train.steps=500
+    python -m experiments.train_draft model=smollm2 data.folder=outputs/answers drafter.n_layers=5
 
 First the target answers prompts (`answers.py`); then the drafter is trained on blocks at random
 positions of the answers. The same command resumes an interrupted run, in both parts. Every

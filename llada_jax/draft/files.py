@@ -127,8 +127,8 @@ def read_drafter(
         valid = (ids >= 0) & (ids < config.vocab_size)
         require(
             bool(valid.all()) and len(np.unique(ids)) == len(ids),
-            f"{_D2T} of {folder} names an id twice or outside of the vocabulary; allowed: different "
-            f"ids below {config.vocab_size}",
+            f"{_D2T} of {folder} names an id twice or outside of the vocabulary; allowed: "
+            f"different ids below {config.vocab_size}",
         )
         ids = jnp.asarray(ids, jnp.int32)
     params = jax.tree.map(lambda name: jnp.asarray(tensors[name], dtype), names)
