@@ -238,7 +238,8 @@ def draft_block(
     sees_context = jnp.broadcast_to(visible[:, None], (batch, n_rows, visible.shape[1]))
     sees = jnp.concatenate([sees_context, jnp.ones((batch, n_rows, n_rows), bool)], axis=-1)
     hidden = run_blocks(params, config, embedding, tokens, positions, context, sees)
-    return best_ids(params, hidden[:, 1:], draft_head(params, embedding, head))
+    drafts = hidden[:, 1:].astype(embedding.dtype)
+    return best_ids(params, drafts, draft_head(params, embedding, head))
 
 
 def best_ids(

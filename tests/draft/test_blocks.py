@@ -19,9 +19,9 @@ from llada_jax.draft.blocks import (
     greedy_cycles,
     lookup_drafts,
 )
-from llada_jax.draft.network import context_rows, draft_block
+from llada_jax.draft.network import context_rows
 from llada_jax.model.head import head_logits
-from tests.draft.test_network import pair
+from tests.draft.test_network import draft, pair
 
 LENGTH, SIZE = 14, 5
 
@@ -75,13 +75,15 @@ def test_visibility_is_that_of_decoding():
 def test_training_computes_the_drafts_of_decoding():
     _, params, config, drafter = pair()
     blocks = example()
-    drafts = draft_blocks(drafter, config, params.embedding, None, blocks)[0]
+    run = jax.jit(draft_blocks, static_argnums=1)
+    drafts = run(drafter, config, params.embedding, None, blocks)[0]
     positions = jnp.arange(LENGTH)[None]
-    context = context_rows(drafter, config, jnp.asarray(blocks.taps), positions)
+    rows = jax.jit(context_rows, static_argnums=1)
+    context = rows(drafter, config, jnp.asarray(blocks.taps), positions)
     for anchor, expected in zip(blocks.anchors[0].tolist(), drafts, strict=True):
-        decoded = draft_block(
+        decoded = draft(
             drafter, config, params.embedding, None, context, positions < anchor,
-            jnp.asarray(blocks.tokens[:, anchor]), jnp.array([anchor], jnp.int32), SIZE - 1,
+            jnp.asarray(blocks.tokens[:, anchor]), jnp.array([anchor], jnp.int32), count=SIZE - 1,
         )  # fmt: skip
         assert decoded[0].tolist() == expected.tolist()
 

@@ -32,6 +32,9 @@ def target_taps(taps: tuple[int, ...]):
     return jax.jit(lambda p: tapped(p, config, TOKENS, taps))(params)
 
 
+draft = jax.jit(draft_block, static_argnames=("config", "count"))
+
+
 def draft_logits(taps):
     _, params, config, drafter = pair()
     blocks = Blocks(TOKENS, taps, np.array([17], np.int32), STARTS[None])
@@ -55,37 +58,43 @@ def test_taps_of_the_next_layers_draft_otherwise():
     assert np.abs(wrong - EXPECTED["logits"].reshape(wrong.shape)).max() > 0.1
 
 
-@pytest.mark.parametrize("count", [4, 2])
-def test_decoding_drafts_the_authors_tokens(count):
-    """The context is a cache by position, whose positions from the anchor on hold anything."""
+def drafts(anchor: int, count: int = 4, ids=None, dtype=jnp.float32) -> list[int]:
+    """Drafts as decoding does, from a cache by position with garbage from the anchor on."""
     _, params, config, drafter = pair()
+    drafter = jax.tree.map(lambda x: x.astype(dtype), drafter)
     positions = jnp.arange(17)[None]
-    context = context_rows(drafter, config, target_taps(config.taps), positions)
+    visible = positions < anchor
+    rows = jax.jit(context_rows, static_argnums=1)
+    context = jax.tree.map(
+        lambda x: jnp.where(visible[..., None, None], x, jnp.array(1e3, dtype)),
+        rows(drafter, config, target_taps(config.taps).astype(dtype), positions),
+    )
+    anchors = TOKENS[:, anchor], jnp.array([anchor], jnp.int32)
+    drafter = drafter._replace(ids=ids)
+    return draft(drafter, config, params.embedding, None, context, visible, *anchors, count=count)[
+        0
+    ].tolist()
+
+
+def test_decoding_drafts_the_authors_tokens():
     for start, logits in zip(STARTS.tolist(), EXPECTED["logits"], strict=True):
-        visible = positions < start
-        dirty = jax.tree.map(
-            lambda x, seen=visible[..., None, None]: jnp.where(seen, x, 1e3), context
-        )
-        at = jnp.array([start], jnp.int32)
-        drafts = draft_block(
-            drafter, config, params.embedding, None, dirty, visible, TOKENS[:, start], at, count
-        )
-        if count == 4:  # fewer rows are another block
-            assert drafts.tolist() == [logits.argmax(axis=-1).tolist()]
-        assert drafts.shape == (1, count)
+        assert drafts(start) == logits.argmax(axis=-1).tolist()
+
+
+def test_a_narrow_drafter_serves_a_wide_target():
+    assert set(drafts(12, dtype=jnp.bfloat16)) <= set(range(96))
+
+
+def test_fewer_rows_draft_fewer_tokens():
+    assert len(drafts(12, 2)) == 2
+    with pytest.raises(ValueError, match="count is 5; allowed: 1 to 4 drafts"):
+        drafts(12, 5)
 
 
 def test_a_reduced_vocabulary_drafts_its_best_id():
-    _, params, config, drafter = pair()
-    best = EXPECTED["logits"][0].argmax(axis=-1)
-    ids = jnp.array([i for i in range(96) if i not in best], jnp.int32)
-    context = context_rows(drafter, config, target_taps(config.taps), jnp.arange(17)[None])
-    drafts = draft_block(
-        drafter._replace(ids=ids), config, params.embedding, None, context,
-        jnp.arange(17)[None] < 12, TOKENS[:, 12], jnp.array([12], jnp.int32), 4,
-    )  # fmt: skip
-    expected = ids[EXPECTED["logits"][0][:, ids].argmax(axis=-1)]
-    assert drafts[0].tolist() == expected.tolist()
+    logits = EXPECTED["logits"][0]
+    ids = np.setdiff1d(np.arange(96, dtype=np.int32), logits.argmax(axis=-1))
+    assert drafts(12, ids=jnp.asarray(ids)) == ids[logits[:, ids].argmax(axis=-1)].tolist()
 
 
 @pytest.mark.parametrize(
