@@ -29,6 +29,8 @@ from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.protocol import Inputs
 from llada_jax.checkpoint import describe_checkpoint, open_checkpoint
 from llada_jax.config import ExportConfig, ModelConfig, require
+from llada_jax.draft.dflash import DFlash
+from llada_jax.draft.files import read_drafter
 from llada_jax.io.content import content_hash
 from llada_jax.model import forward as model_forward
 from llada_jax.model.families.family import Family, add_family, families
@@ -43,7 +45,7 @@ from llada_jax.types import Params
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("params",),
+    data_fields=("params", "drafter"),
     meta_fields=("config", "tokenizer", "artifact", "source", "functions"),
     drop_fields=("fingerprint",),
 )
@@ -72,6 +74,10 @@ class Model:
 
     functions: ModelFunctions | None = None
     """Functions of a custom model; None for a model of a known family."""
+
+    drafter: Any = None
+    """A drafter that was trained for this model, such as a `llada_jax.draft.dflash.DFlash`, for
+    samplers with `drafter="own"` (preset `draft`); None if it has none."""
 
     @classmethod
     def custom(
@@ -108,6 +114,12 @@ class Model:
             changes = {"fingerprint": None} | changes
         return replace(self, **changes)
 
+    def with_drafter(self, drafter: Any) -> "Model":
+        """Returns the model with a drafter of its own. Raises ValueError if the drafter was trained
+        for another model."""
+        drafter.check(self.config, self.fingerprint)
+        return replace(self, drafter=drafter)
+
     @property
     def stored_as(self) -> str:
         """How its layers are stored: a dtype, a kind of tiles, `exported` or `custom`."""
@@ -138,6 +150,7 @@ def load(
     mesh: Mesh | None = None,
     ignore_keys: Collection[str] = (),
     adapter: str | os.PathLike[str] | None = None,
+    drafter: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Loads a model.
 
@@ -160,6 +173,7 @@ def load(
         Keys that are known, or that determine the computation, cannot be ignored.
       adapter: Folder, or name in the hub, of a LoRA adapter in peft's layout, which is merged into
         the matrices while they are read.
+      drafter: Folder of a DFlash drafter that was trained for this model (preset `draft`).
 
     Raises:
       FileNotFoundError, ValueError: One message that names the file and the error, before any
@@ -170,8 +184,10 @@ def load(
     name = None if family is None else add_family(family)
     if (Path(source) / MANIFEST).is_file():
         require(mesh is None, f"{source} is an export; allowed on a mesh: a checkpoint")
-        require(adapter is None, f"{source} is an export; allowed with an adapter: a checkpoint")
+        for name, part in (("an adapter", adapter), ("a drafter", drafter)):
+            require(part is None, f"{source} is an export; allowed with {name}: a checkpoint")
         return _load_exported(Path(source), dtype)
+    own = None if drafter is None else DFlash(*read_drafter(drafter))
     settings = f"model {source}, dtype {dtype}, mesh {mesh and dict(mesh.shape)}"
     before = checkpoint.file_states(source, adapter)
     config, params, tokenizer_folder = checkpoint.load_params(
@@ -197,7 +213,8 @@ def load(
             f"{field} is in no file of {source}, and family {config.family!r} needs it; allowed: "
             f"{field}=...",
         )
-    return Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
+    model = Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
+    return model if own is None else model.with_drafter(own)
 
 
 def _with_tokenizer_ids(

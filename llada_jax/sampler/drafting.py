@@ -25,7 +25,7 @@ def with_drafts(spec: StepSpec, params: Params, state: DecodeState) -> DecodeSta
     anchor = state.block_start(block_length)
     ready = ~state.done & (take(state.status, anchor[:, None])[:, 0] == STABLE)
     count = block_length - 1
-    tokens = drafter.draft(params, DraftView(state.tokens, anchor), count)
+    tokens = drafter.draft(params, DraftView(state.tokens, anchor, state.draft), count)
     after = anchor[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None, :]
     exists = (tokens >= 0) & (after < state.end[:, None]) & ready[:, None]
     exists = jnp.cumprod(exists, axis=1, dtype=jnp.int32).astype(bool)

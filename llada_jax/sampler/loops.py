@@ -75,7 +75,7 @@ class TracedRunner:
             out = self.denoiser.forward_rows(params, rows, state.cache)
             # Every layer has read the cache before the first one writes: else XLA copies it whole.
             cache, out = jax.lax.optimization_barrier((state.cache, out))
-            return absorb(spec, state._replace(cache=cache), plan, rows, out)
+            return absorb(spec, params, state._replace(cache=cache), plan, rows, out)
 
         sizes = jnp.asarray(self.buckets, jnp.int32)
         bucket = jnp.searchsorted(sizes, plan.n_rows.max())
@@ -231,7 +231,7 @@ class HostRunner:
         out = self._denoiser.forward_rows(params, rows, state.cache)
         programs = self._programs
         absorb_rows = programs.absorb if self._refresh is None else programs.absorb_copy
-        return *absorb_rows(spec, state, plan, rows, out), n_rows
+        return *absorb_rows(spec, params, state, plan, rows, out), n_rows
 
     def score(
         self, spec: StepSpec, params: Params, state: DecodeState, denoised: ForwardOutput

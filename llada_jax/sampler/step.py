@@ -91,9 +91,12 @@ def step(
 
 
 def absorb(
-    spec: StepSpec, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
+    spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
 ) -> tuple[DecodeState, ForwardOutput]:
     """Writes the keys and values of a forward to the cache, and advances `n_cached` and `nfe`."""
+    if spec.config.drafter is not None:
+        memory = spec.config.drafter.observe(params, state.draft, rows, out)
+        state = state._replace(draft=memory)
     config, cache, window = spec.config, state.cache, spec.window
     if cache.keys.shape[2]:
         cache = write_rows(cache, rows, out)
