@@ -21,9 +21,7 @@ from llada_jax.sampler.rules.rule import Sizes
 from llada_jax.types import Rows, RowsOut
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=("params",), meta_fields=("config",)
-)
+@partial(jax.tree_util.register_dataclass, data_fields=("params",), meta_fields=("config",))
 @dataclass(frozen=True, eq=False)
 class DFlash:
     """A drafter for one target: a pytree whose leaves are the arrays of `params`."""

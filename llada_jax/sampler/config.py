@@ -41,7 +41,7 @@ class SamplerConfig:
     Attributes:
       gen_length: Tokens to generate, a multiple of `block_length` unless there is a drafter.
       block_length: Tokens of a block; blocks are finished from left to right. With a drafter, the
-        most rows of a forward that verifies drafts, one more than these.
+        most rows of a forward that verifies drafts, one more than the drafts.
       steps: Forwards over the whole generation under the rule `quota`, a multiple of the number of
         blocks. It follows `gen_length`, one token a forward, unless it is set.
       rule: What commits tokens and what becomes of them, a value of `llada_jax.sampler.rules` or a
@@ -58,8 +58,9 @@ class SamplerConfig:
         follows it; `dual` the block (both Fast-dLLM, refreshed at each block); `blockwise` the
         block, with keys and values of finished tokens only and no masked suffix (llada.cpp).
       drafter: What proposes tokens for the rule `speculate` to verify: a value of
-        `llada_jax.sampler.drafters` or a custom drafter; as a flat name `lookup`, or
-        `module:Class`. None: the model drafts by itself, with masks (Nemotron).
+        `llada_jax.sampler.drafters` or a custom drafter; as a flat name `lookup`, `own` (the
+        model's own drafter) or `module:Class`. None: the model drafts by itself, with masks
+        (Nemotron).
       parity: On which details of a reference sampler this one agrees with it.
       remasking: What candidates are ranked by: `low_confidence` (LLaDA), `random`, `entropy`,
         `margin`, or `sequential`, from left to right (SDAR).
@@ -277,10 +278,10 @@ class SamplerConfig:
         `llada` is the original LLaDA sampler and `fast_dllm` is Fast-dLLM v1 (June 2025), both
         token for token. `sdar`, `fast_dllm_v2`, `stable_diffcoder`, `bd3lm`, `dream`, `rnd1`,
         `llada2`, `nemotron` and `wedlm` are those of their families, and so are Nemotron's others,
-        `autoregressive` and `self_speculation`. `lookup` is `autoregressive` with drafts from the
-        text itself: the same tokens in fewer forwards. `llada_cpp` is llada.cpp's decoding, of which
-        `multi_block` and `staged` are one technique each; `wino` and `token_edit` (LLaDA2.1) are
-        other rules that revise. All but `llada`, `fast_dllm`, `dream` and `rnd1` stop at EOS.
+        `autoregressive` and `self_speculation`. `lookup` and `draft` are `autoregressive` with
+        drafts, from the text itself or from the model's own drafter: the same tokens in fewer
+        forwards. `llada_cpp` is llada.cpp's decoding, of which `multi_block` and `staged` are one
+        technique each; `wino` and `token_edit` (LLaDA2.1) are other rules that revise. All but `llada`, `fast_dllm`, `dream` and `rnd1` stop at EOS.
 
         llada.cpp refreshes by a worker; these presets have `refresh="rows"`: the same tokens,
         while a worker needs the host loop and a model that two threads may call.
