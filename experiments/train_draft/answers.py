@@ -80,7 +80,11 @@ class Shard(NamedTuple):
 
 def drawn_prompts(split: str, seed: int) -> Iterator[tuple[str, str]]:
     """Yields different prompts with their domains, without end: of "train" or one of `SPLITS`."""
-    table, rng, seen = read_yaml(Path(__file__).with_name("prompts.yaml")), Random(f"{seed} {split}"), set()
+    table, rng, seen = (
+        read_yaml(Path(__file__).with_name("prompts.yaml")),
+        Random(f"{seed} {split}"),
+        set(),
+    )
     if split == "domains":
         templates = dict(table["new"])
     else:
@@ -191,7 +195,9 @@ def read_shards(folder: Path, indices: Sequence[int]) -> list[Shard]:
     shards = []
     for index in indices:
         with np.load(_file(folder, index)) as stored:
-            tokens, starts, ends, domains = (stored[name] for name in ("tokens", "starts", "ends", "domains"))
+            tokens, starts, ends, domains = (
+                stored[name] for name in ("tokens", "starts", "ends", "domains")
+            )
         taps = np.load(_file(folder, index, "taps.npy"), mmap_mode="r").view(ml_dtypes.bfloat16)
         rows = np.concatenate([[0], np.cumsum(ends)[:-1]])
         shards.append(Shard(tokens, starts, ends, domains.tolist(), rows, taps))

@@ -43,7 +43,8 @@ def drafter_from_hf(hf: Mapping[str, Any]) -> DFlashConfig:
     """
     named = hf.get("architectures")
     require(
-        named == [ARCHITECTURE], f"architectures is {named!r}; allowed for a drafter: [{ARCHITECTURE!r}]"
+        named == [ARCHITECTURE],
+        f"architectures is {named!r}; allowed for a drafter: [{ARCHITECTURE!r}]",
     )
     inner = hf.get("dflash_config")
     inner = {} if inner is None else inner
@@ -104,7 +105,9 @@ def read_drafter(
     stored = tensors_of(folder / SINGLE_FILE)
     names = _tensor_names(config)
     specs = drafter_specs(config)
-    shapes = dict(zip(jax.tree.leaves(names), (s.shape for s in jax.tree.leaves(specs)), strict=True))
+    shapes = dict(
+        zip(jax.tree.leaves(names), (s.shape for s in jax.tree.leaves(specs)), strict=True)
+    )
     kinds = dict.fromkeys(shapes, tuple(FLOATS))
     if config.n_ids is not None:
         shapes[_D2T], kinds[_D2T] = (config.n_ids,), ("I64",)
@@ -121,9 +124,12 @@ def read_drafter(
     ids = None
     if config.n_ids is not None:
         ids = tensors[_D2T] + np.arange(config.n_ids)
-        inside = len(ids) == len(np.unique(ids)) and ids.min() >= 0 and ids.max() < config.vocab_size
-        require(inside, f"{_D2T} of {folder} names ids twice or outside of the vocabulary; allowed: "
-                f"different ids below {config.vocab_size}")  # fmt: skip
+        valid = (ids >= 0) & (ids < config.vocab_size)
+        require(
+            bool(valid.all()) and len(np.unique(ids)) == len(ids),
+            f"{_D2T} of {folder} names an id twice or outside of the vocabulary; allowed: "
+            f"different ids below {config.vocab_size}",
+        )
         ids = jnp.asarray(ids, jnp.int32)
     params = jax.tree.map(lambda name: jnp.asarray(tensors[name], dtype), names)
     require_finite_tree(f"in {folder}", params)
