@@ -22,12 +22,12 @@ from llada_jax.sampler.trace import Trace
 from llada_jax.sampler.windows.window import Span, WindowContext, window
 
 __all__ = [
-    "Ask", "Constraint", "Decision", "DecodeState", "Description", "DraftView", "Evaluation", "ExportConfig",
-    "LatencyTable", "Model", "ModelConfig", "Observation", "Phone", "Result", "Revision",
-    "RuleState", "SamplerConfig", "Sizes", "Span", "Trace", "WindowContext", "choice", "describe",
-    "drafter", "evaluate", "export", "forward", "generate", "generate_stream", "infill", "json_schema",
-    "latency_table", "load", "mesh", "phone", "regex", "rule", "start", "step",
-    "testing", "tiled", "window",
+    "Ask", "Constraint", "Decision", "DecodeState", "Description", "DraftView", "Evaluation",
+    "ExportConfig", "LatencyTable", "Model", "ModelConfig", "Observation", "Phone", "Result",
+    "Revision", "RuleState", "SamplerConfig", "Sizes", "Span", "Trace", "WindowContext",
+    "choice", "describe", "drafter", "evaluate", "export", "forward", "generate",
+    "generate_stream", "infill", "json_schema", "latency_table", "load", "mesh", "phone",
+    "regex", "rule", "start", "step", "testing", "tiled", "window",
 ]  # fmt: skip
 
 __version__ = version("llada_jax")

@@ -175,6 +175,10 @@ class SamplerConfig:
             "'speculate', which verifies drafts",
         )
         require(
+            self.drafter is None or not self.cfg_scale,
+            f"cfg_scale is {self.cfg_scale} with a drafter; allowed: 0",
+        )
+        require(
             not window.drafts or rule.accepts_drafts or window.draft_threshold is not None,
             f"window is {window.name!r} and accept is {accept!r}, which accepts no drafts; "
             "allowed: with draft_threshold, or another rule",
@@ -264,12 +268,14 @@ class SamplerConfig:
         return cls(**flat.parse(every, _PLAIN_FIELDS))
 
     @classmethod
-    def setting_types(cls, *named: object) -> dict[str, Any]:
-        """Returns the type of each flat setting, including those of custom policies: `named` are
-        the settings `accept`, `window` and `drafter` (`module:Class`)."""
+    def setting_types(
+        cls, accept: object = None, window: object = None, drafter: object = None
+    ) -> dict[str, Any]:
+        """Returns the type of each flat setting, including custom policies' (`module:Class`)."""
         hints = get_type_hints(cls)
         plain = {name: hints[name] for name in _PLAIN_FIELDS} | {"steps": int | None}
-        return {**plain, **flat.policy_types(*named), **get_type_hints(Parity)}
+        policies = flat.policy_types(accept, window, drafter)
+        return {**plain, **policies, **get_type_hints(Parity)}
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "SamplerConfig":
@@ -281,7 +287,8 @@ class SamplerConfig:
         `autoregressive` and `self_speculation`. `lookup` and `draft` are `autoregressive` with
         drafts, from the text itself or from the model's own drafter: the same tokens in fewer
         forwards. `llada_cpp` is llada.cpp's decoding, of which `multi_block` and `staged` are one
-        technique each; `wino` and `token_edit` (LLaDA2.1) are other rules that revise. All but `llada`, `fast_dllm`, `dream` and `rnd1` stop at EOS.
+        technique each; `wino` and `token_edit` (LLaDA2.1) are other rules that revise. All but
+        `llada`, `fast_dllm`, `dream` and `rnd1` stop at EOS.
 
         llada.cpp refreshes by a worker; these presets have `refresh="rows"`: the same tokens,
         while a worker needs the host loop and a model that two threads may call.

@@ -17,7 +17,7 @@ from llada_jax.types import Params
 def with_drafts(spec: StepSpec, params: Params, state: DecodeState) -> DecodeState:
     """Returns the state with drafts after each anchor, the first token of the current block.
 
-    There is none before the first forward, which runs the prompt; without a drafter, nor ever.
+    The first forward, which runs the prompt, has no anchor and gets no drafts.
     """
     drafter, block_length = spec.config.drafter, spec.config.block_length
     if drafter is None:

@@ -213,8 +213,9 @@ class HostRunner:
         self._planned: tuple[DecodeState | None, StepPlan | None] = (None, None)
 
     def draft(self, spec: StepSpec, params: Params, state: DecodeState) -> DecodeState:
-        has_drafter = spec.config.drafter is not None
-        return self._programs.draft(spec, params, state) if has_drafter else state
+        if spec.config.drafter is None:
+            return state
+        return self._programs.draft(spec, params, state)
 
     def plan(self, spec: StepSpec, state: DecodeState) -> StepPlan:
         planned_for, plan = self._planned  # `decide` has planned the step after it
@@ -231,6 +232,8 @@ class HostRunner:
         out = self._denoiser.forward_rows(params, rows, state.cache)
         programs = self._programs
         absorb_rows = programs.absorb if self._refresh is None else programs.absorb_copy
+        if spec.config.drafter is None:  # nothing reads the parameters
+            params = None
         return *absorb_rows(spec, params, state, plan, rows, out), n_rows
 
     def score(

@@ -1,6 +1,7 @@
 """A DFlash drafter in the decoding loop: context, taps and tokens."""
 
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +9,14 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
+from llada_jax.backend.exported.manifest import MANIFEST
 from llada_jax.config import ModelConfig
 from llada_jax.draft.dflash import DFlash
 from llada_jax.draft.network import DFlashConfig, context_rows, init_drafter, tapped
 from llada_jax.model.forward import forward
 from llada_jax.model.params import init_params
 
+GOLDEN = Path(__file__).parents[1] / "goldens" / "dflash"
 TARGET = ModelConfig(
     family="llama", vocab_size=40, width=16, n_layers=4, n_heads=2, n_kv_heads=1, head_dim=8,
     ffn_width=24, rope_theta=1e4, norm_eps=1e-5, max_length=64, causal="finished", eos_id=39,
@@ -75,6 +78,16 @@ def test_a_run_that_the_drafter_cannot_serve_is_refused(changes, options, messag
 def test_a_model_without_a_drafter_is_named():
     with pytest.raises(ValueError, match="drafter is 'own' and the model has none; allowed: "):
         lj.generate(pair().replace(drafter=None), PROMPTS, preset())
+
+
+def test_a_drafter_is_loaded_with_its_target(tmp_path):
+    model = lj.load(GOLDEN / "target", "float32", drafter=GOLDEN / "drafter")
+    assert model.drafter.check(model.config, model.fingerprint) is None
+    with pytest.raises(FileNotFoundError):
+        lj.load(GOLDEN / "target", drafter=tmp_path)
+    with pytest.raises(ValueError, match="is an export; allowed with a drafter: a checkpoint"):
+        (tmp_path / MANIFEST).touch()
+        lj.load(tmp_path, drafter=GOLDEN / "drafter")
 
 
 @pytest.mark.parametrize("change", [{"n_layers": 5}, {"vocab_size": 41}, {"causal": None}])

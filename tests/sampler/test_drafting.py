@@ -229,6 +229,7 @@ def test_look_up_drafts_what_followed_the_longest_match(text, ngrams, expected):
         ({"drafter": "guess"}, "drafter is 'guess'; allowed: 'lookup', 'own'"),
         ({"drafter": "lookup", "min_ngram": 5}, r"min_ngram is 5; allowed: up to max_ngram \(4\)"),
         ({"drafter": "tests.sampler.toy:TOY"}, "drafter is .*; allowed: a class under lj.drafter"),
+        ({"cfg_scale": 1.0}, "cfg_scale is 1.0 with a drafter; allowed: 0"),
         ({"accept": "quota"}, "drafter is 'lookup' and accept is 'quota'; allowed: 'speculate'"),
         ({"drafter": None, "max_ngram": 3}, "max_ngram is 3, which nothing reads; .*'lookup'"),
     ],
@@ -252,7 +253,7 @@ def test_a_drafter_is_a_flat_setting():
     path = f"{__name__}:Scripted"
     config = lj.SamplerConfig.preset("lookup", drafter=path, right=0.5)
     assert config.drafter == Scripted(right=0.5)
-    assert lj.SamplerConfig.setting_types(None, None, path)["right"] is float
+    assert lj.SamplerConfig.setting_types(drafter=path)["right"] is float
     assert lj.SamplerConfig.from_flat(config.as_dict()) == config
     assert config.replace(right=0.25).drafter == Scripted(right=0.25)
     assert lj.SamplerConfig.preset("lookup").replace(max_ngram=5).drafter == Lookup(max_ngram=5)
