@@ -77,7 +77,7 @@ ALLOWED = {
     "model": {"config_files", *DATA},
     "checkpoint": {"content", "model", "text", "tokenizer_sources", "config_files", *DATA},
     "constraint": {"archive", "text", "config"},
-    "draft": {"checkpoint", "model", *DATA},
+    "draft": {"checkpoint", "model", "sampler", *DATA},
     "view": {"config"},
     "sampler": {"archive", "constraint", "programs", "view", *DATA},
     "revision": {"model", *DATA},

@@ -85,7 +85,8 @@ def denoiser_for(config: ModelConfig, rules: ScoreRules, run: RunLayer = shared_
     """Returns the model's functions in JAX, kept so that each is compiled once."""
 
     def forward_rows(params, rows, cache):
-        return model_forward.forward_rows(params, config, rows, cache, run)
+        taps = () if params.drafter is None else params.drafter.taps
+        return model_forward.forward_rows(params, config, rows, cache, run, taps)
 
     def empty_cache(params, batch, length):
         return model_forward.cache_for(params, config, batch, length)
