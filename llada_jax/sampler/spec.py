@@ -124,6 +124,8 @@ class StepSpec:
         """
         context, block = self.window_context(), self.whole_block
         sizes = self.window.sizes(layout, context)
+        if self.model.causal == "finished" and context.block_length == 1:
+            sizes = set(sizes) - {2}  # each forward commits a token: two are never open
         if block is not None:
             sizes = {-(-size // block) * block for size in sizes} | {2 * block}
         buckets = {min(size + self.shift, layout.length) for size in sizes}
