@@ -62,7 +62,8 @@ def test_chat_answers_each_line(capsys, monkeypatch):
         {"role": "user", "content": "Is 7 odd?"},
     ]
     config = config.replace(gen_length=8, block_length=8)
-    (text,) = lj.generate(model, [model.tokenizer.encode_chat(messages)], config).text
+    prompt = model.tokenizer.encode_chat(messages)
+    (text,) = lj.generate(model, [prompt], config, loop="host").text  # chat's own programs
     assert capsys.readouterr().out == f"{text}\n"
 
 

@@ -13,14 +13,11 @@ from typing import Any
 import numpy as np
 
 from llada_jax.api.denoisers import backend_denoiser, score_rules
-from llada_jax.api.loading import Model, has_tiles
+from llada_jax.api.model import Model, has_tiles
 from llada_jax.backend.protocol import Backend
-from llada_jax.backend.resources import available_cores
 from llada_jax.config import Loop, require
-from llada_jax.constraint.batch import CompiledConstraints, Constraints, compile_constraints
+from llada_jax.constraint.batch import CompiledConstraints, Constraints
 from llada_jax.on_mesh import MeshDenoiser
-from llada_jax.revision.tile_multiplier import TileMultiplier
-from llada_jax.revision.tiled_forward import tiled_denoiser
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.continuous import Slots
 from llada_jax.sampler.generate import KeptTrace, Result, checked_run, decode
@@ -214,6 +211,8 @@ def _texts(
     """Returns the constraints with their automata, or None."""
     if constraint is None:
         return None
+    from llada_jax.constraint.compiled import compile_constraints  # loads the tokenizers library
+
     ends = end_ids(config, model.config)
     return compile_constraints(constraint, model.tokenizer, ends, model.config.vocab_size)
 
@@ -250,5 +249,9 @@ def _refreshing(
     rules, params = score_rules(config), refresh_on.params
     if not has_tiles(params):
         return backend_denoiser(refresh_on, "xla", rules), params
+    from llada_jax.backend.resources import available_cores
+    from llada_jax.revision.tile_multiplier import TileMultiplier
+    from llada_jax.revision.tiled_forward import tiled_denoiser
+
     multiply = threads.enter_context(TileMultiplier(available_cores()))
     return tiled_denoiser(refresh_on.config, rules, multiply), params

@@ -24,7 +24,8 @@ import numpy as np
 from tqdm import tqdm
 
 from llada_jax.api.decoding import generate_stream
-from llada_jax.api.loading import Model, load
+from llada_jax.api.loading import load
+from llada_jax.api.model import Model
 from llada_jax.config import Loop, require, require_counts
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import (

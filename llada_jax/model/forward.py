@@ -25,7 +25,7 @@ from llada_jax.model.layers import (
     Attend,
     CachedLayer,
     Rotation,
-    attend_to_cache,
+    attend,
     attention_bias,
     feed_forward,
     mix_heads,
@@ -67,7 +67,7 @@ def run_layer(
     cached: Any,
     *,
     ffn: FeedForwardHalf = feed_forward_half,
-    attend_with: Attend = attend_to_cache,
+    attend_with: Attend = attend,
 ) -> LayerOut:
     """Runs one layer.
 
@@ -89,7 +89,7 @@ def attention_half(
     angles: Rotation,
     bias: Float[Array, "B R T"],
     cached: Any,
-    attend_with: Attend = attend_to_cache,
+    attend_with: Attend = attend,
 ) -> tuple[
     Float[Array, "B R D"], Float[Array, "B R D"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]
 ]:

@@ -28,11 +28,10 @@ CANVAS = 256
 
 
 def read_figures(name: str) -> dict[str, Any]:
-    """Reads a file of published figures by its name."""
     return json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def whole_figure(name: str) -> dict[str, list[float]]:
+def _whole_figure(name: str) -> dict[str, list[float]]:
     """Returns a figure whose points are split between `fit.json` and `validation.json`.
 
     The points are sorted by the figure's first list.
@@ -71,7 +70,6 @@ def one_pass(
 
 
 def table2_seconds(figures: Mapping[str, Any], phone: ForwardTimer) -> list[float]:
-    """Returns the seconds of the steps of Table 2."""
     return [phone.step(Forward(n, 0, n)).seconds for n in figures["table2_step_ms"]["rows"]]
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.rows import filled_order, make_rows
 from llada_jax.sampler.spec import StepSpec
-from llada_jax.sampler.state import MASKED, PROMPT, DecodeState, put, take
+from llada_jax.sampler.state import MASKED, PROMPT, VISIBLE, DecodeState, put, take
 from llada_jax.sampler.windows.window import RowSet, Span, first_flags
 from llada_jax.types import Rows
 
@@ -62,7 +62,7 @@ class StepPlan(NamedTuple):
     rows: RowSet  # what runs: one row more if outputs are shifted, none of sequences that are done
     extra: ExtraRows
     refreshed: Bool[Array, "B L"]  # visible tokens outside the window that are recomputed
-    draft: Bool[Array, "B L"]  # masks of later blocks
+    draft: Bool[Array, "B L"]  # masks of later blocks, and what a drafter has proposed
     query: Query
     n_rows: Int[Array, " B"]  # that each sequence needs
 
@@ -84,6 +84,8 @@ def plan_rows(spec: StepSpec, state: DecodeState) -> StepPlan:
     probe = refresh if rule.rescore == "shadow" else nothing
     extra = ExtraRows(jnp.stack([shadow, refresh, probe], axis=1))
     draft = state.masked & (state.blocks(config.block_length) > state.block[:, None])
+    if config.drafter is not None:
+        draft |= state.status == VISIBLE
     query = _query(spec, state, rows, extra, rescorable)
     n_rows = rows.count + extra.kinds.sum(axis=(1, 2), dtype=jnp.int32)
     return StepPlan(window, rows, extra, refreshed, draft, query, n_rows)

@@ -139,6 +139,8 @@ class StepSpec:
         """
         context, block = self.window_context(), self.whole_block
         sizes = self.window.sizes(layout, context)
+        if self.config.drafter is not None:  # an anchor alone, or with drafts; and the prompt
+            sizes = {1, context.block_length, max(sizes)}
         if block is not None:
             sizes = {-(-size // block) * block for size in sizes} | {2 * block}
         buckets = {min(size + self.shift, layout.length) for size in sizes}
@@ -149,6 +151,8 @@ class StepSpec:
     def max_queries(self, length: int) -> int:
         """Returns the most positions that one step scores."""
         config, window = self.config, self.window
+        if self.rule.verifies:  # a block of drafts, or what follows the verified ones
+            return min(config.block_length, length)
         visible = window.max_visible(length, self.window_context())
         queries = visible if window.drafts else config.block_length
         if self.needs("drafts") and window.runs_later_blocks:
@@ -159,7 +163,8 @@ class StepSpec:
 
     def head_sizes(self, length: int) -> tuple[int, ...]:
         """Returns the numbers of positions that a head is compiled for, ascending."""
-        return doubling(max(1, self.config.block_length // 4), self.max_queries(length))
+        smallest = max(8, self.config.block_length // 4)  # fewer rows take about as long as 8
+        return doubling(smallest, self.max_queries(length))
 
     @property
     def max_block_steps(self) -> int:

@@ -67,7 +67,8 @@ class TraceData:
     """Rows that were no padding; the next two are among them."""
     shadow_rows: Int[np.ndarray, "S B"]
     draft_rows: Int[np.ndarray, "S B"]
-    """Masked positions beyond the current block."""
+    """Masked positions beyond the current block, or drafts that the forward verified; of these, it
+    accepted `count(Event.AHEAD)`."""
     refreshed: Int[np.ndarray, "S B"]
     """Tokens outside the window that were refreshed, by rows of this forward or of a worker's
     (`settings["sampler"]["refresh"]`): two rows for each token, and the shadow is scored; with

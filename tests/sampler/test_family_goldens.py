@@ -172,14 +172,18 @@ def shape(case):
     return len(case["prompt"][0]), json.dumps(kept)
 
 
+SAME_DECODERS = ("sdar-moe-b4", "dream-reasoner", "a2d-qwen3-mdlm", "llada-moe-released", "rnd1")
+"""Families with the preset of another one, or of `test_goldens.py`."""
+
+
 def groups():
-    """Cases grouped by shared programs; the quick tests run the largest group of each family."""
+    """Cases grouped by shared programs; the quick tests run the largest group of most families."""
     for family in DECODERS:
         cases = json.loads((GOLDENS / family / "generate.json").read_text())
         found = [list(group) for _, group in groupby(sorted(cases, key=shape), key=shape)]
         found.sort(key=len, reverse=True)
         for index, group in enumerate(found):
-            marks = [pytest.mark.slow] if index else []
+            marks = [pytest.mark.slow] if index or family in SAME_DECODERS else []
             yield pytest.param(family, group, id=f"{family}-{index}", marks=marks)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.model.families.config_json import config_from_hf, config_to_hf
+from llada_jax.checkpoint.config_json import config_from_hf, config_to_hf
 from llada_jax.model.families.family import families, family_of
 from llada_jax.model.layers import rotation
 from llada_jax.sampler.config import PRESETS, SamplerConfig
