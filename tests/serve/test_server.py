@@ -118,7 +118,6 @@ def test_stop_and_max_tokens(client, expected):
 
 
 def test_json_and_choices(client):
-    pytest.importorskip("outlines_core", reason="needs the extra constraint")
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     found = client.chat.completions.create(model="tiny", messages=CHAT, response_format=form)
