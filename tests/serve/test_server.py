@@ -16,7 +16,8 @@ import httpx
 import openai
 import uvicorn
 
-from llada_jax.serve.server import ServerSettings, Service
+from llada_jax.serve.server import Service, text_offsets
+from llada_jax.serve.settings import ServerSettings
 
 SAMPLER = lj.SamplerConfig.preset("blockwise", gen_length=16, block_length=8)
 CHAT = [{"role": "user", "content": "Anna had 6 apples. She ate 1. How many are left?"}]
@@ -106,6 +107,18 @@ def test_samples_have_the_seeds_of_a_batch(client, model):
     expected = lj.generate(model, [prompt] * 2, config, seed=5)
     found = client.completions.create(model="tiny", prompt="2+2=", n=2, seed=5, temperature=0.9)
     assert [each.text for each in found.choices] == expected.text
+
+
+def test_offsets_count_characters_that_tokens_share():
+    """Tokens are bytes, as single characters of Latin-1."""
+    tokens = list("aé€b".encode())
+
+    def decode(ids):
+        return bytes(ids).decode(errors="ignore")
+
+    every = [len(decode(tokens[:at])) for at in range(len(tokens))]
+    assert text_offsets(decode, tokens, range(len(tokens))) == every
+    assert text_offsets(decode, tokens * 20, range(133, 136)) == [76, 77, 77]
 
 
 def test_stop_and_max_tokens(client, expected):
