@@ -22,8 +22,8 @@ from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_exp
 from experiments.bench.hot_paths import random_model, time_hot_paths
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.rivals.rivals_bench import RivalsBenchConfig, time_rivals
-from experiments.bench.start_bench import StartBenchConfig, time_loading, time_start
 from experiments.bench.schemas import time_schemas
+from experiments.bench.start_bench import StartBenchConfig, time_loading, time_start
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require_counts

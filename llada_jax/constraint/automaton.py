@@ -165,6 +165,10 @@ def _moves(over_bytes: ByteAutomaton, trie: _Trie) -> _Moves:
         child = (child + trie.first_child[node[row]]).astype(np.int32)
         before, byte = after[row], trie.byte[child]
         following = over_bytes.next_state[before, byte]
+        possible = following >= 0
+        row, child, before, byte, following = (
+            part[possible] for part in (row, child, before, byte, following)
+        )
         stays, more = over_bytes.stays[before, byte], over_bytes.count[before, byte]
         old, left = count[row], leaves[row]
         new = np.where(stays, old + more, more)
@@ -173,7 +177,7 @@ def _moves(over_bytes: ByteAutomaton, trie: _Trie) -> _Moves:
         # Counts are known after the first repetition. In it they are increases, so only the
         # maximum excludes a move, and `leaves` keeps the increase for which it may be left.
         is_first, is_out = left < 0, over_bytes.counts[before] & ~stays
-        known = (following >= 0) & (new <= limit)
+        known = new <= limit
         known &= is_first | ~is_out | (old >= over_bytes.leaves_from[before])
         left = np.where(is_first & is_out, old, left)
         state, node, after, count, leaves = (
@@ -194,7 +198,8 @@ def _columns(moves: _Moves, n_nodes: int) -> tuple[Int[np.ndarray, " N"], int]:
     """Returns the column of each node, -1 for nodes without moves, and the number of columns. Nodes
     share one if all states have the same moves with them."""
     column = np.full(n_nodes, -1)
-    codes = (moves.after.astype(np.int64) << 40) + (moves.count << 20) + moves.leaves + 1
+    after, count = moves.after.astype(np.int64), moves.count.astype(np.int64)
+    codes = (after << 40) + (count << 20) + moves.leaves + 1
     order = np.argsort(moves.state, kind="stable")
     used = 0
     for part in np.split(order, np.flatnonzero(np.diff(moves.state[order])) + 1):
@@ -274,8 +279,9 @@ def _automaton(
 ) -> Automaton:
     """Returns the automaton of the live and reachable states, with equal columns merged into
     classes. `columns` has next states by state and column; a column serves one or more ids."""
-    distance = _distances(columns, accepts)
-    live = (distance < FAR) & _reachable(columns, start)
+    source, target = _edges(columns)
+    distance = _steps(target, source, accepts)
+    live = (distance < FAR) & (_steps(source, target, np.arange(len(columns)) == start) < FAR)
     number = np.append(np.where(live, np.cumsum(live) + DEAD, DEAD), DEAD)
     columns, merged = np.unique(number[columns[live]], axis=1, return_inverse=True)
     useful = (columns != DEAD).any(axis=0)
@@ -292,33 +298,27 @@ def _automaton(
     return Automaton(class_of, transitions, distance, int(number[start]))
 
 
-def _distances(
-    after: Int[np.ndarray, "S G"], accepts: Bool[np.ndarray, " S"]
-) -> Int[np.ndarray, " S"]:
-    """Returns the minimum number of tokens from each state to an accepting one, by breadth-first
-    search backward. A next state without a row of its own is a dead end."""
+def _edges(after: Int[np.ndarray, "S G"]) -> tuple[Int[np.ndarray, " E"], Int[np.ndarray, " E"]]:
+    """Returns the different pairs of a state and a next state. A next state without a row of its
+    own is a dead end."""
     size = len(after)
-    pairs = np.unique(after.astype(np.int64) * size + np.arange(size)[:, None])
-    pairs = pairs[pairs < size * size]
-    target, source = pairs // size, pairs % size
-    begins = np.searchsorted(target, np.arange(size + 1))
-    distance = np.where(accepts, 0, FAR).astype(np.int32)
-    frontier, steps = np.flatnonzero(accepts), 0
+    source, column = np.nonzero(after < size)
+    pairs = np.unique(source * size + after[source, column])
+    return pairs // size, pairs % size
+
+
+def _steps(
+    source: Int[np.ndarray, " E"], target: Int[np.ndarray, " E"], from_: Bool[np.ndarray, " S"]
+) -> Int[np.ndarray, " S"]:
+    """Returns the minimum number of edges to each state from a marked one, or `FAR`, by
+    breadth-first search."""
+    order = np.argsort(source, kind="stable")
+    begins, target = np.searchsorted(source[order], np.arange(len(from_) + 1)), target[order]
+    distance = np.where(from_, 0, FAR).astype(np.int32)
+    frontier, steps = np.flatnonzero(from_), 0
     while len(frontier):
         steps += 1
-        found = [source[begins[state] : begins[state + 1]] for state in frontier]
-        beyond = np.unique(np.concatenate(found))
+        beyond = np.unique(np.concatenate([target[begins[i] : begins[i + 1]] for i in frontier]))
         frontier = beyond[distance[beyond] == FAR]
         distance[frontier] = steps
     return distance
-
-
-def _reachable(after: Int[np.ndarray, "S G"], start: int) -> Bool[np.ndarray, " S"]:
-    """Marks the states that tokens can lead to, by breadth-first search."""
-    reachable = np.zeros(len(after) + 1, bool)
-    frontier = np.array([start])
-    while len(frontier):
-        reachable[frontier] = True
-        beyond = np.unique(after[frontier[frontier < len(after)]])
-        frontier = beyond[~reachable[beyond]]
-    return reachable[:-1]

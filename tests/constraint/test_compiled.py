@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -63,6 +64,18 @@ def test_automata_of_a_batch_share_their_classes(tokenizer):
         for token in tokenizer.encode(text):
             state = both.transitions[pattern, state, both.class_of[token]]
         assert both.distance[pattern, state] == 0
+
+
+def test_small_patterns_have_arrays_of_one_shape(tokenizer):
+    """So they share compiled programs."""
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 12}}}
+    constraints = [lj.choice(["cat"]), lj.regex("[0-9]+: [a-z ]*"), lj.json_schema(schema)]
+    grammars = [
+        grammar_of(CompiledConstraints((c,), {c.texts: made(c, tokenizer)}), ENDS)
+        for c in constraints
+    ]
+    shapes = [tuple(leaf.shape for leaf in jax.tree.leaves(grammar)) for grammar in grammars]
+    assert len(set(shapes)) == 1
 
 
 def test_an_automaton_is_built_once(tokenizer, monkeypatch):
