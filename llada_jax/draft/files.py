@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from llada_jax.checkpoint.config_json import config_from_hf, config_to_hf
 from llada_jax.checkpoint.huggingface import CONFIG_FILE, SINGLE_FILE, tensors_of
 from llada_jax.checkpoint.sources import FLOATS, listed, param_sources
 from llada_jax.config import ModelConfig, require
 from llada_jax.config.checks import read_object
 from llada_jax.draft.network import DFlashConfig, DFlashParams, default_taps, drafter_specs
 from llada_jax.io.atomic import new_folder
-from llada_jax.model.families.config_json import config_from_hf, config_to_hf
 from llada_jax.model.families.family import families
 from llada_jax.model.finite import require_finite_tree
 from llada_jax.model.params import parameter_name
@@ -127,8 +127,11 @@ def read_drafter(
         inside = (
             len(ids) == len(np.unique(ids)) and ids.min() >= 0 and ids.max() < config.vocab_size
         )
-        require(inside, f"{_D2T} of {folder} names ids twice or outside of the vocabulary; allowed: "
-                f"different ids below {config.vocab_size}")  # fmt: skip
+        require(
+            inside,
+            f"{_D2T} of {folder} names ids twice or outside of the vocabulary; allowed: different "
+            f"ids below {config.vocab_size}",
+        )
         ids = jnp.asarray(ids, jnp.int32)
     params = jax.tree.map(lambda name: jnp.asarray(tensors[name], dtype), names)
     require_finite_tree(f"in {folder}", params)

@@ -137,7 +137,7 @@ def advance(
         began = time.perf_counter()
         numbers = range(start + 1, config.steps + 1)
         bar = tqdm(numbers, initial=start, total=config.steps, disable=not progress)
-        for step, batch in zip(bar, stream(start)):
+        for step, batch in zip(bar, stream(start), strict=False):
             state, step_metrics = train_step(state, batch)
             recent.append(step_metrics)
             logged = _due(step, config.log_every, config.steps)
