@@ -36,6 +36,7 @@ EVERYTHING = {
         "phones",
         "swap",
         "constraint",
+        "draft",
     ),
     *(
         "sampling_engine",
@@ -76,6 +77,7 @@ ALLOWED = {
     "model": {"config_files", *DATA},
     "checkpoint": {"content", "model", "text", "tokenizer_sources", "config_files", *DATA},
     "constraint": {"archive", "text", "config"},
+    "draft": {"checkpoint", "model", "sampler", *DATA},
     "view": {"config"},
     "sampler": {"archive", "constraint", "programs", "view", *DATA},
     "revision": {"model", *DATA},

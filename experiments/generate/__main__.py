@@ -84,9 +84,9 @@ class ConstrainedSampler:
         return cls(SamplerConfig.from_flat(settings), constraint and constraint.build())
 
     @classmethod
-    def setting_types(cls, *named: object) -> dict[str, Any]:
+    def setting_types(cls, *policies: object) -> dict[str, Any]:
         """Returns the type of each setting."""
-        return {**SamplerConfig.setting_types(*named), "constraint": ConstraintSettings}
+        return {**SamplerConfig.setting_types(*policies), "constraint": ConstraintSettings}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
     python -m experiments.train_draft model=smollm2 hydra.run.dir=outputs/draft
     python -m experiments.train_draft model=path/to/target data.shards=16 train.steps=500
+    python -m experiments.train_draft model=smollm2 data.folder=outputs/answers drafter.n_layers=5
 
 First the target answers prompts (`answers.py`); then the drafter is trained on blocks at random
 positions of the answers. The same command resumes an interrupted run, in both parts. Every
@@ -124,13 +125,9 @@ def train_draft(config: RunConfig, run: Run) -> None:
         f"model is {config.model!r}, which is not autoregressive; allowed: an autoregressive one",
     )
     drafter = drafter_config(config.drafter, target)
-    training = Training.of(
-        {
-            "model": target.fingerprint,
-            **{k: asdict(getattr(config, k)) for k in ("data", "drafter", "train")},
-        },
-        resume_command("train_draft"),
-    ).resumed(run.folder)
+    parts = {name: asdict(getattr(config, name)) for name in ("data", "drafter", "train")}
+    settings = {"model": target.fingerprint, "dtype": config.dtype, **parts}
+    training = Training.of(settings, resume_command("train_draft")).resumed(run.folder)
     require_steps(run.folder, config.train)
     run.begin()
     run.write(TRAINING, training.as_json())
@@ -272,8 +269,7 @@ def score(
     answers = []
     for row in range(len(shard.ends))[:count]:
         start, end, tokens = shard.starts[row], shard.ends[row], shard.tokens[row]
-        anchors = np.full((1, shard.tokens.shape[1] - int(shard.starts.min())), -1, np.int32)
-        anchors = anchors[:, :most]
+        anchors = np.full((1, most), -1, np.int32)
         anchors[0, : end - start] = np.arange(start, end)
         blocks = Blocks(tokens[None], padded_taps(shard, [row]), np.array([end], np.int32), anchors)
         drafts = np.asarray(_drafts(cast, drafter, target.embedding, target.head, blocks))[0]

@@ -7,14 +7,13 @@ first shard has templates that training never sees, the second one domains that 
 
 import json
 import re
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import ml_dtypes
@@ -30,6 +29,7 @@ from llada_jax.evaluation.stored import first_difference
 from llada_jax.evaluation.tasks import load_task, task_names
 from llada_jax.io import atomic
 from llada_jax.sampler.config import SamplerConfig
+from llada_jax.text import Tokenizer
 
 SPLITS = ("templates", "domains")
 """The held-out shards: new templates of the training domains, and new domains."""
@@ -135,59 +135,69 @@ def make_shards(
         require(difference is None, f"{folder} has other answers: {difference}; allowed: the same")
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write_text(stored, json.dumps(settings, indent=2) + "\n")
+    size = config.shard_size
     n_shards = len(SPLITS) + config.shards
     missing = [index for index in range(n_shards) if not _file(folder, index).exists()]
     if not missing:
         return
-    chats = {}
-    for split, size in (*((name, 1) for name in SPLITS), ("train", config.shards)):
-        encoded = (
-            (domain, tokenizer.encode_chat([{"role": "user", "content": prompt}]))
-            for domain, prompt in drawn_prompts(split, seed)
-        )
-        short = (chat for chat in encoded if len(chat[1]) <= config.max_prompt)
-        chats[split] = list(islice(short, size * config.shard_size))
-    every = [chat for split in chats.values() for chat in split]
-    size = config.shard_size
-    wanted = [every[index * size : (index + 1) * size] for index in missing]
-    prompts = [ids for part in wanted for _, ids in part]
-    sampler = SamplerConfig.preset(
-        "autoregressive", gen_length=config.gen_length, temperature=config.temperature
-    )
-    read_taps = jax.jit(partial(tapped, model=model.config, taps=taps))
+    chats = [
+        *_chats("templates", size, config, seed, tokenizer),
+        *_chats("domains", size, config, seed, tokenizer),
+        *_chats("train", size * config.shards, config, seed, tokenizer),
+    ]
+    wanted = [chats[index * size : (index + 1) * size] for index in missing]
     # A seed for each prompt, so that answers do not depend on the shards that are missing.
     numbers = [seed * 1_000_003 + index * size + i for index in missing for i in range(size)]
-    keys = jax.vmap(jax.random.key)(np.asarray(numbers, np.uint32))
     results = lj.generate_stream(
-        model, prompts, sampler, places=min(config.places, size), together=size, seed=keys
+        model,
+        [ids for part in wanted for _, ids in part],
+        SamplerConfig.preset(
+            "autoregressive", gen_length=config.gen_length, temperature=config.temperature
+        ),
+        places=min(config.places, size),
+        together=size,
+        seed=jax.vmap(jax.random.key)(np.asarray(numbers, np.uint32)),
     )
+    read_taps = jax.jit(partial(tapped, model=model.config, taps=taps))
     for index, part in zip(tqdm(missing, unit="shard"), wanted, strict=True):
-        began = time.perf_counter()
-        answers = []
-        for ids, raw in zip((result := next(results)).answers, result.generated, strict=True):
-            end = [model.config.eos_id] if len(ids) < len(raw) else []
-            answers.append(list(without_loop([*map(int, ids), *end])))
-        sequences = [prompt + answer for (_, prompt), answer in zip(part, answers, strict=True)]
+        result = next(results)
         tokens = np.zeros((size, config.max_length), np.int32)
-        for row, sequence in zip(tokens, sequences, strict=True):
-            row[: len(sequence)] = sequence
-        ends = np.array([*map(len, sequences)])
+        ends = np.zeros(size, np.int64)
+        for row, ((_, prompt), ids, raw) in enumerate(
+            zip(part, result.answers, result.generated, strict=True)
+        ):
+            # Only an answer that ended in time is followed by the token that ended it.
+            answer = without_loop([*ids.tolist(), *raw[len(ids) : len(ids) + 1].tolist()])
+            ends[row] = len(prompt) + len(answer)
+            tokens[row, : ends[row]] = [*prompt, *answer]
         states = []
         for first in range(0, size, _TAP_BATCH):
             out = np.asarray(read_taps(model.params, tokens=tokens[first : first + _TAP_BATCH]))
             states += [row[:end] for row, end in zip(out, ends[first:], strict=False)]
-        with atomic.new_file(_file(folder, index, "taps.npy")) as path:
-            with path.open("wb") as file:
-                np.save(file, np.concatenate(states).astype(ml_dtypes.bfloat16).view(np.uint16))
-        content: dict[str, Any] = {
-            "tokens": tokens,
-            "starts": np.array([len(prompt) for _, prompt in part]),
-            "ends": ends,
-            "domains": np.array([domain for domain, _ in part]),
-            "seconds": np.array([result.seconds, time.perf_counter() - began]),
-        }
+        with atomic.new_file(_file(folder, index, "taps.npy")) as path, path.open("wb") as file:
+            np.save(file, np.concatenate(states).astype(ml_dtypes.bfloat16).view(np.uint16))
         with atomic.new_file(_file(folder, index)) as path, path.open("wb") as file:
-            np.savez(file, **content)
+            starts = np.array([len(prompt) for _, prompt in part])
+            domains = np.array([domain for domain, _ in part])
+            np.savez(
+                file,
+                tokens=tokens,
+                starts=starts,
+                ends=ends,
+                domains=domains,
+                seconds=np.array(result.seconds),
+            )
+
+
+def _chats(
+    split: str, count: int, config: AnswersConfig, seed: int, tokenizer: Tokenizer
+) -> list[tuple[str, list[int]]]:
+    """Returns the first `count` prompts of a split that are short enough, with their domains."""
+    encoded = (
+        (domain, tokenizer.encode_chat([{"role": "user", "content": prompt}]))
+        for domain, prompt in drawn_prompts(split, seed)
+    )
+    return list(islice((chat for chat in encoded if len(chat[1]) <= config.max_prompt), count))
 
 
 def read_shards(folder: Path, indices: Sequence[int]) -> list[Shard]:

@@ -85,13 +85,14 @@ def denoiser_for(config: ModelConfig, rules: ScoreRules, run: RunLayer = shared_
     """Returns the model's functions in JAX, kept so that each is compiled once."""
 
     def forward_rows(params, rows, cache):
-        return model_forward.forward_rows(params, config, rows, cache, run)
+        taps = () if params.drafter is None else params.drafter.taps
+        return model_forward.forward_rows(params, config, rows, cache, run, taps)
 
     def empty_cache(params, batch, length):
         return model_forward.cache_for(params, config, batch, length)
 
     score, measure = partial(score_rows, rules=rules), partial(measure_rows, rules=rules)
-    return _XlaDenoiser(forward_rows, score, empty_cache, measure)
+    return XlaDenoiser(forward_rows, score, empty_cache, measure)
 
 
 @lru_cache(maxsize=64)
@@ -111,7 +112,7 @@ def _custom_denoiser(functions: ModelFunctions, rules: ScoreRules) -> Denoiser:
     )
 
 
-class _XlaDenoiser(Denoiser):
+class XlaDenoiser(Denoiser):
     """The model's functions in JAX, on one device."""
 
     def loop_params(self, params: ModelParams) -> ModelParams:

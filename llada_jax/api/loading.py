@@ -14,6 +14,8 @@ from llada_jax.api.model import Model, require_own_jax
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.checkpoint import describe_checkpoint
 from llada_jax.config import ModelConfig, require
+from llada_jax.draft.dflash import DFlash
+from llada_jax.draft.files import read_drafter
 from llada_jax.io.content import content_hash
 from llada_jax.model.families.family import Family, add_family, families
 from llada_jax.model.mesh import agreed, require_device
@@ -31,6 +33,7 @@ def load(
     mesh: Mesh | None = None,
     ignore_keys: Collection[str] = (),
     adapter: str | os.PathLike[str] | None = None,
+    drafter: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Loads a model.
 
@@ -54,6 +57,7 @@ def load(
         Keys that are known, or that determine the computation, cannot be ignored.
       adapter: Folder, or name in the hub, of a LoRA adapter in peft's layout, which is merged into
         the matrices while they are read.
+      drafter: Folder of a DFlash drafter that was trained for this model (preset `draft`).
 
     Raises:
       FileNotFoundError, ValueError: One message that names the file and the error, before any
@@ -64,8 +68,10 @@ def load(
     name = None if family is None else add_family(family)
     if (Path(source) / MANIFEST).is_file():
         require(mesh is None, f"{source} is an export; allowed on a mesh: a checkpoint")
-        require(adapter is None, f"{source} is an export; allowed with an adapter: a checkpoint")
+        for name, part in (("an adapter", adapter), ("a drafter", drafter)):
+            require(part is None, f"{source} is an export; allowed with {name}: a checkpoint")
         return _load_exported(Path(source), dtype)
+    own = None if drafter is None else DFlash(*read_drafter(drafter))
     settings = f"model {source}, dtype {dtype}, mesh {mesh and dict(mesh.shape)}"
     before = checkpoint.file_states(source, adapter)
     config, params, tokenizer_folder = checkpoint.load_params(
@@ -91,7 +97,8 @@ def load(
             f"{field} is in no file of {source}, and family {config.family!r} needs it; allowed: "
             f"{field}=...",
         )
-    return Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
+    model = Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
+    return model if own is None else model.with_drafter(own)
 
 
 def with_tokenizer_ids(

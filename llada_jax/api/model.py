@@ -46,7 +46,7 @@ class ModelFunctions(NamedTuple):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("params",),
+    data_fields=("params", "drafter"),
     meta_fields=("config", "tokenizer", "artifact", "source", "functions"),
     drop_fields=("fingerprint",),
 )
@@ -75,6 +75,10 @@ class Model:
 
     functions: ModelFunctions | None = None
     """Functions of a custom model; None for a model of a known family."""
+
+    drafter: Any = None
+    """A drafter that was trained for this model, such as a `llada_jax.draft.dflash.DFlash`, for
+    samplers with `drafter="own"` (preset `draft`); None if it has none."""
 
     @classmethod
     def custom(
@@ -110,6 +114,12 @@ class Model:
         if changes.keys() & {"config", "params", "tokenizer"}:
             changes = {"fingerprint": None} | changes
         return replace(self, **changes)
+
+    def with_drafter(self, drafter: Any) -> "Model":
+        """Returns the model with a drafter of its own. Raises ValueError if the drafter was trained
+        for another model."""
+        drafter.check(self.config, self.fingerprint)
+        return replace(self, drafter=drafter)
 
     @property
     def stored_as(self) -> str:

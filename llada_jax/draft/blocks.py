@@ -108,10 +108,11 @@ def draft_loss(
     logits = head_logits(hidden, draft_head(params, embedding, head)).reshape(*labels.shape, -1)
     chosen = jnp.take_along_axis(logits, jnp.maximum(index, 0)[..., None], axis=-1)[..., 0]
     loss = jax.nn.logsumexp(logits, axis=-1) - chosen
-    distance = jnp.arange(labels.shape[-1])
-    weights = jnp.exp(-distance / decay) * (exists & (index >= 0))
-    right = exists & (chosen == logits.max(axis=-1)) & (index >= 0)
-    shares = right.sum(axis=(0, 1)) / jnp.maximum(exists.sum(axis=(0, 1)), 1)
+    distance = jnp.arange(labels.shape[-1], dtype=jnp.float32)
+    counts = exists & (index >= 0)
+    weights = jnp.where(counts, jnp.exp(-distance / decay), 0)
+    right = (counts & (chosen == logits.max(axis=-1))).sum(axis=(0, 1))
+    shares = right / jnp.maximum(exists.sum(axis=(0, 1)), 1)
     mean = (loss * weights).sum() / jnp.maximum(weights.sum(), 1e-6)
     return mean, {"loss": mean, **{f"right_{k + 1}": share for k, share in enumerate(shares)}}
 

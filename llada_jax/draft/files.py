@@ -124,13 +124,11 @@ def read_drafter(
     ids = None
     if config.n_ids is not None:
         ids = tensors[_D2T] + np.arange(config.n_ids)
-        inside = (
-            len(ids) == len(np.unique(ids)) and ids.min() >= 0 and ids.max() < config.vocab_size
-        )
+        valid = (ids >= 0) & (ids < config.vocab_size)
         require(
-            inside,
-            f"{_D2T} of {folder} names ids twice or outside of the vocabulary; allowed: different "
-            f"ids below {config.vocab_size}",
+            bool(valid.all()) and len(np.unique(ids)) == len(ids),
+            f"{_D2T} of {folder} names an id twice or outside of the vocabulary; allowed: "
+            f"different ids below {config.vocab_size}",
         )
         ids = jnp.asarray(ids, jnp.int32)
     params = jax.tree.map(lambda name: jnp.asarray(tensors[name], dtype), names)

@@ -55,9 +55,10 @@ class DFlashConfig:
         require_counts(self, "block_length", least=2)
         require_counts(self, "mask_id", least=0, most=self.vocab_size - 1)
         require(
-            len(self.taps) > 0 and all(tap in range(self.target_layers) for tap in self.taps),
+            len(self.taps) > 0 and all(tap in range(self.target_layers - 1) for tap in self.taps),
+            # transformers' state after the last layer is already normed
             f"target_layer_ids is {list(self.taps)}; allowed: layers from 0 to "
-            f"{self.target_layers - 1}",
+            f"{self.target_layers - 2}, all but the last",
         )
 
     @property
@@ -123,7 +124,11 @@ def init_drafter(config: DFlashConfig, key: Key[Array, ""]) -> DFlashParams:
     """Draws float32 parameters: matrices as those of a model, norms at one."""
     of_fc, of_layers = jax.random.split(key)
     specs: Any = drafter_specs(config)
-    body = init_params(config.shape.replace(vocab_size=1, tied_embeddings=True), of_layers)
+    # Without a vocabulary, since the drafter has no embedding.
+    shape = config.shape.replace(
+        vocab_size=1, tied_embeddings=True, eos_id=None, eot_id=None, pad_id=None, stop_ids=()
+    )
+    body = init_params(shape, of_layers)
     fc = specs.fc.init_std * jax.random.normal(of_fc, specs.fc.shape)
     return DFlashParams(fc, jnp.ones(config.width), body.layers, body.final_norm)
 
@@ -233,7 +238,8 @@ def draft_block(
     sees_context = jnp.broadcast_to(visible[:, None], (batch, n_rows, visible.shape[1]))
     sees = jnp.concatenate([sees_context, jnp.ones((batch, n_rows, n_rows), bool)], axis=-1)
     hidden = run_blocks(params, config, embedding, tokens, positions, context, sees)
-    return best_ids(params, hidden[:, 1:], draft_head(params, embedding, head))
+    drafts = hidden[:, 1:].astype(embedding.dtype)
+    return best_ids(params, drafts, draft_head(params, embedding, head))
 
 
 def best_ids(

@@ -42,7 +42,7 @@ class SamplerConfig:
       gen_length: Tokens to generate, a multiple of `block_length` unless there is a drafter
         (but see `last_block`).
       block_length: Tokens of a block; blocks are finished from left to right. With a drafter, the
-        most rows of a forward that verifies drafts, one more than these.
+        most rows of a forward that verifies drafts, one more than the drafts.
       steps: Forwards over the whole generation under the rule `quota`, a multiple of the number of
         blocks. It follows `gen_length`, one token a forward, unless it is set.
       rule: What commits tokens and what becomes of them, a value of `llada_jax.sampler.rules` or a
@@ -59,8 +59,9 @@ class SamplerConfig:
         follows it; `dual` the block (both Fast-dLLM, refreshed at each block); `blockwise` the
         block, with keys and values of finished tokens only and no masked suffix (llada.cpp).
       drafter: What proposes tokens for the rule `speculate` to verify: a value of
-        `llada_jax.sampler.drafters` or a custom drafter; as a flat name `lookup`, or
-        `module:Class`. None: the model drafts by itself, with masks (Nemotron).
+        `llada_jax.sampler.drafters` or a custom drafter; as a flat name `lookup`, `own` (the
+        model's own drafter) or `module:Class`. None: the model drafts by itself, with masks
+        (Nemotron).
       parity: On which details of a reference sampler this one agrees with it.
       remasking: What candidates are ranked by: `low_confidence` (LLaDA), `random`, `entropy`,
         `margin`, or `sequential`, from left to right (SDAR).
@@ -172,6 +173,10 @@ class SamplerConfig:
             "'speculate', which verifies drafts",
         )
         require(
+            self.drafter is None or not self.cfg_scale,
+            f"cfg_scale is {self.cfg_scale} with a drafter; allowed: 0",
+        )
+        require(
             not window.drafts or rule.accepts_drafts or window.draft_threshold is not None,
             f"window is {window.name!r} and accept is {accept!r}, which accepts no drafts; "
             "allowed: with draft_threshold, or another rule",
@@ -261,12 +266,14 @@ class SamplerConfig:
         return cls(**flat.parse(every, _PLAIN_FIELDS))
 
     @classmethod
-    def setting_types(cls, *named: object) -> dict[str, Any]:
-        """Returns the type of each flat setting, including those of custom policies: `named` are
-        the settings `accept`, `window` and `drafter` (`module:Class`)."""
+    def setting_types(
+        cls, accept: object = None, window: object = None, drafter: object = None
+    ) -> dict[str, Any]:
+        """Returns the type of each flat setting, including custom policies' (`module:Class`)."""
         hints = get_type_hints(cls)
         plain = {name: hints[name] for name in _PLAIN_FIELDS} | {"steps": int | None}
-        return {**plain, **flat.policy_types(*named), **get_type_hints(Parity)}
+        policies = flat.policy_types(accept, window, drafter)
+        return {**plain, **policies, **get_type_hints(Parity)}
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "SamplerConfig":
@@ -276,11 +283,11 @@ class SamplerConfig:
         token for token. `sdar`, `fast_dllm_v2`, `stable_diffcoder`, `bd3lm`, `dream`, `rnd1`,
         `llada2`, `nemotron` and `wedlm` are those of their families, and so are Nemotron's others,
         `autoregressive` and `self_speculation`, SDAR's other strategies `sdar_static`,
-        `sdar_sequential` and `sdar_entropy`, and Open-dCoder's `p2`. `lookup` is `autoregressive`
-        with drafts from the text itself: the same tokens in fewer forwards. `llada_cpp` is
-        llada.cpp's decoding, of which `multi_block` and `staged` are one technique each; `wino` and
-        `token_edit` (LLaDA2.1) are other rules that revise. All but `llada`, `fast_dllm`, `dream`,
-        `p2` and `rnd1` stop at EOS.
+        `sdar_sequential` and `sdar_entropy`, and Open-dCoder's `p2`. `lookup` and `draft` are
+        `autoregressive` with drafts, from the text itself or from the model's own drafter: the same
+        tokens in fewer forwards. `llada_cpp` is llada.cpp's decoding, of which `multi_block` and
+        `staged` are one technique each; `wino` and `token_edit` (LLaDA2.1) are other rules that
+        revise. All but `llada`, `fast_dllm`, `dream`, `p2` and `rnd1` stop at EOS.
 
         llada.cpp refreshes by a worker; these presets have `refresh="rows"`: the same tokens,
         while a worker needs the host loop and a model that two threads may call.

@@ -17,7 +17,7 @@ from llada_jax.types import Params
 def with_drafts(spec: StepSpec, params: Params, state: DecodeState) -> DecodeState:
     """Returns the state with drafts after each anchor, the first token of the current block.
 
-    There is none before the first forward, which runs the prompt; without a drafter, nor ever.
+    The first forward, which runs the prompt, has no anchor and gets no drafts.
     """
     drafter, block_length = spec.config.drafter, spec.config.block_length
     if drafter is None:
@@ -25,7 +25,7 @@ def with_drafts(spec: StepSpec, params: Params, state: DecodeState) -> DecodeSta
     anchor = state.block_start(block_length)
     ready = ~state.done & (take(state.status, anchor[:, None])[:, 0] == STABLE)
     count = block_length - 1
-    tokens = drafter.draft(params, DraftView(state.tokens, anchor), count)
+    tokens = drafter.draft(params, DraftView(state.tokens, anchor, state.draft), count)
     after = anchor[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None, :]
     exists = (tokens >= 0) & (after < state.end[:, None]) & ready[:, None]
     exists = jnp.cumprod(exists, axis=1, dtype=jnp.int32).astype(bool)

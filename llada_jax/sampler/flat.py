@@ -14,7 +14,7 @@ from inspect import cleandoc
 from typing import Any, Literal, get_type_hints
 
 from llada_jax.config import HOUSE, Parity, require
-from llada_jax.sampler.drafters import Lookup
+from llada_jax.sampler.drafters import Lookup, Own
 from llada_jax.sampler.drafters.drafter import Drafter
 from llada_jax.sampler.policy import Policy
 from llada_jax.sampler.rules import (
@@ -46,7 +46,7 @@ RULES: tuple[type[Rule], ...] = (
 WINDOWS: tuple[type[Window], ...] = (
     WholeCanvas, PrefixCache, DualCache, Blockwise, MultiBlock, Sliding,
 )  # fmt: skip
-DRAFTERS: tuple[type[Drafter], ...] = (Lookup,)
+DRAFTERS: tuple[type[Drafter], ...] = (Lookup, Own)
 CHOICES = {"accept": "quota", "window": "by_cache", "cache": "none", "drafter": None}
 """The flat names that choose a policy, with their defaults."""
 PARITY = tuple(field.name for field in fields(Parity))

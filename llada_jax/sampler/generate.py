@@ -222,6 +222,9 @@ class DecodingRun:
         prompts = [self.prompts[index] for index in chosen]
         batch_keys = jnp.stack([keys[index] for index in chosen])
         state = new_state(spec, prompts, batch_keys, cache, length, infill=self.infill)
+        if self.config.drafter is not None:
+            sizes = spec.sizes(len(chosen), length)
+            state = state._replace(draft=self.config.drafter.init(self.params, sizes))
         if self.placed is not None:
             text = TextSpans(*(jnp.asarray(array[chosen]) for array in self.placed))
             rest = state._replace(constraint=text, cache=None)  # pyright: ignore

@@ -82,7 +82,7 @@ class TracedRunner:
             out = self.denoiser.forward_rows(params, rows, state.cache)
             # Every layer has read the cache before the first one writes: else XLA copies it whole.
             cache, out = jax.lax.optimization_barrier((state.cache, out))
-            return rows_result(spec, cache, plan, rows, out)
+            return rows_result(spec, params, state._replace(cache=cache), plan, rows, out)
 
         bucket = _bucket_index(self.buckets, plan.n_rows)
         branches = [partial(forward, n_rows=n_rows) for n_rows in self.buckets]
@@ -182,9 +182,9 @@ def _decide_and_plan(
 
 
 def _absorb_rows(
-    spec: StepSpec, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
+    spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
 ) -> tuple[DecodeState, ForwardOutput]:
-    return absorb(spec, state, plan, rows_result(spec, state.cache, plan, rows, out))
+    return absorb(spec, state, plan, rows_result(spec, params, state, plan, rows, out))
 
 
 @kept
@@ -226,8 +226,9 @@ class HostRunner:
         self._planned: tuple[DecodeState | None, StepPlan | None] = (None, None)
 
     def draft(self, spec: StepSpec, params: Params, state: DecodeState) -> DecodeState:
-        has_drafter = spec.config.drafter is not None
-        return self._programs.draft(spec, params, state) if has_drafter else state
+        if spec.config.drafter is None:
+            return state
+        return self._programs.draft(spec, params, state)
 
     def plan(self, spec: StepSpec, state: DecodeState) -> StepPlan:
         planned_for, plan = self._planned  # `decide` has planned the step after it
@@ -244,7 +245,9 @@ class HostRunner:
         out = self._denoiser.forward_rows(params, rows, state.cache)
         programs = self._programs
         absorb_rows = programs.absorb if self._refresh is None else programs.absorb_copy
-        return *absorb_rows(spec, state, plan, rows, out), n_rows
+        if spec.config.drafter is None:  # nothing reads the parameters
+            params = None
+        return *absorb_rows(spec, params, state, plan, rows, out), n_rows
 
     def score(
         self, spec: StepSpec, params: Params, state: DecodeState, denoised: ForwardOutput

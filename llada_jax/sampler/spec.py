@@ -116,6 +116,11 @@ class StepSpec:
             rescorable=None if state is None else rule.rescorable(state, config.eos_id),
         )
 
+    def sizes(self, batch: int, length: int) -> Sizes:
+        """Returns the lengths of the axes for a batch of canvases of `length`."""
+        model = self.model
+        return Sizes(batch, self.config.block_length, length, model.vocab_size, model.width)
+
     def ends(self, state: DecodeState) -> Bool[Array, "B L"]:
         """Marks the tokens at which a sequence stops, if `eos_early_stop` is set."""
         if not self.config.eos_early_stop:
@@ -280,7 +285,7 @@ def _new_memory(spec: StepSpec, batch: int, length: int) -> RuleMemory:
     Raises ValueError if an array of the rule's state does not have the batch as first axis.
     """
     rule, dtype = spec.rule, spec.config.parity.confidence_dtype
-    sizes = Sizes(batch, spec.config.block_length, length, spec.model.vocab_size, spec.model.width)
+    sizes = spec.sizes(batch, length)
     state = rule.init(sizes)
     name = type(rule).__name__
     require(isinstance(state, RuleState), f"rule {name}: init gives {state!r}; allowed: RuleState")

@@ -69,6 +69,7 @@ class DecodeState(NamedTuple):
     cache: KVCache
     rule: RuleMemory
     constraint: TextSpans | None = None  # where the constrained text is
+    draft: Any = ()  # the drafter's memory
 
     @property
     def masked(self) -> Bool[Array, "B L"]:

@@ -10,7 +10,7 @@ rows, so one program decides after any forward.
 """
 
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +69,7 @@ class RowsResult(NamedTuple):
     loop has a branch for each bucket up to here only."""
 
     cache: KVCache
+    draft: Any  # the memory of the drafter
     hidden: Float[Array, "B Q D"]  # states that predict the queried positions
     live_rows: Int[Array, " B"]
     cache_length: Int[Array, " B"]  # cached positions that some row sees
@@ -121,14 +122,19 @@ def step(
 
 
 def rows_result(
-    spec: StepSpec, cache: KVCache, plan: StepPlan, rows: Rows, out: RowsOut
+    spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
 ) -> RowsResult:
-    """Writes the keys and values of a forward to the cache, and reads its queried rows."""
+    """Writes the keys and values of a forward to the cache, and reads its queried rows. A drafter
+    observes the forward."""
+    cache, draft = state.cache, state.draft
+    if spec.config.drafter is not None:
+        draft = spec.config.drafter.observe(params, draft, rows, out)
     if cache.keys.shape[2]:
         cache = write_rows(cache, rows, out)
     batch = plan.n_rows.shape[0]  # without the second batch of rows for guidance
     return RowsResult(
         cache=cache,
+        draft=draft,
         hidden=take(guide(spec, out.hidden), plan.query.row),
         live_rows=rows.live[:batch].sum(axis=1, dtype=jnp.int32),
         cache_length=rows.sees_cache[:batch].any(axis=1).sum(axis=1, dtype=jnp.int32),
@@ -146,6 +152,7 @@ def absorb(
         n_cached = spec.block_floor(state, n_cached)
     state = state._replace(
         cache=result.cache,
+        draft=result.draft,
         n_cached=jnp.where(state.done, state.n_cached, n_cached),
         nfe=state.nfe + (~state.done).astype(state.nfe.dtype),
     )

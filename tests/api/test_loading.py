@@ -279,7 +279,7 @@ def test_the_tokenizers_eos_id_is_the_models_if_no_other_file_names_one(tmp_path
 
 def test_an_autoregressive_model_is_described():
     found = lj.describe(GOLDENS / "ar-llama")
-    assert "a mask id" not in str(found.missing) and found.presets == ("autoregressive",)
+    assert "a mask id" not in str(found.missing) and found.presets == ("autoregressive", "lookup")
     assert "attention   causal\noutputs     predict the next position" in str(found)
 
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, dataclass_transform
 from jaxtyping import Array, Int
 
 from llada_jax.sampler.policy import Policy, make_policy
-from llada_jax.types import Params
+from llada_jax.sampler.rules.rule import Sizes
+from llada_jax.types import Params, Rows, RowsOut
 
 
 class DraftView(NamedTuple):
@@ -18,10 +19,19 @@ class DraftView(NamedTuple):
 
     tokens: Int[Array, "B L"]  # the prompt and the answer up to the anchor; then anything
     anchor: Int[Array, " B"]  # position of the last certain token
+    memory: Any = ()  # what `observe` returned last
 
 
 class Drafter(Policy):
     """Proposes the tokens after each sequence's last certain one. JAX traces its functions."""
+
+    def init(self, params: Params, sizes: Sizes) -> Any:
+        """Returns the memory before the first forward: arrays with the batch as first axis."""
+        return ()
+
+    def observe(self, params: Params, memory: Any, rows: Rows, out: RowsOut) -> Any:
+        """Returns the memory after a forward. Of its rows, those before the next anchor stay."""
+        return memory
 
     def draft(self, params: Params, view: DraftView, count: int) -> Int[Array, "B count"]:
         """Returns up to `count` tokens after each anchor; the first negative one ends them.

@@ -37,7 +37,8 @@ class Lookup(Drafter):
             last = take(tokens, jnp.maximum(anchor - back, 0))
             equal &= (jnp.roll(tokens, back, axis=1) == last) & (at >= back)
             matched += equal.astype(jnp.int32)
-        end = jnp.argmax(matched * tokens.shape[1] + at * (matched > 0), axis=1)[:, None]
+        order = jnp.where(matched > 0, matched * tokens.shape[1] + at, -1)
+        end = jnp.argmax(order, axis=1)[:, None].astype(jnp.int32)
         found = take(matched, end) >= self.min_ngram
         # Behind the anchor the text is taken to go on as from `end`: a repetition repeats itself.
         period = jnp.maximum(anchor - end, 1)
