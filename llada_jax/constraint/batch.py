@@ -1,8 +1,8 @@
 """Prepares the constraints of a batch for decoding.
 
-`compile_constraints` builds or loads the automaton of each different pattern, `grammar_of` merges
-the automata into one `Grammar` of arrays that compiled programs take as an argument, and
-`locate_texts` finds the span of each row's text on its canvas and checks that some text fits.
+`grammar_of` merges the automata of the patterns (`compiled.compile_constraints`) into one `Grammar`
+of arrays that compiled programs take as an argument, and `locate_texts` finds the span of each
+row's text on its canvas and checks that some text fits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,8 @@ from jaxtyping import Bool, Int
 
 from llada_jax.config import require
 from llada_jax.constraint.automaton import DEAD, FAR, Automaton
-from llada_jax.constraint.compiled import compiled
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.reach import Grammar, TextSpans
-from llada_jax.text import Tokenizer
 
 Constraints = Constraint | Sequence[Constraint]
 
@@ -29,49 +27,20 @@ class CompiledConstraints(NamedTuple):
     automata: Mapping[Any, Automaton]
 
 
-def compile_constraints(
-    constraints: Constraints, tokenizer: Tokenizer | None, ends: Sequence[int], vocab_size: int
-) -> CompiledConstraints:
-    """Compiles constraints.
-
-    Raises ValueError for values that are not constraints, different kinds of confidence, a model
-    without a tokenizer or an end token, and patterns without a text or with a too large automaton.
-    """
-    rows = (constraints,) if isinstance(constraints, Constraint) else constraints
-    is_list = isinstance(rows, Sequence) and len(rows) > 0
-    require(
-        is_list and all(isinstance(constraint, Constraint) for constraint in rows),
-        f"constraint is {constraints!r}; allowed: lj.regex(...), lj.json_schema(...), "
-        "lj.choice(...), or a list of them, one for each prompt",
-    )
-    measures = sorted({constraint.confidence for constraint in rows})
-    require(len(measures) == 1, f"the batch has confidences {measures}; allowed: one of them")
-    if tokenizer is None:
-        raise ValueError("the model has no tokenizer; allowed: a constraint with one")
-    require(
-        len(ends) > 0, "neither the model nor the sampler names an EOS; allowed: one, as eos_id"
-    )
-    different = {constraint.texts: constraint for constraint in rows}
-    automata = {
-        key: compiled(constraint, tokenizer, ends, vocab_size)
-        for key, constraint in different.items()
-    }
-    return CompiledConstraints(tuple(rows), automata)
-
-
 def grammar_of(texts: CompiledConstraints, ends: Sequence[int]) -> Grammar:
     """Merges the automata of all patterns into tables over common classes of ids.
 
     Two ids share a class if they share one in every automaton; all ids that end a text share one.
-    Sizes are padded to powers of two, so that patterns of similar size share compiled programs.
+    Sizes are padded to powers of two, and at least to `_LEAST`, so that patterns of similar size,
+    and all small ones, share compiled programs.
     """
     automata = list(texts.automata.values())
     class_of = np.zeros(len(automata[0].class_of), np.int64)
     for automaton in automata:
         keys = class_of * automaton.transitions.shape[1] + automaton.class_of
         _, first, class_of = np.unique(keys, return_index=True, return_inverse=True)
-    n_states = _padded(max(len(automaton.transitions) for automaton in automata))
-    n_classes, n_used = _padded(len(first)), len(first)
+    n_states = _padded(max(len(automaton.transitions) for automaton in automata), "states")
+    n_classes, n_used = _padded(len(first), "classes"), len(first)
     transitions = np.full((len(automata), n_states, n_classes), DEAD, np.int32)
     distance = np.full((len(automata), n_states), FAR, np.int32)
     for pattern, automaton in enumerate(automata):
@@ -97,8 +66,11 @@ def grammar_of(texts: CompiledConstraints, ends: Sequence[int]) -> Grammar:
     return Grammar(**arrays, confidence=texts.constraints[0].confidence)
 
 
-def _padded(count: int) -> int:
-    return max(16, 1 << (count - 1).bit_length())
+_LEAST = {"states": 256, "classes": 64, "edges": 1024}  # little work next to a forward pass
+
+
+def _padded(count: int, kind: str) -> int:
+    return max(_LEAST[kind], 1 << (count - 1).bit_length())
 
 
 def locate_texts(
@@ -173,7 +145,7 @@ def _edges(
         codes = np.unique(live[:, None] * size + table[live])
         both = np.stack([codes // size, codes % size])
         pairs.append(both[:, distance[both[1]] < FAR])
-    size = _padded(max(edges.shape[1] for edges in pairs))
+    size = _padded(max(edges.shape[1] for edges in pairs), "edges")
     padded = np.full((2, len(pairs), size), DEAD, np.int32)
     for pattern, edges in enumerate(pairs):
         padded[:, pattern, : edges.shape[1]] = edges

@@ -77,7 +77,8 @@ def train(
     state = create_state(model, config, parent)
     if mesh is not None:
         state = place_state(state, model, config, mesh)
-        parent = place_parent(mesh, parent)
+        if parent is not None and mesh_of(parent) is None:
+            parent = jax.device_put(parent, NamedSharding(mesh, PartitionSpec()))
     placement = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
     train_step = make_train_step(model, config, objective, parent, placement)
     eos_id = model.eos_id
@@ -128,8 +129,10 @@ def advance(
             state = state.replace(**checkpointer.load(abstract_state=checkpoint_content(state)))
         start = np.asarray(state.step).item()
         is_first = jax.process_index() == 0
-        if is_first:
-            keep_metrics(folder, start)
+        if is_first:  # rows later than the checkpoint will be written again
+            kept = [row for row in read_metrics(folder) if row["step"] <= start]
+            lines = "".join(json.dumps(row) + "\n" for row in kept)
+            atomic.write_text(folder / METRICS_FILE, lines)
         recent: list[dict[str, jax.Array]] = []
         began = time.perf_counter()
         numbers = range(start + 1, config.steps + 1)
@@ -191,13 +194,6 @@ def place_state(
     return jax.tree.map_with_path(put, state)
 
 
-def place_parent(mesh: Mesh, parent: ModelParams | None) -> ModelParams | None:
-    """Returns a parent's parameters, replicated unless they are on a mesh already."""
-    if parent is None or mesh_of(parent) is not None:
-        return parent
-    return jax.device_put(parent, NamedSharding(mesh, PartitionSpec()))
-
-
 def place_batch(mesh: Mesh, batch: TrainingBatch) -> TrainingBatch:
     """Returns the batch with its rows divided along the axis `data`."""
     rows_sharding = NamedSharding(mesh, PartitionSpec(DATA))
@@ -226,12 +222,6 @@ def require_steps(folder: str | Path, config: LoopConfig) -> None:
         f"steps is {config.steps}; allowed: {last.step if last else 0} or more, where the last "
         "checkpoint stands",
     )
-
-
-def keep_metrics(folder: Path, last_step: int) -> None:
-    """Deletes rows later than a step, and incomplete ones, from a run's metrics."""
-    kept = [row for row in read_metrics(folder) if row["step"] <= last_step]
-    atomic.write_text(folder / METRICS_FILE, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def read_metrics(folder: str | Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:

@@ -303,7 +303,9 @@ class TestLiteRT:
         found = lj.generate(tiny, one, config, backend="litert", trace=True, on_step=on_step)
         assert_same(found, expected)
 
-    @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+    @pytest.mark.parametrize(
+        "dtype", ["int8", *(pytest.param(d, marks=pytest.mark.slow) for d in ("bfloat16", "int4"))]
+    )
     def test_models_keep_their_integers(
         self, dtype: str, tiny: lj.Model, prompts: list[list[int]]
     ) -> None:

@@ -26,7 +26,7 @@ from llada_jax.model.head import ScoreRules, logits_of, score_rows
 from llada_jax.model.layers import (
     HIDDEN_SCORE,
     CachedLayer,
-    attend_to_cache,
+    attend,
     attention_bias,
     rotation,
 )
@@ -80,17 +80,16 @@ def inputs_of(config: ModelConfig, rows, cache: KVCache, layers: range) -> Array
 @pytest.mark.parametrize(
     ("variant", "cuts", "cached"),
     [
-        ("mha", (0, 3), 0),
-        ("gqa", (0, 1, 3), 32),
-        ("one_kv_head", (0, 2, 3), 32),
-        ("all", (0, 1, 3), 0),
-        ("all", (0, 1, 2, 3), 32),
+        ("mha", (0, 2), 0),
+        ("one_kv_head", (0, 1), 32),
+        ("all", (0, 1, 2), 0),
+        ("all", (0, 1, 3), 32),
     ],
 )
 def test_consecutive_shards_match_the_models_forward(
     variant: str, cuts: tuple[int, ...], cached: int
 ) -> None:
-    config = VARIANTS[variant]
+    config = VARIANTS[variant].replace(n_layers=cuts[-1])
     params = random_params(config)
     rows, cache, expected = a_forward(config, cached)
     hidden = np.asarray(params.embedding[rows.tokens[0]])
@@ -220,6 +219,18 @@ def test_a_head_has_a_step_for_every_number_of_rows(monkeypatch: pytest.MonkeyPa
     assert list(tied.weights) == ["embedding[0:40]", "embedding[40:80]", "embedding[80:96]"]
 
 
+@jax.jit
+def attend_in_turn(query, keys, values, bias, caches):
+    """The model's attention, canvas by canvas."""
+    parts = []
+    for canvas, cache in enumerate(caches):
+        own = slice(canvas * FEW, (canvas + 1) * FEW)
+        fresh = keys[:, own], values[:, own]
+        old = CachedLayer(*(part.swapaxes(0, 1)[None, None] for part in cache), 0)
+        parts.append(attend(query[:, own], fresh, bias[:, own], old))
+    return jnp.concatenate(parts, axis=1)
+
+
 @pytest.mark.parametrize("canvases", [1, 2])
 @pytest.mark.parametrize("cached", [0, 5])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2)])
@@ -239,10 +250,9 @@ def test_attention_matches_the_model(canvases, cached, heads, kv_heads):
         HeadsFirst(noise(kv_heads, cached, HEAD_DIM), noise(kv_heads, cached, HEAD_DIM))
         for _ in range(canvases)
     ]
-    found = attend_by_canvas(query, (keys, values), bias, caches)
-    for canvas, cache in enumerate(caches):
-        own = slice(canvas * FEW, (canvas + 1) * FEW)
-        fresh = keys[:, own], values[:, own]
-        old = CachedLayer(*(part.swapaxes(0, 1)[None, None] for part in cache), 0)
-        wanted = attend_to_cache(query[:, own], fresh, bias[:, own], old)
-        np.testing.assert_allclose(found[:, own], wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(attend_by_canvas)(query, (keys, values), bias, caches),
+        attend_in_turn(query, keys, values, bias, caches),
+        rtol=1e-5,
+        atol=1e-6,
+    )

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llada_jax.checkpoint.config_json import config_from_hf
 from llada_jax.config import ModelConfig, MoEConfig
-from llada_jax.model.families.config_json import config_from_hf
 from llada_jax.model.families.family import families
 from llada_jax.model.forward import forward
 from llada_jax.model.mesh import partition_of
@@ -83,15 +83,16 @@ def test_parameters_have_the_described_shapes(family: str, tied: bool) -> None:
 
 @pytest.mark.parametrize("family", families())
 def test_random_parameters_run(family: str) -> None:
+    """All are traced, and a mixture runs."""
     config = tiny(family).replace(n_layers=2)
 
-    @jax.jit
     def run(key: jax.Array) -> jax.Array:
         return forward(init_params(config, key), config, jnp.zeros((1, 6), jnp.int32))
 
-    out = run(jax.random.key(0))
+    out = jax.eval_shape(run, jax.random.key(0))
     assert out.shape == (1, 6, config.vocab_size)
-    assert np.isfinite(out).all()
+    if family == "llada2":
+        assert np.isfinite(jax.jit(run)(jax.random.key(0))).all()
 
 
 @pytest.mark.parametrize("family", families())
@@ -110,15 +111,16 @@ def test_the_first_layers_of_a_moe_are_dense() -> None:
 
 
 def test_random_parameters_by_their_specification() -> None:
-    config = tiny("llada").replace(width=256, ffn_width=512, n_layers=2)
-    params = init_params(config, jax.random.key(1))
+    config = tiny("llada").replace(width=256, ffn_width=512, n_layers=1)
+    init = jax.jit(init_params, static_argnums=0)
+    params = init(config, jax.random.key(1))
     attention, ffn = params.layers[0].attention, params.layers[0].ffn
     assert isinstance(ffn, FeedForward)
     assert (params.final_norm == 1).all()
     assert np.std(params.embedding) == pytest.approx(0.02, rel=0.05)
     assert np.std(attention.query) == pytest.approx(256**-0.5, rel=0.05)
     assert np.std(ffn.down) == pytest.approx((512 * 2 * config.n_layers) ** -0.5, rel=0.05)
-    biased = init_params(tiny("a2d_qwen2"), jax.random.key(1))
+    biased = init(tiny("a2d_qwen2").replace(n_layers=1), jax.random.key(1))
     assert not np.any(biased.layers[0].attention.query_bias)
 
 

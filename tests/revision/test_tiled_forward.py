@@ -163,8 +163,8 @@ def test_scores(multiply, rules):
 
 @functools.cache
 def tiled_and_plain():
-    """The bundled model in tiles, and the same weights dequantized to float32."""
-    tiles = lj.tiled(lj.load("tiny"))
+    """A model in tiles, and the same weights dequantized to float32."""
+    tiles = lj.tiled(lj.Model(CONFIG, drawn_params(CONFIG), None))
     return tiles, tiles.replace(params=plain(tiles.params))
 
 
@@ -253,7 +253,7 @@ def test_unsupported_uses_of_tiles_are_refused():
         lj.generate(tiles, PROMPT, config)
     with pytest.raises(ValueError, match="refresh_on is a model without a worker"):
         lj.generate(model, PROMPT, config, refresh_on=tiles)
-    small = tiles.replace(config=tiles.config.replace(max_length=256))
+    small = tiles.replace(config=tiles.config.replace(max_length=128))
     with pytest.raises(ValueError, match="refresh_on is a model of another configuration"):
         lj.generate(model, PROMPT, REFRESHED, refresh_on=small)
 

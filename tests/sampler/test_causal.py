@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 import llada_jax as lj
 from llada_jax.model.forward import forward
 from llada_jax.sampler.replay import KEPT, event_states
+from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import STABLE
+from llada_jax.sampler.windows.window import CanvasLayout
 from tests.checkpoint.folders import GOLDENS, TOLERANCE
 from tests.sampler.in_order import in_order
 
@@ -65,6 +67,8 @@ def test_an_autoregressive_model_decodes_one_token_per_forward():
     for preset in ("nemotron", "self_speculation"):
         with pytest.raises(ValueError, match=r"the model has no \[MASK\], as .*; allowed: 1"):
             lj.generate(golden("ar-qwen3"), [[1, 2]], PRESET(preset, gen_length=32))
+    layout = CanvasLayout(length=64, prompt_length=32, n_blocks=GEN)
+    assert StepSpec(golden("ar-qwen3").config, ONE).buckets(layout) == (1, 33)
 
 
 def test_a_block_sees_itself_and_finished_tokens():
@@ -144,13 +148,15 @@ def test_holes_and_constraints_turn_speculation_off():
         lj.infill(golden("nemotron"), [[1, 94, 94, 2]], PRESET("self_speculation"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"temperature": 0.5}, "temperature is 0.5"),
-        ({"predict_mask": True}, "predict_mask is True"),
-    ],
-)
-def test_speculation_is_greedy(settings, message):
-    with pytest.raises(ValueError, match=message):
-        PRESET("self_speculation", **settings)
+def test_speculation_predicts_no_masks():
+    with pytest.raises(ValueError, match="predict_mask is True"):
+        PRESET("self_speculation", predict_mask=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafted", [DRAFTED, PRESET("lookup", gen_length=GEN, min_ngram=1)])
+def test_sampled_speculation_matches_token_by_token_decoding(drafted):
+    model = golden("nemotron")
+    one = lj.generate(model, PROMPTS, ONE.replace(temperature=0.7), seed=3)
+    found = lj.generate(model, PROMPTS, drafted.replace(temperature=0.7), seed=3)
+    np.testing.assert_array_equal(found.generated, one.generated)

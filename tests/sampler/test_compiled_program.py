@@ -25,15 +25,16 @@ WINDOWS = {
     "multi_block": {"cache": "blockwise", "window": "multi_block", "threshold": 0.9},
     "llada_cpp": {"cache": "blockwise", "window": "multi_block", "accept": "staged"},
     "wide": {"cache": "dual", "confidence_dtype": "float64"},
-    "constant": {"cache": "none", "threshold": 0.9, "block_length": 1},
 }
 WIDE = re.compile(r"tensor<[\dx]+xf64>")
 
 
-def lowered(window: str, n_layers: int = 2) -> jax.stages.Lowered:
+def lowered(window: str, n_layers: int = 2, block_length: int = 8) -> jax.stages.Lowered:
     """The loop's program, lowered from shapes only."""
     shape = SHAPE.replace(n_layers=n_layers)
-    config = lj.SamplerConfig.from_flat(**{"gen_length": 16, "block_length": 8, **WINDOWS[window]})
+    config = lj.SamplerConfig.from_flat(
+        **{"gen_length": 16, "block_length": block_length, **WINDOWS[window]}
+    )
     config = with_ids(config, shape)
     denoiser = denoiser_for(shape, score_rules(config))
     params = jax.eval_shape(partial(init_params, shape), jax.random.key(0))
@@ -48,7 +49,7 @@ QUICK = ("dual",)
 CASES = [
     name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
     for name in WINDOWS
-    if name not in ("wide", "constant")
+    if name != "wide"
 ]
 
 
@@ -75,10 +76,12 @@ def test_the_request_only_reaches_the_head():
     assert "dot_general" in layer and "f64" not in layer
 
 
-@pytest.mark.parametrize(("window", "choices"), [("constant", 0), ("none", 1), ("dual", 2)])
-def test_a_step_branches_only_where_a_size_varies(window, choices):
-    """Branches choose sizes of the head and the forward; with one size of each there is none."""
-    assert lowered(window).as_text().count("stablehlo.case") == choices
+@pytest.mark.parametrize(
+    ("window", "block_length", "choices"), [("none", 8, 0), ("none", 16, 1), ("dual", 16, 2)]
+)
+def test_a_step_branches_only_if_a_size_varies(window, block_length, choices):
+    """Branches choose sizes of the head (for 8 and 16 rows) and of the forward."""
+    assert lowered(window, 2, block_length).as_text().count("stablehlo.case") == choices
 
 
 def test_sixteen_layers_make_a_program_hardly_longer_than_two():

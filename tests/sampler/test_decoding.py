@@ -212,18 +212,16 @@ def test_rows_of_each_window():
     prompt = PROMPTS[0]
     total = len(prompt) + 24
     expected = {
-        "none": [total] * 6,
         "prefix": [total, 24, total, 16, total, 8],
-        "dual": [total, 8] * 3,
         "blockwise": [len(prompt) + 8, 8, 16, 8, 16, 8],
     }
+    traces = {}
     for cache, rows in expected.items():
-        trace = toy_decode([prompt], SMALL.replace(cache=cache, steps=6)).trace
+        traces[cache] = trace = toy_decode([prompt], SMALL.replace(cache=cache, steps=6)).trace
         assert trace.live_rows[:, 0].tolist() == rows
         assert (trace.rows >= trace.live_rows[:, 0]).all()
         assert trace.head_rows[:, 0].tolist() == [8, 4] * 3
-    blockwise = toy_decode([prompt], SMALL.replace(cache="blockwise", steps=6)).trace
-    assert blockwise.cache_length[:, 0].tolist() == [0, 5, 5, 13, 13, 21]
+    assert traces["blockwise"].cache_length[:, 0].tolist() == [0, 5, 5, 13, 13, 21]
 
 
 def test_finished_rows_are_not_run():

@@ -21,7 +21,7 @@ LONGEST = 32
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=[] if name in ("llada2-moe", "dream") else pytest.mark.slow)
+        pytest.param(name, marks=[] if name == "llada2-moe" else pytest.mark.slow)
         for name in FAMILIES
     ],
 )

@@ -29,7 +29,10 @@ OTHERS = {
     "blockwise": {"cache": "blockwise", "threshold": 0.2},
     "kept": {"window": "multi_block", **STAGED},
 }
-EACH = [*SAMPLERS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+EACH = [
+    "multi_block",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("dual", *OTHERS)),
+]
 
 
 def states_of(run):

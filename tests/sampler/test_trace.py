@@ -138,11 +138,6 @@ def test_fields_that_the_device_model_reads(trace):
     assert trace.settings["sampler"]["cache"] == "dual"
 
 
-def test_compiled_loops_have_no_step_times():
-    trace = toy_decode(PROMPTS, CONFIG, loop="compiled").trace
-    assert np.isnan(trace.seconds).all() and trace.settings["seconds"] > 0
-
-
 @pytest.mark.parametrize("loop", ["host", "compiled"])
 def test_a_row_finished_by_one_forward_commits_nothing_later(loop):
     config = lj.SamplerConfig.from_flat(
@@ -151,6 +146,7 @@ def test_a_row_finished_by_one_forward_commits_nothing_later(loop):
     result = toy_decode(PROMPTS, config, salt=9, loop=loop)
     assert result.nfe.tolist() == [4, 1]
     trace = result.trace
+    assert np.isnan(trace.seconds).all() == (loop == "compiled") and trace.settings["seconds"] > 0
     of_row = trace.event_row == 1
     assert (trace.event_step[of_row] == 0).all()
     assert len(set(trace.event_position[of_row])) == of_row.sum()
@@ -161,8 +157,12 @@ def kept():
     return toy_decode(PARTED, SAMPLER, loop="host", trace="margins").trace
 
 
-def test_margins_change_nothing_else(kept):
-    plain = toy_decode(PARTED, SAMPLER, loop="host", trace="scores").trace
+@pytest.fixture(scope="module")
+def plain():
+    return toy_decode(PARTED, SAMPLER, loop="host", trace="scores").trace
+
+
+def test_margins_change_nothing_else(kept, plain):
     assert kept.same_decoding(plain) and kept.divergence(plain) is None
     assert replay(kept)["events"] == replay(plain)["events"]
     margins = kept.event_confidence[kept.event_kind == Event.MARGIN]
@@ -193,8 +193,7 @@ def test_commits_at_different_positions_are_compared_by_confidence(kept):
     assert found.margin == pytest.approx(gap)
 
 
-def test_traces_that_cannot_be_compared_are_refused(kept):
-    plain = toy_decode(PARTED, SAMPLER, loop="host", trace=True).trace
+def test_traces_that_cannot_be_compared_are_refused(kept, plain):
     with pytest.raises(ValueError, match="has no margins; allowed"):
         plain.divergence(kept)
     with pytest.raises(ValueError, match="the traces are of prompts of"):

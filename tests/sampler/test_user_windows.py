@@ -22,7 +22,7 @@ def decode(window, loop="host", **settings):
     return toy_decode(PROMPTS, config, salt=2, loop=loop)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param("dpad", marks=pytest.mark.slow), "refreshed"])
 def test_a_window_meets_the_guarantees(name):
     check_window(NAMES[name][1], salts=(1,))
 

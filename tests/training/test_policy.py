@@ -124,7 +124,7 @@ def test_a_single_update_needs_no_scores_before():
     canvases = trajectory_canvases(trace(), MODEL)
     advantage = np.arange(len(canvases.trajectory), dtype=np.float32) - 3
     slope = jax.jit(jax.grad(surrogate), static_argnums=1)
-    told = log_probabilities(PARAMS, MODEL, canvases)
+    told = scores_of(PARAMS, MODEL, canvases)
     found = slope(PARAMS, MODEL, canvases, advantage, None, 0.2)
     jax.tree.map(
         partial(np.testing.assert_allclose, atol=1e-5),

@@ -112,7 +112,7 @@ class MultiBlock(Window):
         growth = self.growth(context)
         buckets = jnp.asarray((*growth.buckets, 0), rows.dtype)  # 0: too many rows for any bucket
         grown = jnp.asarray((*growth.grown, 0), rows.dtype)
-        bucket = jnp.searchsorted(buckets[:-1], rows)
+        bucket = jnp.searchsorted(buckets[:-1], rows, method="compare_all")
         reached = jnp.where(rows == buckets[bucket], grown[bucket], buckets[bucket])
         return jnp.maximum(jnp.minimum(reached, growth.budget) - rows, 0)
 

@@ -87,17 +87,18 @@ def test_a_folder_decodes_as_the_checkpoint_does(exported: Path, xla: lj.Model) 
     assert model.artifact == exported and model.params is None
     assert model.config == xla.config
     config = SHORT.replace(cache="dual")
-    expected = lj.generate(xla, [PROMPT], config, trace=True)
+    expected = lj.generate(xla, [PROMPT], config, trace=True, loop="host")
     found = lj.generate(model, [PROMPT], config, backend="litert", trace=True)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     confidences = [run.trace.event_confidence for run in (found, expected)]
     np.testing.assert_allclose(*confidences, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_folder_runs_other_rules_and_batches(exported: Path, xla: lj.Model) -> None:
     """The head's logits in chunks, and two canvases on the same executables."""
     prompts, config = [PROMPT, PROMPT[:2]], SHORT.replace(temperature=0.8, cache="dual")
-    expected = lj.generate(xla, prompts, config, seed=[3, 4], backend="litert")
+    expected = lj.generate(xla, prompts, config, seed=[3, 4], loop="host")
     found = lj.generate(lj.load(exported), prompts, config, seed=[3, 4], backend="litert")
     np.testing.assert_array_equal(found.tokens, expected.tokens)
 

@@ -2,8 +2,6 @@
 
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from omegaconf import OmegaConf
 import llada_jax as lj
 from experiments.generate import __main__ as entry
 from experiments.generate.__main__ import ConstrainedSampler, ConstraintSettings
-from experiments.harness.run import REPOSITORY
 from llada_jax.text import Tokenizer
 from tests.experiments.in_process import run_experiment
 
@@ -212,24 +209,6 @@ def test_bad_input_is_one_line_and_leaves_no_files(random_model, tmp_path, argum
     assert str(exit_.value).startswith(f"error: {message}")
     assert "\n" not in str(exit_.value)
     assert not list((tmp_path / "run").iterdir())
-
-
-def test_the_command_ends_in_one_line_and_code_1(tmp_path):
-    folder = f"hydra.run.dir={tmp_path}"
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.generate",
-        "model=nowhere",
-        "prompt=a, b=c",
-        folder,
-    ]
-    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert result.returncode == 1
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: no model at 'nowhere'")
-    assert not RUN_FILES & {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def most_rows(salt, rows, staged, budget):
     ("salt", "rows", "staged", "budget"),
     [
         pytest.param(3, (48,), False, None, marks=pytest.mark.slow),
-        (3, (12, 48), True, 14),
+        pytest.param(3, (12, 48), True, 14, marks=pytest.mark.slow),
     ],
 )
 def test_no_step_needs_more_rows_than_there_are_programs_for(salt, rows, staged, budget):
