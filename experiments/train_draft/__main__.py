@@ -203,8 +203,8 @@ def optimizer(config: DraftTrainConfig) -> optax.GradientTransformation:
 def make_step(
     config: DraftTrainConfig, drafter: DFlashConfig, target: ModelParams, ids: jax.Array | None
 ) -> Any:
-    """Compiles `(state, blocks) -> (state, metrics)`. Products and activations have the target's
-    dtype; parameters, their gradients and the loss are float32."""
+    """Compiles `(state, blocks) -> (state, metrics)`. Matrices have the target's dtype in products;
+    stored parameters, activations between products and the loss are float32."""
     dtype = target.embedding.dtype
 
     @partial(jax.jit, donate_argnums=0)
