@@ -160,9 +160,9 @@ def train_draft(config: RunConfig, run: Run) -> None:
         config.train.schedule,
         evaluate,
     )
-    done = state.params._replace(ids=ids)
-    write_drafter(run.folder / "drafter", drafter, done)
-    run.finish(rows(scored(state.params, None), drafter, read_metrics(run.folder)))
+    trained: Any = state.params  # DFlashParams; flax does not know
+    write_drafter(run.folder / "drafter", drafter, trained._replace(ids=ids))
+    run.finish(rows(scored(trained, None), drafter, read_metrics(run.folder)))
 
 
 def drafter_config(config: DrafterConfig, target: lj.Model) -> DFlashConfig:
@@ -203,8 +203,8 @@ def optimizer(config: DraftTrainConfig) -> optax.GradientTransformation:
 def make_step(
     config: DraftTrainConfig, drafter: DFlashConfig, target: ModelParams, ids: jax.Array | None
 ) -> Any:
-    """Compiles `(state, blocks) -> (state, metrics)`. Products and activations have the target's
-    dtype; parameters, their gradients and the loss are float32."""
+    """Compiles `(state, blocks) -> (state, metrics)`. Matrices have the target's dtype in products;
+    stored parameters, activations between products and the loss are float32."""
     dtype = target.embedding.dtype
 
     @partial(jax.jit, donate_argnums=0)
@@ -212,7 +212,10 @@ def make_step(
         state: TrainState, blocks: Blocks, embedding: jax.Array, head: Any
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         def loss(params: DFlashParams) -> Any:
-            cast = jax.tree.map(lambda leaf: leaf.astype(dtype), params)._replace(ids=ids)
+            cast = jax.tree.map(
+                lambda leaf: leaf.astype(dtype if leaf.ndim > 1 else leaf.dtype), params
+            )
+            cast = cast._replace(ids=ids)
             return draft_loss(cast, drafter, embedding, head, blocks, config.decay)
 
         (_, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)

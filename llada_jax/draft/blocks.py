@@ -70,15 +70,16 @@ def block_states(
         block_visibility(anchors, tokens.shape[1], size),
     )
     drafts = hidden.reshape(batch, n_anchors, size, -1)[:, :, 1:]
-    return drafts.reshape(batch, n_anchors * (size - 1), -1)
+    return drafts.reshape(batch, n_anchors * (size - 1), -1).astype(embedding.dtype)
 
 
 def block_labels(
     config: DFlashConfig, blocks: Blocks
 ) -> tuple[Int[Array, "B N k"], Bool[Array, "B N k"]]:
     """Returns the tokens after each anchor, and whether they exist."""
-    at = blocks.anchors[..., None] + jnp.arange(1, config.block_length)
-    exists = (blocks.anchors >= 0)[..., None] & (at < jnp.asarray(blocks.ends)[:, None, None])
+    anchors = jnp.asarray(blocks.anchors)[..., None]
+    at = anchors + jnp.arange(1, config.block_length, dtype=anchors.dtype)
+    exists = (anchors >= 0) & (at < jnp.asarray(blocks.ends)[:, None, None])
     at = jnp.where(exists, at, 0)
     tokens = jnp.asarray(blocks.tokens)
     found = jnp.take_along_axis(tokens, at.reshape(len(tokens), -1), axis=1)

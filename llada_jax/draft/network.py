@@ -161,11 +161,11 @@ def context_rows(
     """Returns the keys (after norm and RoPE) and values of context rows, one pair a draft layer.
 
     Args:
-      taps: Outputs of the target's layers `config.taps`, in the parameters' dtype.
+      taps: Outputs of the target's layers `config.taps`.
       positions: Absolute positions of the rows.
     """
     eps = config.shape.norm_eps
-    joined = taps.reshape(*taps.shape[:2], -1)
+    joined = taps.reshape(*taps.shape[:2], -1).astype(params.norm.dtype)
     states = rms_norm(linear(joined, params.fc), params.hidden_norm, eps)
     angles = rotation(config.shape, positions)
     pairs = []
