@@ -156,7 +156,7 @@ def test_another_alignment_shifts_no_tensor(alignment: int, tmp_path: Path) -> N
         read_header(path)
 
 
-@pytest.mark.parametrize("flipped", [0x01, 0x40])
+@pytest.mark.parametrize("flipped", [0x01, pytest.param(0x40, marks=pytest.mark.slow)])
 def test_any_flipped_byte(flipped: int, whole: bytes, tmp_path: Path) -> None:
     """The library reads accepted files at the same offsets."""
     path, refused = tmp_path / "model.gguf", 0

@@ -184,7 +184,8 @@ def test_tokens_without_alternative_need_no_forward_pass(loop):
     assert none.nfe[0] == 0 and accepts(whole, none.generated[0])
 
 
-@pytest.mark.parametrize("loop", ["host", pytest.param("compiled", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["host", "compiled"])
 def test_blocks_without_masks_share_a_pass_with_the_next_one(loop):
     edges = {(i, "C"): i + 1 for i in range(1, 52)} | {(0, "AB"): 1, (52, "DE"): 53}
     long = by_letters(edges, {53}, VOCAB, ENDS)

@@ -56,7 +56,7 @@ def test_a_picture_is_not_accepted_as_a_record(tmp_path):
         load_archive(path, ARRAYS, 2, kind="record", short="record")
 
 
-@pytest.mark.parametrize("flipped", [0x01, 0x80])
+@pytest.mark.parametrize("flipped", [0x01, pytest.param(0x80, marks=pytest.mark.slow)])
 def test_a_damaged_byte_is_refused_or_changes_nothing(flipped: int, path: Path) -> None:
     whole, refused = path.read_bytes(), 0
     for place in range(len(whole)):

@@ -2,7 +2,6 @@
 
 import ast
 import os
-from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,11 +19,12 @@ SMALLER = {
 """Replacements of text in notebooks that take minutes unchanged."""
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-QUICK = [ROOT / "notebooks" / f"{name}.ipynb" for name in ("quickstart", "the_phone")]
+QUICK = ROOT / "notebooks" / "the_phone.ipynb"
+"""`tests/test_wheel.py` runs what the quickstart shows."""
 
 
-def run(paths: Sequence[Path], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs notebooks in one kernel; names of one notebook are hidden from the next."""
+def run(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a notebook."""
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     for package in ("ipykernel", "ai_edge_litert", "litert_converter"):
@@ -33,9 +33,7 @@ def run(paths: Sequence[Path], folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(search))
     monkeypatch.setenv("MPLBACKEND", "agg")
     whole = nbformat.v4.new_notebook()
-    for path in paths:
-        forget = nbformat.v4.new_code_cell("%reset -f")
-        whole.cells += [forget, *smaller_cells(path)]
+    whole.cells += smaller_cells(path)
     client = nbclient.NotebookClient(
         whole, timeout=300, resources={"metadata": {"path": str(folder)}}
     )
@@ -55,14 +53,13 @@ def smaller_cells(path: Path) -> list[Any]:
     return cells
 
 
-def test_some_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(QUICK, tmp_path, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path != QUICK))
+     for path in NOTEBOOKS],
+)  # fmt: skip
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run([path], tmp_path, monkeypatch)
+    run(path, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -73,7 +73,8 @@ NEUTRAL = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(NEUTRAL, quick=("local_leap",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEUTRAL)
 def test_neutral_settings_equal_a_built_in_rule(name):
     own, house = NEUTRAL[name]
     steps = {"klass": 24, "prophet": 24}.get(name, 12)  # these two fall back to the schedule
@@ -99,7 +100,7 @@ def test_running_confidence_without_remasking_is_the_schedule():
 
 
 def test_a_threshold_above_one_gives_one_token_per_forward():
-    result = decode(rule=LocalLeap(anchor=2.0, near=2.0, radius=0))
+    result = decode(rule=LocalLeap(anchor=2.0, near=2.0, radius=2))  # shares a program
     assert result.nfe.tolist() == [24] * 3
     assert (result.trace.count(Event.COMMIT) == 1).all()
 

@@ -94,6 +94,7 @@ def test_a_folder_decodes_as_the_checkpoint_does(exported: Path, xla: lj.Model) 
     np.testing.assert_allclose(*confidences, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_folder_runs_other_rules_and_batches(exported: Path, xla: lj.Model) -> None:
     """The head's logits in chunks, and two canvases on the same executables."""
     prompts, config = [PROMPT, PROMPT[:2]], SHORT.replace(temperature=0.8, cache="dual")

@@ -121,7 +121,7 @@ def test_operands_are_stated_or_computed_and_all_stated_numbers_are_used(train, 
 
 
 @pytest.mark.parametrize("difficulty", LARGEST_VALUE)
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("split", ["train", pytest.param("test", marks=pytest.mark.slow)])
 def test_numbers_stay_in_range_and_every_step_count_and_operation_occurs(difficulty, split):
     items = list(islice(TASK.items(1, split, difficulty=difficulty), 2000))
     numbers = {number for item in items for number in numbers_of(item.question + item.answer)}

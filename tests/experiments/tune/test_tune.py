@@ -193,10 +193,14 @@ def composed(*overrides: str) -> TuneConfig:
         return read_config(TuneConfig, compose("tune", overrides=[*overrides]))
 
 
+OVER = "{threshold: [0.7, 0.8, 0.9], block_length: [8, 16, 32]}"
+OWN = "{cache: blockwise, threshold: 0.9, block_length: 32}"
+FAMILY = f"families=[{{name: a, sampler: {OWN}, over: {OVER}}}]"
+"""Nine samplers: checking the thousands of the default takes seconds."""
+
+
 def test_optunas_proposals_are_counted(tmp_path, monkeypatch):
-    over = "{threshold: [0.7, 0.8, 0.9], block_length: [8, 16, 32]}"
-    own = "{cache: blockwise, threshold: 0.9, block_length: 32}"
-    config = composed("budget=7", f"families=[{{name: a, sampler: {own}, over: {over}}}]")
+    config = composed("budget=7", FAMILY)
 
     def judged(judge, reference, family, sampler):
         return Candidate(family, sampler, Price(sampler.rule.threshold, math.nan), 0.0)
@@ -217,7 +221,7 @@ def test_a_bad_sampler_is_abandoned_after_its_first_items(monkeypatch):
         return Judged(sampler, (SimpleNamespace(right=right, counted=right),))
 
     monkeypatch.setattr(Judge, "_judged", judged)
-    config = composed()
+    config = composed(FAMILY)
     judge = Judge(config, None, None)
     *_, reference = judge.searched(config.reference)
     assert asked == [50, 100, 150]
