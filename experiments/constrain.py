@@ -65,7 +65,7 @@ class ConstrainConfig:
 
 
 @lj.rule
-class Leftmost:
+class _Leftmost:
     """Commits the first mask of each row."""
 
     def decide(self, seen, state):
@@ -136,7 +136,7 @@ def constrain(config: ConstrainConfig, run: Run) -> None:
         source = TaskItems(task=task, count=config.items, seed=config.seed)
         items = [source.item(index) for index in range(config.items)]
         free = config.sampler.replace(gen_length=task.gen_length)
-        by_token = free.replace(rule=Leftmost())
+        by_token = free.replace(rule=_Leftmost())
         if "free" in config.forms:
             rows += run.recorded(_measured(f"{name}/free", task, model, items, free, config))
         for kind in (form for form in config.forms if form in FORMS[name]):

@@ -95,7 +95,7 @@ class PlanConfig:
         return self.way.price(graph)
 
 
-class CheckedPlan(NamedTuple):
+class _CheckedPlan(NamedTuple):
     """A valid plan, and the time that it took to find."""
 
     name: str
@@ -105,7 +105,6 @@ class CheckedPlan(NamedTuple):
     seconds: float
 
     def rows(self, config: PlanConfig) -> Iterator[ResultRow]:
-        """Yields the result rows of the plan."""
         graph, row = self.graph, partial(_row, config)
         stall = float(stall_of(graph, self.plan))
         yield row(f"{self.name}/step", (graph.compute_ns + stall) / 1e6, "ms")
@@ -119,22 +118,22 @@ def plan(config: PlanConfig, run: Run) -> None:
     """Prints, records and draws the plan of every planner."""
     graph = config.graph()
     bound_ns = least_step_ns(graph, config.budget)
-    plans, failed = plans_of(config, graph)
+    plans, failed = _plans_of(config, graph)
     require(bool(plans), f"no planner finds a plan: {failed}")
     run.begin()
     rows = [_row(config, "compute", graph.compute_ns / 1e6, "ms")]
     rows.append(_row(config, "bound/step", bound_ns / 1e6, "ms"))
     rows += [row for checked in plans for row in checked.rows(config)]
-    rows += gaps_of(config)
+    rows += _gaps_of(config)
     print(f"path {config.path!r} on {config.phone} ({config.way.tag}): {config.way.source}")
     for name, reason in failed.items():
         print(f"{name}: no plan, {reason}")
     if config.pictures:
-        draw_plans(plans, run.folder / "plan.png")
+        _draw_plans(plans, run.folder / "plan.png")
     run.finish(run.recorded(rows))
 
 
-def plans_of(config: PlanConfig, graph: Graph) -> tuple[list[CheckedPlan], dict[str, str]]:
+def _plans_of(config: PlanConfig, graph: Graph) -> tuple[list[_CheckedPlan], dict[str, str]]:
     """Returns the checked plans, and the reasons of planners that have none."""
     plans, failed = [], {}
     for name, plan_with in config.planners_by_name.items():
@@ -146,18 +145,18 @@ def plans_of(config: PlanConfig, graph: Graph) -> tuple[list[CheckedPlan], dict[
         if errors := problems(graph, config.budget, result):
             raise RuntimeError(f"the plan of {name} is invalid: {errors[0]}")
         priced = config.way.price(graph, len(result.transfers))
-        plans.append(CheckedPlan(name, result, priced, seconds))
+        plans.append(_CheckedPlan(name, result, priced, seconds))
     return plans, failed
 
 
-def gaps_of(config: PlanConfig) -> Iterator[ResultRow]:
+def _gaps_of(config: PlanConfig) -> Iterator[ResultRow]:
     """Yields the excess of each planner's step over the bound, by session and share of the step's
     compute. Costs that a path has once per step are left out, since planners do not know them."""
     for session_mib, share in product(config.gap_sessions_mib, config.gap_step_shares):
         case = replace(config, session_mib=session_mib, step_ms=config.step_ms * share)
         graph = case.graph()
         bound_ns = least_step_ns(graph, case.budget)
-        for checked in plans_of(case, graph)[0]:
+        for checked in _plans_of(case, graph)[0]:
             over = float(graph.compute_ns + stall_of(graph, checked.plan)) / bound_ns - 1
             name = f"gap/{session_mib}MiB/compute{share:g}/{checked.name}"
             yield _row(case, name, 100 * over, "%")
@@ -167,7 +166,7 @@ def _row(config: PlanConfig, name: str, value: float, unit: str) -> ResultRow:
     return ResultRow(f"plan/{config.path}/{name}", value, unit, kind="modelled")
 
 
-def draw_plans(plans: Sequence[CheckedPlan], path: Path) -> None:
+def _draw_plans(plans: Sequence[_CheckedPlan], path: Path) -> None:
     """Draws a row of axes for each plan: its steady step over time, and its addresses."""
     figure = new_figure(11, 1.4 + 1.5 * len(plans))
     axes: Any = figure.subplots(len(plans), 2, squeeze=False, width_ratios=(2, 1))

@@ -1,32 +1,34 @@
-"""Diffusion language models in JAX, for phones with an NPU."""
+"""Diffusion language models in JAX, for phones with an NPU.
 
+The public names are those that `__init__.pyi` imports. Each is imported when it is first used, so
+that a program loads only the parts of the package that it needs.
+"""
+
+import ast
+from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
-from llada_jax import testing
-from llada_jax.api.decoding import generate, generate_stream, infill, start
-from llada_jax.api.latency import latency_table
-from llada_jax.api.loading import Description, Model, describe, export, forward, load, tiled
-from llada_jax.config import ExportConfig, LatencyTable, ModelConfig
-from llada_jax.constraint.patterns import Constraint, choice, json_schema, regex
-from llada_jax.evaluation.evaluate import evaluate
-from llada_jax.evaluation.graded import Evaluation
-from llada_jax.model.mesh import mesh
-from llada_jax.phones.phone import Phone, phone
-from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.generate import Result
-from llada_jax.sampler.loops import decode_step as step
-from llada_jax.sampler.rules.rule import Ask, Decision, Observation, Revision, Sizes, rule
-from llada_jax.sampler.state import DecodeState, RuleState
-from llada_jax.sampler.trace import Trace
-from llada_jax.sampler.windows.window import Span, WindowContext, window
-
-__all__ = [
-    "Ask", "Constraint", "Decision", "DecodeState", "Description", "Evaluation", "ExportConfig",
-    "LatencyTable", "Model", "ModelConfig", "Observation", "Phone", "Result", "Revision",
-    "RuleState", "SamplerConfig", "Sizes", "Span", "Trace", "WindowContext", "choice", "describe",
-    "evaluate", "export", "forward", "generate", "generate_stream", "infill", "json_schema",
-    "latency_table", "load", "mesh", "phone", "regex", "rule", "start", "step",
-    "testing", "tiled", "window",
-]  # fmt: skip
-
+_IMPORTS = {
+    alias.asname or alias.name: (node.module, alias.name)
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+    if isinstance(node, ast.ImportFrom) and node.module
+    for alias in node.names
+}
+__all__ = sorted(_IMPORTS)  # pyright: ignore
 __version__ = version("llada_jax")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IMPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, original = _IMPORTS[name]
+    if module == __name__:
+        return import_module(f"{module}.{original}")
+    value = globals()[name] = getattr(import_module(module), original)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

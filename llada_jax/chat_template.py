@@ -64,7 +64,11 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
     if template == BUNDLED_TEMPLATE:
         text, problem = _rendered_here(request)
     else:
-        text, problem = json.loads(_answer_of_child(template, request.encode()) or _no_answer())
+        answer = _answer_of_child(template, request.encode())
+        limits = (
+            f"{SECONDS:g} seconds of CPU, {_MEMORY_BYTES >> 20} MiB, {MAX_CHARACTERS:,} characters"
+        )
+        text, problem = json.loads(answer) if answer else (None, f"no end; allowed: {limits}")
     if text is None:
         raise ValueError(f"the chat template failed with {problem}")
     return text
@@ -93,9 +97,8 @@ def _answer_of_child(template: str, request: bytes) -> bytes:
         answer = _exchange(child, request)
         if answer:
             unless_answered.pop_all()
-            if (
-                _idle.setdefault(template, child) is not child
-            ):  # a signal handler has added another child
+            # A signal handler may have added another child.
+            if _idle.setdefault(template, child) is not child:
                 _end(child)
             while len(_idle) > MAX_IDLE:
                 _end(_idle.popitem(last=False)[1])
@@ -123,11 +126,6 @@ def _exchange(child: subprocess.Popen[bytes], request: bytes) -> bytes:
             f"the chat template's process answered {answer_id!r}, not {request_id!r}"
         )
     return text
-
-
-def _no_answer() -> bytes:
-    limits = f"{SECONDS:g} seconds of CPU, {_MEMORY_BYTES >> 20} MiB, {MAX_CHARACTERS:,} characters"
-    return json.dumps([None, f"no end; allowed: {limits}"]).encode()
 
 
 def _start() -> subprocess.Popen[bytes]:

@@ -17,20 +17,21 @@ import yaml
 
 import llada_jax as lj
 from llada_jax.backend.compilation_cache import enable_compilation_cache
-from llada_jax.checkpoint import bundled_names
+from llada_jax.checkpoint import PACKAGED, bundled_names
 from llada_jax.config import require
 from llada_jax.model.families.family import families
 from llada_jax.sampler.config import PRESETS
 from llada_jax.sampler.prompts import end_ids
 from llada_jax.sampler.record import StepView
 from llada_jax.sampler.stops import before_end, final_tokens
+from llada_jax.text import TOKENIZER_SOURCES
 
 BAD_INPUT = (ValueError, FloatingPointError, OSError, ImportError)
 DEFAULT_PRESET = "blockwise"
 EXAMPLES = {
     "chat": (
         "llada chat",
-        "llada chat path/to/SmolLM2-folder --preset llada_cpp",
+        "llada chat smollm2",
         "llada chat model.gguf --dtype int8 --set gen_length=256",
     ),
     "generate": (
@@ -111,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
     _add_server(command)
 
     command = add("inspect", inspect, "Describes a model without reading its weights.")
-    command.add_argument("model", help="bundled name, folder, .gguf file or export")
+    command.add_argument("model", help="name, folder, .gguf file or export")
 
     command = add("phone", phone, "Models how long a run takes on phones.")
     _add_model(command)
@@ -128,8 +129,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
-    names = ", ".join(bundled_names())
-    about = f"bundled name ({names}), folder, .gguf file or export; default: small"
+    names = ", ".join((*bundled_names(), *PACKAGED))
+    about = f"name ({names}), folder, .gguf file or export; default: small"
     command.add_argument("model", nargs="?", default="small", help=about)
     command.add_argument("--dtype", help="float32, bfloat16, int8 or int4; default: as stored")
     command.add_argument("--backend", help="xla, litert or qnn; default: xla, litert for an export")
@@ -178,25 +179,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(130) from None
 
 
-def load(arguments: argparse.Namespace) -> tuple[lj.Model, str, lj.SamplerConfig]:
+def _load(arguments: argparse.Namespace) -> tuple[lj.Model, str, lj.SamplerConfig]:
     """Returns the model, its backend and the sampler that the arguments name."""
-    settings = parsed_settings(arguments.set)  # checked before a large model is read
+    settings = _parsed_settings(arguments.set)  # checked before a large model is read
     if arguments.preset is not None:
         lj.SamplerConfig.preset(arguments.preset, **settings)
     model = lj.load(arguments.model, arguments.dtype)
-    require(model.tokenizer is not None, f"{arguments.model} has no tokenizer.json; allowed: one")
-    sampler = lj.SamplerConfig.preset(arguments.preset or default_preset(model), **settings)
+    require(
+        model.tokenizer is not None,
+        f"{arguments.model} has no tokenizer; allowed: one with {TOKENIZER_SOURCES}",
+    )
+    sampler = lj.SamplerConfig.preset(arguments.preset or _default_preset(model), **settings)
     return model, arguments.backend or ("litert" if model.artifact else "xla"), sampler
 
 
-def default_preset(model: lj.Model) -> str:
+def _default_preset(model: lj.Model) -> str:
     """Returns `blockwise` if the model's family supports it, else the family's first preset."""
     family = families().get(model.config.family)
     presets = family.presets if family else ()
     return DEFAULT_PRESET if DEFAULT_PRESET in presets or not presets else presets[0]
 
 
-def parsed_settings(assignments: Sequence[str]) -> dict[str, Any]:
+def _parsed_settings(assignments: Sequence[str]) -> dict[str, Any]:
     """Parses texts of the form NAME=VALUE into settings by name; values have YAML's syntax."""
     settings = {}
     for assignment in assignments:
@@ -211,7 +215,7 @@ def parsed_settings(assignments: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def encoded(model: lj.Model, prompt: str, raw: bool) -> list[int]:
+def _encoded(model: lj.Model, prompt: str, raw: bool) -> list[int]:
     """Encodes a prompt: as a chat if the model has a template, and as plain text if `raw`."""
     assert model.tokenizer is not None
     require(bool(prompt.strip()), "the prompt is empty; allowed: some text")
@@ -220,7 +224,7 @@ def encoded(model: lj.Model, prompt: str, raw: bool) -> list[int]:
     return model.tokenizer.encode_chat([{"role": "user", "content": prompt}])
 
 
-def constraint_of(arguments: argparse.Namespace) -> lj.Constraint | None:
+def _constraint_of(arguments: argparse.Namespace) -> lj.Constraint | None:
     """Returns the constraint that the arguments name, or None."""
     if arguments.json_schema is not None:
         return lj.json_schema(json.loads(Path(arguments.json_schema).read_text("utf-8")))
@@ -231,14 +235,14 @@ def constraint_of(arguments: argparse.Namespace) -> lj.Constraint | None:
 
 def generate(arguments: argparse.Namespace) -> None:
     """Prints one answer, and its tokens, forwards and time on standard error."""
-    constraint = constraint_of(arguments)
+    constraint = _constraint_of(arguments)
     text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    model, backend, sampler = load(arguments)
+    model, backend, sampler = _load(arguments)
     if arguments.stop:
         sampler = sampler.replace(stop=tuple(arguments.stop))
     result = lj.generate(
         model,
-        [encoded(model, text, arguments.raw)],
+        [_encoded(model, text, arguments.raw)],
         sampler,
         backend=backend,
         seed=arguments.seed,
@@ -272,7 +276,7 @@ class _Printer:
 
 def chat(arguments: argparse.Namespace) -> None:
     """Reads messages until Ctrl-D, and prints each answer as its tokens become final."""
-    model, backend, sampler = load(arguments)
+    model, backend, sampler = _load(arguments)
     assert model.tokenizer is not None
     messages = [{"role": "system", "content": arguments.system}] if arguments.system else []
     interactive = sys.stdin.isatty()
@@ -313,7 +317,7 @@ def serve(arguments: argparse.Namespace) -> None:
         queue=arguments.queue,
         timeout=arguments.timeout,
     )
-    model, backend, sampler = load(arguments)
+    model, backend, sampler = _load(arguments)
     run_server(Service(model, sampler, settings, backend=backend, seed=arguments.seed))
 
 
@@ -335,8 +339,8 @@ def phone(arguments: argparse.Namespace) -> None:
     if arguments.trace is not None:
         trace = lj.Trace.load(arguments.trace)
     else:
-        model, backend, sampler = load(arguments)
-        prompt = encoded(model, arguments.prompt, arguments.raw)
+        model, backend, sampler = _load(arguments)
+        prompt = _encoded(model, arguments.prompt, arguments.raw)
         options = {"backend": backend, "seed": arguments.seed, "trace": True}
         trace = lj.generate(model, [prompt], sampler, **options).trace
     for simulated_phone in phones:
@@ -356,7 +360,7 @@ def completion(arguments: argparse.Namespace) -> None:
     cases = []
     for name, command in commands.choices.items():
         words = [option for action in command._actions for option in action.option_strings]
-        models = bundled_names() if name != "completion" else ("bash", "zsh")
+        models = (*bundled_names(), *PACKAGED) if name != "completion" else ("bash", "zsh")
         cases.append(f'    {name}) words="{" ".join([*words, *models])}" ;;')
     lines = [
         "_llada() {",

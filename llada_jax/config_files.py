@@ -131,8 +131,9 @@ def checked_dataclass(schema: type[T], values: Any) -> T:
 def _section(schema: Any, values: Any, path: str) -> Any:
     require(isinstance(values, Mapping), f"{path} is {values!r}; allowed: a section of settings")
     prefix = f"{path}." if path else ""
-    flat = getattr(schema, "setting_types", None)  # for samplers: settings depend on the rule
-    hints = flat(values.get("accept"), values.get("window")) if flat else get_type_hints(schema)
+    flat = getattr(schema, "setting_types", None)  # for samplers: settings depend on policies
+    policies = [values.get(name) for name in ("accept", "window", "drafter")]
+    hints = flat(*policies) if flat else get_type_hints(schema)
     names = list(hints) if flat else [field.name for field in fields(schema)]
     for key in values:
         close = get_close_matches(str(key), names, 1)

@@ -40,6 +40,8 @@ from llada_jax.tokenizer_sources import (
 _VOCABULARY, _MERGES, _ADDED = "vocab.json", "merges.txt", "added_tokens.json"
 _BASES = (("tokenizer.json",), (_VOCABULARY, _MERGES))
 """Sets of files from which a tokenizer can be built; a folder needs one of them."""
+TOKENIZER_SOURCES = f"tokenizer.json, or {_VOCABULARY} with {_MERGES}"
+"""The same in words, for messages."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
     _VOCABULARY, _MERGES, _ADDED,

@@ -129,10 +129,7 @@ _TEMPLATE = _Setting("up to 64 pieces, with sequences A and B once each at most"
 _SPECIAL = _Setting(f"tokens with up to 64 ids below {MAX_ID} each", _are_special_tokens)
 
 
-def _without_settings(*types: str) -> dict[str, dict[str, _Setting]]:
-    return {name: {} for name in types}
-
-
+_NO_SETTINGS: dict[str, _Setting] = {}
 _BYTE_LEVEL = {"add_prefix_space": _FLAG, "trim_offsets": _FLAG, "use_regex": _optional(_FLAG)}
 _METASPACE = {
     "replacement": _CHARACTER,
@@ -153,8 +150,8 @@ _PARTS: dict[str, dict[str, dict[str, _Setting]]] = {
         "Precompiled": {"precompiled_charsmap": _text(1, 1 << 22)},
         "Replace": _REPLACE,
         "Prepend": {"prepend": _AFFIX},
-        **_without_settings("StripAccents", "NFC", "NFD", "NFKC", "NFKD"),
-        **_without_settings("Lowercase", "Nmt", "ByteLevel"),
+        **dict.fromkeys(("StripAccents", "NFC", "NFD", "NFKC", "NFKD"), _NO_SETTINGS),
+        **dict.fromkeys(("Lowercase", "Nmt", "ByteLevel"), _NO_SETTINGS),
     },
     "pre_tokenizer": {
         "ByteLevel": _BYTE_LEVEL,
@@ -164,18 +161,14 @@ _PARTS: dict[str, dict[str, dict[str, _Setting]]] = {
         "Punctuation": {"behavior": _optional(_BEHAVIOR)},
         "Digits": {"individual_digits": _FLAG},
         "FixedLength": {"length": _number(1, MAX_TOKEN_CHARACTERS)},
-        **_without_settings("BertPreTokenizer", "Whitespace", "WhitespaceSplit"),
-        **_without_settings("UnicodeScripts"),
+        **dict.fromkeys(("BertPreTokenizer", "Whitespace", "WhitespaceSplit"), _NO_SETTINGS),
+        "UnicodeScripts": _NO_SETTINGS,
     },
     "post_processor": {
         "BertProcessing": _ENDS,
         "RobertaProcessing": {**_ENDS, "trim_offsets": _FLAG, "add_prefix_space": _FLAG},
         "ByteLevel": _BYTE_LEVEL,
-        "TemplateProcessing": {
-            "single": _TEMPLATE,
-            "pair": _TEMPLATE,
-            "special_tokens": _SPECIAL,
-        },
+        "TemplateProcessing": {"single": _TEMPLATE, "pair": _TEMPLATE, "special_tokens": _SPECIAL},
     },
     "decoder": {
         "BPEDecoder": {"suffix": _text(1, 64)},
@@ -185,7 +178,7 @@ _PARTS: dict[str, dict[str, dict[str, _Setting]]] = {
         "CTC": {"pad_token": _TOKEN, "word_delimiter_token": _TOKEN, "cleanup": _FLAG},
         "Replace": _REPLACE,
         "Strip": {"content": _CHARACTER, "start": _number(0, 64), "stop": _number(0, 64)},
-        **_without_settings("Fuse", "ByteFallback"),
+        **dict.fromkeys(("Fuse", "ByteFallback"), _NO_SETTINGS),
     },
 }
 """Allowed parts of a tokenizer, apart from its model: settings by section and type."""
@@ -442,9 +435,8 @@ def _growth(part: Any) -> float:
             return 1.0 + _size(part["prepend"])  # added to every stretch between added tokens
         case "Replace":
             if "Regex" in part["pattern"]:
-                return 1.0 + _size(
-                    part["content"]
-                )  # it can match the empty text before each character
+                # It can match the empty text before each character.
+                return 1.0 + _size(part["content"])
             return max(1.0, _size(part["content"]) / _size(part["pattern"]["String"]))
         case "Precompiled":
             return float(_longest_replacement(part["precompiled_charsmap"]))

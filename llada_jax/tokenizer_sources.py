@@ -203,12 +203,7 @@ def _byte_level(
     return {
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, to_bytes]},
         "decoder": {**byte_level, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "vocab": vocab,
-            "merges": merges,
-            "ignore_merges": ignore_merges,
-        },
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": ignore_merges},
     }
 
 

@@ -50,11 +50,15 @@ class KVCache(NamedTuple):
 
 
 class RowsOut(NamedTuple):
-    """The output of a forward: states after the final norm, and the rows' keys and values."""
+    """The output of a forward: states after the final norm, and the rows' keys and values.
+
+    `taps` are the outputs of n layers, for a drafter that reads them, or None.
+    """
 
     hidden: Float[Array, "B R D"]
     keys: Float[Array, "N B R K Dh"]
     values: Float[Array, "N B R K Dh"]
+    taps: Float[Array, "B R n D"] | None = None
 
 
 class Scores(NamedTuple):

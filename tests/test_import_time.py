@@ -1,10 +1,13 @@
-"""`import llada_jax` costs little more than `import jax`: it loads no other heavy package."""
+"""The public names cost little more than `import jax`: they load no other heavy package, and those
+that decode do not load the parts of the package that they do not use."""
 
 import json
 import subprocess
 import sys
 
 import pytest
+
+import llada_jax as lj
 
 LIGHT = {
     *("llada_jax", "jaxtyping", "wadler_lindig", "numpy", "ml_dtypes"),
@@ -43,8 +46,8 @@ def packages_of(printed: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def printed() -> list[str]:
-    """The packages and backends that an interpreter has loaded after importing the package."""
-    return run(f"import llada_jax\n{PACKAGES}\n{BACKENDS}").splitlines()
+    """The packages and backends that an interpreter has loaded with all public names."""
+    return run(f"from llada_jax import *\n{PACKAGES}\n{BACKENDS}").splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +62,22 @@ def test_import_leaves_out(package, after_llada_jax):
 
 def test_import_loads_nothing_heavy_beyond_jax(after_llada_jax):
     assert after_llada_jax - packages_after("import jax") <= LIGHT
+
+
+def test_decoding_loads_neither_other_backends_nor_other_parts():
+    code = f"import llada_jax as lj\nlj.generate, lj.SamplerConfig\n{PACKAGES}"
+    parts = ("text", "checkpoint", "phones", "evaluation", "training", "backend.litert")
+    others = tuple(f"llada_jax.{part}" for part in parts)
+    assert not [name for name in json.loads(run(code)) if name.startswith(others)]
+
+
+def test_the_package_itself_loads_nothing_and_lists_every_public_name():
+    code = f"import llada_jax\n{PACKAGES}\nprint(json.dumps(dir(llada_jax)))"
+    loaded, names = run(code).splitlines()
+    assert packages_of(loaded) == packages_after("pass") | {"llada_jax"}
+    assert set(lj.__all__) <= set(json.loads(names))
+    with pytest.raises(AttributeError, match="'llada_jax' has no attribute 'generat'"):
+        lj.generat  # noqa: B018
 
 
 def test_a_heavy_import_is_detected():

@@ -18,7 +18,7 @@ box.form.requestSubmit();
 
 @pytest.mark.slow
 def test_a_word_typed_into_the_site_s_search_finds_its_page(tmp_path):
-    for package in ("sphinx", "myst_parser", "furo", "sphinx_copybutton"):
+    for package in ("sphinx", "myst_nb", "furo", "sphinx_copybutton"):
         pytest.importorskip(package)
     build = ["-m", "sphinx", "--fail-on-warning", "--quiet", ROOT / "docs", tmp_path / "site"]
     subprocess.run([sys.executable, *build], check=True, cwd=ROOT)

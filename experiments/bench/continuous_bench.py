@@ -47,7 +47,7 @@ class ContinuousBenchConfig:
         )
 
 
-class Decoded(NamedTuple):
+class _Decoded(NamedTuple):
     """The answers of one way of decoding, and its share of useful forwards."""
 
     answers: list[list[int]]
@@ -69,7 +69,7 @@ def time_continuous(model: lj.Model, config: ContinuousBenchConfig) -> Iterator[
 
 def _decoded(
     model: lj.Model, prompts: list[list[int]], sampler: SamplerConfig, size: int, *, stream: bool
-) -> Decoded:
+) -> _Decoded:
     """Decodes all prompts, `size` at a time."""
     seeds = [*range(len(prompts))]
     if stream:
@@ -85,11 +85,11 @@ def _decoded(
         offered = sum(each.trace.live_rows.size for each in found)
         useful = sum(int(each.nfe.sum()) for each in found) / offered
     answers = [ids.tolist() for each in found for ids in each.generated]
-    return Decoded(answers, useful)
+    return _Decoded(answers, useful)
 
 
 def _rows(
-    name: str, way: str, found: dict[str, Decoded], times: dict[str, list[Timing]]
+    name: str, way: str, found: dict[str, _Decoded], times: dict[str, list[Timing]]
 ) -> Iterator[ResultRow]:
     """Yields the results of one way, and its ratios to the batches of the same round."""
     answers, useful = found[way]

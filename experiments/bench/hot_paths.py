@@ -60,7 +60,6 @@ def time_hot_paths(shape: ModelConfig, repeats: int, seed: int) -> Iterator[Resu
 
 
 def random_model(shape: ModelConfig, seed: int) -> lj.Model:
-    """Returns a model with random weights."""
     return lj.Model(shape, init_params(shape, jax.random.key(seed)), None)
 
 

@@ -18,9 +18,9 @@ from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.weights import join_pieces, restore, storage_spec, store
+from llada_jax.checkpoint.gguf_metadata import gguf_keys, gguf_names
 from llada_jax.config import ExportConfig, ModelConfig, Quant
 from llada_jax.io import atomic
-from llada_jax.model.families.gguf_metadata import gguf_keys, gguf_names
 from llada_jax.model.params import ModelParams, abstract_params, named_specs
 from llada_jax.model.quantize import QuantArray
 

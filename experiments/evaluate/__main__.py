@@ -33,11 +33,11 @@ from llada_jax.evaluation.graded import GENERATIONS
 
 def evaluate(config: EvaluateConfig, run: Run) -> None:
     """Decodes the missing items and grades all of them; a worker only decodes its share."""
-    require_no_foreign_answers(config, run.folder)
+    _require_no_foreign_answers(config, run.folder)
     if config.suite is not None:
         changes = HydraConfig.get().overrides.task
-        require_for_suite(changes)
-        is_set = any(setting_name(change) == "task.difficulty" for change in changes)
+        _require_for_suite(changes)
+        is_set = any(_setting_name(change) == "task.difficulty" for change in changes)
         difficulty = config.task.difficulty if is_set else None
         return evaluate_suite(config.suite, config, run, difficulty)
     model = config.load(config.mesh)
@@ -50,17 +50,12 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
     run.fingerprint = evaluation.settings.get("fingerprint")
     rows = decoder_rows(evaluation.name, [evaluation], config.phones)
     for index, item, _, _, length, nfe in evaluation.generations:
-        line = {
-            "right": evaluation.right[index],
-            "target": item.target,
-            "length": length,
-            "nfe": nfe,
-        }
-        run.record({"index": index, **line})
+        line = {"index": index, "right": evaluation.right[index], "target": item.target}
+        run.record({**line, "length": length, "nfe": nfe})
     run.finish(rows)
 
 
-def require_no_foreign_answers(config: EvaluateConfig, folder: Path) -> None:
+def _require_no_foreign_answers(config: EvaluateConfig, folder: Path) -> None:
     """Raises ValueError if a single run would use the folder of a suite, or a suite that of a
     single run: the settings and results that belong to its answers would be replaced."""
     other = CELLS if config.suite is None else GENERATIONS
@@ -71,21 +66,19 @@ def require_no_foreign_answers(config: EvaluateConfig, folder: Path) -> None:
     )
 
 
-def require_for_suite(changes: Sequence[str]) -> None:
+def _require_for_suite(changes: Sequence[str]) -> None:
     """Raises ValueError if the command line sets something that a suite chooses itself."""
     for change in changes:
-        name = setting_name(change)
-        is_suites = (
-            name in ("task", "task.name", "task.gen_length") or name.split(".")[0] == "sampler"
-        )
+        name = _setting_name(change)
         require(
-            not is_suites,
+            name not in ("task", "task.name", "task.gen_length", "sampler")
+            and not name.startswith("sampler."),
             f"{change} with a suite, which chooses its tasks and samplers; allowed: task.seed, "
             "task.items, task.difficulty, suite.tasks, suite.decoders",
         )
 
 
-def setting_name(change: str) -> str:
+def _setting_name(change: str) -> str:
     """Returns the name in an override: `sampler.threshold` of `+sampler.threshold=0.9`."""
     return change.partition("=")[0].lstrip("+~")
 

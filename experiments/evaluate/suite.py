@@ -79,10 +79,8 @@ def _decoder_rows(suite: SuiteConfig, parts: Parts, socs: Sequence[str]) -> Iter
     for name, evaluations in parts.items():
         yield from decoder_rows(f"{suite.name}/{name}", evaluations, socs)
         if name != baseline:
-            row, items = (
-                f"{suite.name}/{name}/against/{baseline}",
-                sum(len(e.right) for e in evaluations),
-            )
+            row = f"{suite.name}/{name}/against/{baseline}"
+            items = sum(len(evaluation.right) for evaluation in evaluations)
             yield from difference_rows(row, compared(evaluations, parts[baseline]), items)
 
 

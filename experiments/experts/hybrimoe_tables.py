@@ -141,7 +141,7 @@ def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
     yield from _if_misses_ran_on_the_cpu(
         [scenario for scenario in scenarios if scenario.phase == "prefill"]
     )
-    yield from hit_rates([scenario for scenario in scenarios if scenario.phase == "decode"])
+    yield from _hit_rates([scenario for scenario in scenarios if scenario.phase == "decode"])
 
 
 def gains_of(phase: Phase, scenarios: list[Scenario]) -> Iterator[ResultRow]:
@@ -202,7 +202,7 @@ def _if_misses_ran_on_the_cpu(scenarios: list[Scenario]) -> Iterator[ResultRow]:
         yield _modelled(name, np.mean(gains), "x faster", n=len(gains))
 
 
-def hit_rates(scenarios: list[Scenario]) -> Iterator[ResultRow]:
+def _hit_rates(scenarios: list[Scenario]) -> Iterator[ResultRow]:
     """Yields the hit rates of caches that load every missed expert, without prefetching."""
     caches: dict[str, tuple[CacheName, float]] = {
         **{name: (name, ALPHA) for name in ("lru", "mrs", "static")},

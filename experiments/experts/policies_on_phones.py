@@ -206,7 +206,7 @@ def judge_routing(config: RoutingConfig, seed: int, run: Run) -> Iterator[Result
         if model is None:
             traces[f"recorded/{task}"] = RoutingTrace.load(STORED / f"{task}.npz")
         else:
-            trace = traces[f"recorded/{task}"] = record_task(model, task, config.answers, seed)
+            trace = traces[f"recorded/{task}"] = _record_task(model, task, config.answers, seed)
             trace.save(run.folder / f"{task}.npz")
     traces["drawn/llada_moe"] = _drawn_like(next(iter(traces.values())), seed)
     costs = phone_costs("SM8750", LLADA_MOE)
@@ -218,7 +218,7 @@ def judge_routing(config: RoutingConfig, seed: int, run: Run) -> Iterator[Result
             yield from compare(trace, f"{name}/{round(100 * ratio)}", costs, slots, profile)
 
 
-def record_task(model: lj.Model, task: str, answers: int, seed: int) -> RoutingTrace:
+def _record_task(model: lj.Model, task: str, answers: int, seed: int) -> RoutingTrace:
     """Decodes items of the test split, one after another, and joins their routing."""
     loaded_task = load_task(task)
     length = loaded_task.gen_length

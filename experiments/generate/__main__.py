@@ -84,9 +84,9 @@ class ConstrainedSampler:
         return cls(SamplerConfig.from_flat(settings), constraint and constraint.build())
 
     @classmethod
-    def setting_types(cls, accept: object = None, window: object = None) -> dict[str, Any]:
+    def setting_types(cls, *policies: object) -> dict[str, Any]:
         """Returns the type of each setting."""
-        return {**SamplerConfig.setting_types(accept, window), "constraint": ConstraintSettings}
+        return {**SamplerConfig.setting_types(*policies), "constraint": ConstraintSettings}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def generate(config: GenerateConfig, run: Run) -> None:
     decode = partial(
         lj.infill if config.infill else lj.generate,
         model,
-        [encode_prompt(tokenizer, config)],
+        [_encode_prompt(tokenizer, config)],
         sampler,
         constraint=config.sampler.constraint,
         backend=config.backend,
@@ -148,14 +148,18 @@ def generate(config: GenerateConfig, run: Run) -> None:
         )
         with watching(page, sys.stdout, config.pause) as show:
             result = decode(loop="host", on_step=show, trace="scores")
-        speed += host_speed(result)
+        speed += _host_speed(result)
     if config.loop == "both" and config.reason_for_host_loop:
         print(f"the compiled loop is skipped: {config.reason_for_host_loop}", flush=True)
     elif config.loop != "host":
         print("compiling the loop and timing it", flush=True)
         first, second = (decode(loop="compiled", trace=True) for _ in range(2))
         result = result or second
-        speed += compiled_speed(first, second)
+        speed += [
+            ResultRow("compiled_loop_with_compilation", first.seconds, "s"),
+            ResultRow("compiled_loop", second.seconds, "s"),
+            ResultRow("compiled_loop_speed", _tokens(second) / second.seconds, "tokens/s"),
+        ]
     assert result is not None
     rows = [*_counts(result), *speed]
     if not config.infill:
@@ -165,7 +169,7 @@ def generate(config: GenerateConfig, run: Run) -> None:
     _write(run, result, rows)
 
 
-def encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
+def _encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
     """Encodes the prompt as a chat if there is a template, else as text; a canvas unchanged."""
     if config.infill:
         mask = tokenizer.special_tokens.get("mask_token")
@@ -179,7 +183,7 @@ def encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
     return tokenizer.encode(config.prompt, add_special_tokens=True)
 
 
-def host_speed(result: lj.Result) -> list[ResultRow]:
+def _host_speed(result: lj.Result) -> list[ResultRow]:
     """Returns the wall time of the host loop, and the speed of the steps without compilation."""
     trace = result.trace
     rows = [ResultRow("host_loop_with_compilation", trace.seconds.sum(), "s")]
@@ -190,15 +194,6 @@ def host_speed(result: lj.Result) -> list[ResultRow]:
         speed = tokens / trace.seconds[warm].sum()
         rows.append(ResultRow("host_loop_warm_steps", speed, "tokens/s"))
     return rows
-
-
-def compiled_speed(first: lj.Result, second: lj.Result) -> list[ResultRow]:
-    """Returns the wall times of two equal runs, the first of which compiles."""
-    return [
-        ResultRow("compiled_loop_with_compilation", first.seconds, "s"),
-        ResultRow("compiled_loop", second.seconds, "s"),
-        ResultRow("compiled_loop_speed", _tokens(second) / second.seconds, "tokens/s"),
-    ]
 
 
 def _counts(result: lj.Result) -> list[ResultRow]:

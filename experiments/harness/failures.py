@@ -94,9 +94,8 @@ def _is_output_closed() -> bool:
 def _code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
-    is_disk_error = any(
-        reason in str(error) for reason in _DISK
-    )  # libraries wrap the system's error
+    # Libraries wrap the system's error.
+    is_disk_error = any(reason in str(error) for reason in _DISK)
     return 1 if isinstance(error, BAD_INPUT) and not is_disk_error else 74
 
 

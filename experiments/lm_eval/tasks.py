@@ -37,7 +37,7 @@ def file_task(name: str, data: Path, folder: Path) -> RequestedTasks:
     for path in paths.values():
         if not path.is_file():
             raise FileNotFoundError(f"no {path}, which task {name} reads: lines of {line_format}")
-        check_lines(path, line_format)
+        _check_lines(path, line_format)
     return RequestedTasks(name, {name: {str(split): str(path) for split, path in paths.items()}})
 
 
@@ -105,7 +105,7 @@ def _data_of(task: str, data: Path, group: str, runs_code: bool) -> dict[str, st
     raise FileNotFoundError(f"no {searched}, which task {task} reads")
 
 
-def check_lines(path: Path, line_format: str) -> None:
+def _check_lines(path: Path, line_format: str) -> None:
     """Raises ValueError unless each line has the fields of the example `line_format`."""
     example, _ = json.JSONDecoder().raw_decode(line_format)
     with path.open(encoding="utf-8") as file:

@@ -96,9 +96,9 @@ def baseline_of(decoder: DecoderRun, baselines: Sequence[DecoderRun]) -> Decoder
 
 def runs_in(folder: Path) -> list[Path]:
     """Returns the folder itself if it is a run, else the runs in it, ordered by name."""
-    if environment_file(folder).is_file():
+    if _environment_file(folder).is_file():
         return [folder]
-    jobs = (job for job in folder.glob("*") if environment_file(job).is_file())
+    jobs = (job for job in folder.glob("*") if _environment_file(job).is_file())
     return sorted(jobs, key=lambda job: (len(job.name), job.name))
 
 
@@ -143,12 +143,12 @@ def environment_lines(folder: Path) -> list[dict[str, str]]:
     the environment of `env.json` if the answers have none. Raises ValueError for a damaged file."""
     environments = list(_environments_of_answers(folder))
     if not any(environments):
-        environments = [stored_object(environment_file(folder), _ENVIRONMENT)]
+        environments = [stored_object(_environment_file(folder), _ENVIRONMENT)]
     lines = [_line(folder, environment) for environment in environments]
     return [line for index, line in enumerate(lines) if line not in lines[:index]]
 
 
-def environment_file(folder: Path) -> Path:
+def _environment_file(folder: Path) -> Path:
     """Returns the path of a run's `env.json`; cells of a suite share the suite's file."""
     is_cell = (folder / GENERATIONS).is_dir() and folder.absolute().parent.name == CELLS
     return (folder.absolute().parent.parent if is_cell else folder) / "env.json"

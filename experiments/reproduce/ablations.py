@@ -28,7 +28,7 @@ METERED = 4
 """Number of runs to average energy over."""
 
 
-class Rung(NamedTuple):
+class _Rung(NamedTuple):
     """One row of Table 6: the forwards, and the software that runs them."""
 
     name: str
@@ -38,7 +38,7 @@ class Rung(NamedTuple):
     kind: Kind = "modelled"
 
 
-def ladder(world: PublishedTasks) -> list[Rung]:
+def ladder(world: PublishedTasks) -> list[_Rung]:
     """Returns the nine rows of Table 6."""
     prompt = world.task("GSM8K").prompt
     whole, cached = (vanilla(prompt, 128),), (blockwise(prompt, 128),)
@@ -49,15 +49,15 @@ def ladder(world: PublishedTasks) -> list[Rung]:
     on_cpu, remap, swap = System(body="cpu"), System(runtime="remap"), System(runtime="swap")
     without_sls = {"skip_logits": False, "refresh": 0}
     return [
-        Rung("cpu", "CPU", whole, on_cpu),
-        Rung("cpu_prefix_kv", "CPU+prefixKV", cached, on_cpu, "repeated"),
-        Rung("npu", "NPU", whole, remap, "repeated"),
-        Rung("npu_prefix_kv", "NPU+prefixKV", cached, remap, "informed"),
-        Rung("somr", "+SOMR", cached, swap),
-        Rung("mbsd", "+MBSD", decoded(commit="one", **without_sls), swap, "informed"),
-        Rung("sts", "+STS", decoded(**without_sls), swap, "informed"),
-        Rung("sls", "+SLS", decoded(refresh=0), swap, "informed"),
-        Rung("scr", "+SCR", decoded(), swap),
+        _Rung("cpu", "CPU", whole, on_cpu),
+        _Rung("cpu_prefix_kv", "CPU+prefixKV", cached, on_cpu, "repeated"),
+        _Rung("npu", "NPU", whole, remap, "repeated"),
+        _Rung("npu_prefix_kv", "NPU+prefixKV", cached, remap, "informed"),
+        _Rung("somr", "+SOMR", cached, swap),
+        _Rung("mbsd", "+MBSD", decoded(commit="one", **without_sls), swap, "informed"),
+        _Rung("sts", "+STS", decoded(**without_sls), swap, "informed"),
+        _Rung("sls", "+SLS", decoded(refresh=0), swap, "informed"),
+        _Rung("scr", "+SCR", decoded(), swap),
     ]
 
 

@@ -50,7 +50,7 @@ LLAMA = {"cpu": System(body="cpu"), "npu": System(runtime="wide")}
 """Llama's baseline keeps all weights mapped, as two sessions of llama.cpp's backend can."""
 
 
-class Cell(NamedTuple):
+class _Cell(NamedTuple):
     """One column of a task and a length on a phone."""
 
     soc: str
@@ -110,7 +110,7 @@ def _cells_of(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]
 
 
 def _own_session(
-    prefix: str, base: str, cells: Mapping[int, Mapping[str, Cell]]
+    prefix: str, base: str, cells: Mapping[int, Mapping[str, _Cell]]
 ) -> Iterator[ResultRow]:
     """Yields the slowdown of a task's session, from its fitted cell, and the times of the other
     lengths with that factor."""
@@ -132,7 +132,7 @@ def _own_session(
 def _columns(
     world: PublishedTasks, shape: str, soc: str, task: str, tokens: int,
     known: Mapping[str, float], fitted: Mapping[str, float],
-) -> dict[str, Cell]:  # fmt: skip
+) -> dict[str, _Cell]:  # fmt: skip
     workloads = _workloads(world, task, tokens)
     canvas = world.prompt_spread / workloads["cpu"][0].canvas
     open_to = {"cpu": canvas, "cpu_cache": 0.0, "npu": canvas, "llada_cpp": world.spread}
@@ -142,7 +142,7 @@ def _columns(
         slowdown = phone.profile.session.slowdown(SYSTEMS[column].body)
         seconds = [slowdown * time for time in map(phone.latency, runs)]
         changes = _changes(world, shape, soc, column, tokens)
-        found[column] = Cell(
+        found[column] = _Cell(
             soc, seconds, changes, open_to[column], known[column], column in fitted, runs[0].source
         )
     return found
@@ -165,7 +165,7 @@ def _changes(
     return changes_of(shape, soc, SYSTEMS[column], run)
 
 
-def _rows(prefix: str, cells: Mapping[str, Cell], source: str) -> Iterator[ResultRow]:
+def _rows(prefix: str, cells: Mapping[str, _Cell], source: str) -> Iterator[ResultRow]:
     """Yields the time of each column, then the speed-ups within sessions."""
     for column, cell in cells.items():
         session = load_profile(cell.soc).session.spread(SYSTEMS[column].body)
@@ -188,7 +188,7 @@ def _rows(prefix: str, cells: Mapping[str, Cell], source: str) -> Iterator[Resul
         )  # fmt: skip
 
 
-def _apart(one: Cell, other: Cell, column: str) -> list[float]:
+def _apart(one: _Cell, other: _Cell, column: str) -> list[float]:
     """Returns the uncertainties of the ratio of two times in one session."""
     drift = math.sqrt(2) * load_profile(STEADY).session.spread(SYSTEMS[column].body)
     numbers = {*one.changes, *other.changes}

@@ -102,7 +102,7 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
         run.write(f"{mode}.asm", render(programs[mode, longest].instructions))
     answers, formats = config.answers, config.flips.formats
     parts = (
-        modelled_rows(config, programs),
+        _modelled_rows(config, programs),
         flip_rows(config.flips, config.vocab, config.rows, longest, config.seed),
         answer_rows(answers, formats, config.seed) if answers.items else (),
         hardware_rows() if config.hardware else (),
@@ -111,14 +111,14 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
     run.finish(run.recorded(shown))
 
 
-def modelled_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
+def _modelled_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
     """Yields the modelled rows, with published references."""
     hbm, source = fitted_hbm(), f"fitted to {FITTED_TO} of {paper.PAPER}"
     fitted = partial(ResultRow, kind="fitted", source=source)
     yield fitted("fit/hbm_latency_ns", hbm.latency, "ns")
     yield fitted("fit/hbm_gb_per_s", 1024 / hbm.per_kib, "GB/s")
     yield from latency_rows(config, programs)
-    yield from sensitivity_rows(config, programs)
+    yield from _sensitivity_rows(config, programs)
     yield from share_rows()
 
 
@@ -150,7 +150,9 @@ def _published(vlen: int) -> dict[str, dict[str, Any]]:
     return fields
 
 
-def sensitivity_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
+def _sensitivity_rows(
+    config: SamplingEngineConfig, programs: ProgramsByCase
+) -> Iterator[ResultRow]:
     """Yields effects that the published numbers leave out: hardware units, and noise."""
     for vlen in config.vlens:
         ms = time_program(programs["performance", vlen], column="pipelined").cycles.ms

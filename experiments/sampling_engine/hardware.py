@@ -44,10 +44,10 @@ def hardware_rows() -> Iterator[ResultRow]:
         yield ResultRow(f"{name}/flip_flops", flip_flops, "flip-flops")
         yield ResultRow(f"{name}/gate_equivalents", gate_equivalents(cells), "NAND2")
         yield ResultRow(f"{name}/depth", depths[unit], "gates in a row")
-    yield from area_rows()
+    yield from _area_rows()
 
 
-def area_rows() -> Iterator[ResultRow]:
+def _area_rows() -> Iterator[ResultRow]:
     """Yields areas. The first published one gives the area of a gate; the assignment of units to
     the paper's scalar part was chosen with knowledge of its area."""
     first = min(paper.AREA_MM2)

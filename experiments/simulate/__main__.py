@@ -82,7 +82,7 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
         rows += on_phone(phone, workloads, modelled, config.shape)
         if config.pictures:
             picture(phone, modelled, config, run.folder / f"timeline_{modelled.soc}.png")
-        for warning in warnings_of(modelled, model):
+        for warning in _warnings_of(modelled, model):
             print(f"warning: {warning}")
     rows.append(ResultRow("simulate/processor", seconds_a_phone, "s of the processor, a phone"))
     run.finish(rows)
@@ -171,7 +171,7 @@ def on_phone(
     yield row("address_space", memory.limit, "MiB")
 
 
-def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
+def _warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
     """Yields warnings about assumptions behind the numbers."""
     if not found.footprint.fits:
         yield f"{found.soc} cannot run this: {found.footprint.reason}"

@@ -93,16 +93,16 @@ class SudokuConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellsOf(Objective):
+class _CellsOf(Objective):
     """An objective restricted to cells; markers are never masked."""
 
     inner: Objective
 
     def __call__(self, reader: Reader, batch: Any, key: jax.Array) -> LossAndMetrics:
-        return self.inner(reader, cells_alone(batch), key)
+        return self.inner(reader, _cells_alone(batch), key)
 
 
-def cells_alone(batch: Any) -> Any:
+def _cells_alone(batch: Any) -> Any:
     """Returns a batch without markers among its targets."""
     return batch._replace(target=batch.target & (batch.tokens < puzzles.FIRST_MARKER))
 
@@ -115,7 +115,7 @@ def replicate(config: SudokuConfig, run: Run) -> None:
     pool = puzzles.Pool(config.seed, config.grids)
     model = model or _trained(config, run, pool)
     unseen = islice(batches(pool, config.train, puzzles.EOS, config.train.steps), config.head_steps)
-    head, _ = fit_quality_head(model.params, model.config, map(cells_alone, unseen))
+    head, _ = fit_quality_head(model.params, model.config, map(_cells_alone, unseen))
     content = {"weight": head.weight.tolist(), "bias": head.bias.item()}
     run.write("quality_head.json", json.dumps(content) + "\n")
     rows = list(tqdm(_scores(config, model, orders(config, head)), unit="result"))
@@ -138,7 +138,7 @@ def trained_before(folder: str, shape: ModelConfig) -> lj.Model:
 
 def _trained(config: SudokuConfig, run: Run, pool: puzzles.Pool) -> lj.Model:
     """Trains a model, and stores it in the Hugging Face layout."""
-    objective = CellsOf(inner=config.objective)
+    objective = _CellsOf(inner=config.objective)
     parent = None if config.parent is None else trained_before(config.parent, config.shape).params
     state = train(run.folder, config.shape, config.train, pool, parent=parent, objective=objective)
     model = lj.Model(config.shape, state.params, None)

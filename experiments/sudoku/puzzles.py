@@ -58,7 +58,6 @@ def _filled(grid: list[int], rng: Random) -> bool:
 
 
 def random_symmetry(grid: Int[np.ndarray, "9 9"], rng: np.random.Generator) -> np.ndarray:
-    """Returns a grid transformed by a random symmetry of Sudoku."""
     rows, columns = (
         np.concatenate([3 * band + rng.permutation(3) for band in rng.permutation(3)])
         for _ in range(2)

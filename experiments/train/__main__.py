@@ -26,13 +26,13 @@ from experiments.train.curriculum import MixtureConfig, example_source, mixture_
 from experiments.train.model_card import Parent, model_card
 from experiments.train.resume import TRAINING, Training
 from experiments.train.scores import ScoreConfig, probe, task_scores
-from llada_jax.api.loading import Model
+from llada_jax.api.model import Model
 from llada_jax.checkpoint import fingerprint, load_params, model_path, read_tokenizer
+from llada_jax.checkpoint.config_json import config_to_hf
 from llada_jax.config import ONE_DEVICE, MeshConfig, ModelConfig, TrainConfig, require
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.io.atomic import new_folder
-from llada_jax.model.families.config_json import config_to_hf
 from llada_jax.model.mesh import mesh_for
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer

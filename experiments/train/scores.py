@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from experiments.harness.results import ResultRow, share_row
-from llada_jax.api.loading import Model
+from llada_jax.api.model import Model
 from llada_jax.config import ModelConfig, require_counts
 from llada_jax.evaluation.evaluate import evaluate
 from llada_jax.evaluation.task import Task
@@ -36,7 +36,6 @@ class ScoreConfig:
         require_counts(self, "items", "long_items", "batch_size", "probe_items")
 
     def items_of(self, task: Task) -> int:
-        """Returns the number of items of a task."""
         return min(self.items, self.long_items) if task.gen_length > LONG else self.items
 
     def samplers(self, task: Task) -> dict[str, SamplerConfig]:
@@ -55,7 +54,6 @@ class ScoreConfig:
 def task_scores(
     model: Model, tasks: Sequence[Task], config: ScoreConfig
 ) -> list[tuple[SamplerConfig, ResultRow]]:
-    """Scores each task under each sampler."""
     return [
         (sampler, exact_match(f"{task.name}/{name}", model, task, sampler, config))
         for task in tasks

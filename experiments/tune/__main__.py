@@ -65,11 +65,11 @@ def tune(config: TuneConfig, run: Run) -> None:
     rows += _reasons(judge, reference, best)
     rows += _confirmation(config, judge, best.judged.sampler)
     about = f"tuned for {config.phone} on {', '.join(config.tasks)}, to lose {config.loss} points"
-    run.write(BEST, preset_text(best.judged.sampler, about))
+    run.write(BEST, _preset_text(best.judged.sampler, about))
     run.finish(rows)
 
 
-def preset_text(sampler: SamplerConfig, about: str) -> str:
+def _preset_text(sampler: SamplerConfig, about: str) -> str:
     """Returns a preset file with the settings that differ from the defaults. It has no answer
     length, because tasks and prompts decide that."""
     defaults = SamplerConfig().as_dict()

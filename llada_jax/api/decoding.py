@@ -12,17 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from llada_jax.api.denoisers import backend_denoiser, score_rules
-from llada_jax.api.loading import Model, has_tiles
+from llada_jax.api.denoisers import XlaDenoiser, backend_denoiser, score_rules
+from llada_jax.api.model import Model, has_tiles
 from llada_jax.backend.protocol import Backend
-from llada_jax.backend.resources import available_cores
 from llada_jax.config import Loop, require
-from llada_jax.constraint.batch import CompiledConstraints, Constraints, compile_constraints
+from llada_jax.constraint.batch import CompiledConstraints, Constraints
 from llada_jax.on_mesh import MeshDenoiser
-from llada_jax.revision.tile_multiplier import TileMultiplier
-from llada_jax.revision.tiled_forward import tiled_denoiser
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.continuous import Slots
+from llada_jax.sampler.drafters import Own
 from llada_jax.sampler.generate import KeptTrace, Result, checked_run, decode
 from llada_jax.sampler.loops import Decoding, Refresher
 from llada_jax.sampler.prompts import Prompts, Seeds, end_ids, with_ids
@@ -111,7 +109,8 @@ def start(
     )
     require(not config.stop, f"stop is {config.stop!r}; allowed in single steps, as ids: ()")
     texts = _texts(model, config, constraint)
-    run = checked_run(denoiser, model.params, model.config, prompts, config, seed=seed, texts=texts)
+    params = _run_params(model, config, denoiser)
+    run = checked_run(denoiser, params, model.config, prompts, config, seed=seed, texts=texts)
     return run.decoding, run.state(range(len(run.prompts)))
 
 
@@ -198,7 +197,7 @@ def _settings(
     needs_host = on_step or not denoiser.traceable or config.has_worker
     return {
         "denoiser": denoiser,
-        "params": model.params,
+        "params": _run_params(model, config, denoiser),
         "model": model.config,
         "config": config,
         "loop": loop or ("host" if needs_host else "compiled"),
@@ -208,12 +207,39 @@ def _settings(
     }
 
 
+def _run_params(model: Model, config: SamplerConfig, denoiser: Denoiser) -> Params:
+    """Returns the parameters, with the model's drafter if the sampler drafts with it.
+
+    Raises ValueError if the model has none, or if it cannot be used here.
+    """
+    if not isinstance(config.drafter, Own):
+        return model.params
+    drafter, block_length = model.drafter, config.block_length
+    require(
+        drafter is not None,
+        "drafter is 'own' and the model has none; allowed: load(..., drafter=...), or 'lookup'",
+    )
+    require(
+        isinstance(denoiser, XlaDenoiser),
+        "drafter is 'own', and it reads states that only XLA returns, on one device; allowed: "
+        "backend 'xla', or drafter 'lookup'",
+    )
+    require(
+        block_length <= drafter.block_length,
+        f"block_length is {block_length}; allowed: up to {drafter.block_length}, which the drafter "
+        "was trained with",
+    )
+    return model.params._replace(drafter=drafter)
+
+
 def _texts(
     model: Model, config: SamplerConfig, constraint: Constraints | None
 ) -> CompiledConstraints | None:
     """Returns the constraints with their automata, or None."""
     if constraint is None:
         return None
+    from llada_jax.constraint.compiled import compile_constraints  # loads the tokenizers library
+
     ends = end_ids(config, model.config)
     return compile_constraints(constraint, model.tokenizer, ends, model.config.vocab_size)
 
@@ -250,5 +276,9 @@ def _refreshing(
     rules, params = score_rules(config), refresh_on.params
     if not has_tiles(params):
         return backend_denoiser(refresh_on, "xla", rules), params
+    from llada_jax.backend.resources import available_cores
+    from llada_jax.revision.tile_multiplier import TileMultiplier
+    from llada_jax.revision.tiled_forward import tiled_denoiser
+
     multiply = threads.enter_context(TileMultiplier(available_cores()))
     return tiled_denoiser(refresh_on.config, rules, multiply), params

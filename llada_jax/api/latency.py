@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from llada_jax.api.denoisers import backend_denoiser
-from llada_jax.api.loading import Model
+from llada_jax.api.model import Model
 from llada_jax.backend.protocol import Backend
 from llada_jax.config import LatencyTable, ascending_counts, require
 from llada_jax.model.finite import require_finite_results

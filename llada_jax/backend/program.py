@@ -79,11 +79,8 @@ class Recorder:
         self._program, self._bucket, self._limit = program, bucket, limit
         self.config = program.config
         self.largest_head, self.head_chunks = program.largest_head, program.head_chunks
-        self.embedding, self.head, self.output_buffers = (
-            program.embedding,
-            program.head,
-            program.output_buffers,
-        )
+        self.embedding, self.head = program.embedding, program.head
+        self.output_buffers = program.output_buffers
         self.samples: list[Inputs] = []
 
     def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:

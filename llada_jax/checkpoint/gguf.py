@@ -19,6 +19,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from llada_jax.checkpoint.gguf_metadata import (
+    config_from_gguf,
+    gguf_names,
+    rows_are_permuted,
+    with_rope_factors,
+)
 from llada_jax.checkpoint.sources import (
     FLOATS,
     Checkpoint,
@@ -31,12 +37,6 @@ from llada_jax.checkpoint.sources import (
     tensor_shapes,
 )
 from llada_jax.config import ModelConfig, require
-from llada_jax.model.families.gguf_metadata import (
-    config_from_gguf,
-    gguf_names,
-    rows_are_permuted,
-    with_rope_factors,
-)
 
 _BLOCK_DTYPE = np.dtype(ml_dtypes.bfloat16)
 _PERMUTED = ("query", "key", "query_bias", "key_bias")

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from llada_jax.checkpoint.adapter import ADAPTER_WEIGHTS, adapter_settings, merge_adapter
+from llada_jax.checkpoint.config_json import config_from_hf, config_to_hf
 from llada_jax.checkpoint.mlx import KINDS as MLX_KINDS
 from llada_jax.checkpoint.mlx import mlx_settings, mlx_tensors
 from llada_jax.checkpoint.sources import (
@@ -28,6 +29,7 @@ from llada_jax.checkpoint.sources import (
     checked,
     listed,
     param_sources,
+    rows_of,
     tensor_shapes,
 )
 from llada_jax.checkpoint.tensors import kept_dtype
@@ -35,14 +37,13 @@ from llada_jax.config import ModelConfig, require, require_choice, shortened
 from llada_jax.config.checks import parse_json, read_object
 from llada_jax.io.atomic import new_folder
 from llada_jax.io.inside import inside
-from llada_jax.model.families.config_json import config_from_hf, config_to_hf
 from llada_jax.model.families.family import families
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import is_quantized
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
-SINGLE_FILE = "model.safetensors"
+_SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 SaveDtype = Literal["float32", "bfloat16"]
 
@@ -112,12 +113,9 @@ def _config_and_sources(
     generation_file = folder / GENERATION_FILE
     generation = read_object(generation_file) if generation_file.is_file() else None
     config = config_from_hf(hf, names, family, generation, ignore_keys)
-    family_names = families()[config.family].names
-    other_names = families()[config.family].other_names
-    if names is not None and family_names["embedding"] not in names:
-        if other_names and other_names["embedding"] in names:
-            family_names = other_names
-    return config, param_sources(config, family_names)
+    row, stored = families()[config.family], {*(names or ())}
+    choices = (param_sources(config, each) for each in (row.names, row.other_names) if each)
+    return config, max(choices, key=lambda found: len(stored.intersection(tensor_shapes(found))))
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -129,15 +127,15 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     index = folder / INDEX_FILE
     if index.is_file():
         return _mapped_tensors(folder, _file_of(folder, read_object(index)))
-    if not (folder / SINGLE_FILE).is_file():
+    if not (folder / _SINGLE_FILE).is_file():
         pickled = sorted(path.name for path in folder.glob("*.bin"))
         require(
             not pickled,
-            f"{folder} has its weights in {listed(pickled)}; allowed: {SINGLE_FILE} (convert it "
+            f"{folder} has its weights in {listed(pickled)}; allowed: {_SINGLE_FILE} (convert it "
             "first: save_pretrained of transformers writes it)",
         )
-        raise FileNotFoundError(f"no {SINGLE_FILE} and no {INDEX_FILE} in {folder}")
-    return tensors_of(folder / SINGLE_FILE)
+        raise FileNotFoundError(f"no {_SINGLE_FILE} and no {INDEX_FILE} in {folder}")
+    return tensors_of(folder / _SINGLE_FILE)
 
 
 def _file_of(folder: Path, index: Mapping[str, Any]) -> dict[str, str]:
@@ -155,8 +153,8 @@ def _mapped_tensors(folder: Path, file_of: Mapping[str, str]) -> dict[str, Store
     if missing:
         raise FileNotFoundError(f"{folder} lacks {listed(missing)}, named by {INDEX_FILE}")
     require(  # files of other tensors, such as adapters, are allowed
-        SINGLE_FILE in files or not (folder / SINGLE_FILE).exists(),
-        f"{folder} has {SINGLE_FILE}, which {INDEX_FILE} does not name; allowed: one of the two",
+        _SINGLE_FILE in files or not (folder / _SINGLE_FILE).exists(),
+        f"{folder} has {_SINGLE_FILE}, which {INDEX_FILE} does not name; allowed: one of the two",
     )
     stored: dict[str, StoredTensor] = {}
     for name, file in files.items():
@@ -189,7 +187,7 @@ def tensors_of(file: Path) -> dict[str, StoredTensor]:
 
 
 def _stored(file: Path, name: str, entry: Mapping[str, Any], data: int) -> StoredTensor:
-    shape = tuple(entry["shape"])
+    shape = rows_of(tuple(entry["shape"]))  # the experts of a layer may be stacked
     begin, end = entry["data_offsets"]
     rows = shape[0] if shape else 1
     return StoredTensor(
@@ -230,7 +228,7 @@ def save_huggingface(
     tensors = _tensors(sources, jax.tree.leaves(params, is_leaf=is_quantized), np.dtype(dtype))
     with new_folder(Path(folder)) as part:
         try:
-            save_file(tensors, part / SINGLE_FILE, metadata={"format": "pt"})
+            save_file(tensors, part / _SINGLE_FILE, metadata={"format": "pt"})
         except SafetensorError as error:  # the library's class for errors of the system
             raise OSError(f"{folder} was not written: {error}") from error
         (part / CONFIG_FILE).write_text(json.dumps(hf, indent=2, sort_keys=True) + "\n")

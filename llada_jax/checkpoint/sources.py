@@ -121,8 +121,8 @@ class ComputedTensor(StoredTensor):
     ) -> "ComputedTensor":
         """Returns a computed tensor with the name and the file of the tensor `like`."""
         return cls(
-            like.name, like.file, like.offset, shape, shape[-1] * 4, kind, dtype, _as_float32,
-            rows=rows,
+            like.name, like.file, like.offset, shape, shape[-1] * 4, kind, dtype,
+            lambda raw: raw.view(np.float32), rows=rows,
         )  # fmt: skip
 
     def pieces(
@@ -133,10 +133,6 @@ class ComputedTensor(StoredTensor):
         step = max(1, int(min(elements, 1 << 40)) // max(1, math.prod(self.shape[1:])))
         for first in range(start, stop, step):
             yield self.rows(first, min(first + step, stop)).view(np.uint8)
-
-
-def _as_float32(raw: np.ndarray) -> np.ndarray:
-    return raw.view(np.float32)
 
 
 class ParamSource(NamedTuple):

@@ -31,4 +31,4 @@ from llada_jax.config.export_settings import (
 from llada_jax.config.model import ONE_DEVICE, MeshConfig, ModelConfig, MoEConfig, Router
 from llada_jax.config.parity import HOUSE, FloatDtype, Loop, Parity, Remasking
 from llada_jax.config.timed_buckets import LatencyTable
-from llada_jax.config.training import LoraConfig, Objective, Optimizer, TrainConfig
+from llada_jax.config.training import LoopConfig, LoraConfig, Objective, Optimizer, TrainConfig

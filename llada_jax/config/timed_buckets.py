@@ -33,6 +33,24 @@ class LatencyTable:
         require(soc in MODELLED, f"latency_table is {soc!r}; allowed: {', '.join(MODELLED)}")
         return cls(rows=ROWS, ms=MODELLED[soc])
 
+    def draft_length(self, acceptance: float) -> int:
+        """Returns the number of rows that decodes most tokens per time with a drafter: the
+        `block_length` of draft and verify (presets `lookup` and `draft`).
+
+        R rows verify R - 1 drafts. If the model confirms each with probability a, given the ones
+        before it, a forward gives 1 + a + ... + a^(R - 1) tokens.
+
+        Args:
+          acceptance: a, from 0 to 1, as measured or assumed; 0.7 is a good drafter.
+        """
+        require(
+            isinstance(acceptance, Real) and 0 <= acceptance <= 1,
+            f"acceptance is {acceptance!r}; allowed: 0 to 1",
+        )
+        tokens = [sum(acceptance**n for n in range(rows)) for rows in self.rows]
+        speeds = [count / ms for count, ms in zip(tokens, self.ms, strict=True)]
+        return self.rows[speeds.index(max(speeds))]
+
     def __post_init__(self) -> None:
         rows = ascending_counts("latency_table.rows", self.rows)
         times = list(self.ms) if isinstance(self.ms, Iterable) else []

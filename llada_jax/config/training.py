@@ -41,12 +41,34 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """Settings of a training run. Equal settings give the same run, bit for bit."""
+class LoopConfig:
+    """Settings of a training loop. Equal settings give the same run, bit for bit."""
 
     seed: int = 0
     steps: int
     batch_size: int = 32
+    clip_norm: float = 1.0
+    log_every: int = 50
+    checkpoint_every: int = 500
+    keep_checkpoints: int = 2
+    evaluate_every: int = 0
+    """Steps between calls of the caller's evaluation; 0 disables it."""
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+        require_counts(self, "steps", "batch_size", "log_every", "checkpoint_every",
+                       "keep_checkpoints")  # fmt: skip
+        require_counts(self, "evaluate_every", least=0)
+        require_seed("seed", self.seed)
+        require_numbers(self, "clip_norm", above=0)
+        # Running means restart at each log line, so a resumed run must start right after one.
+        require_multiple(self, "checkpoint_every", "evaluate_every", of="log_every")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(LoopConfig):
+    """Settings of a training run of a masked-diffusion model."""
+
     matmul_dtype: MatmulDtype = "float32"
     """Dtype of the inputs of the layers' matrix products. Parameters, sums and activations between
     products stay float32."""
@@ -70,7 +92,6 @@ class TrainConfig:
     decay_steps: int = 1000
     """Last steps, over which the learning rate falls linearly to zero; constant before them."""
     weight_decay: float = 0.01
-    clip_norm: float = 1.0
     balance_weight: float = 0.01
     """Weight of the loss that balances the load of routed experts, as in LLaDA-MoE (arXiv
     2509.24389)."""
@@ -91,27 +112,20 @@ class TrainConfig:
     and more padding."""
     group_steps: int = 8
     """Number of batches that are drawn together and sorted by length, which reduces padding."""
-    log_every: int = 50
-    checkpoint_every: int = 500
-    keep_checkpoints: int = 2
-    evaluate_every: int = 0
-    """Steps between calls of the caller's evaluation; 0 disables it."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        super().__post_init__()
         require(
             self.activation_dtype == "float32" or self.matmul_dtype == "bfloat16",
             f"activation_dtype is {self.activation_dtype!r} with matmul_dtype "
             f"{self.matmul_dtype!r}; allowed: 'float32', or both 'bfloat16'",
         )
-        require_counts(self, "steps", "batch_size", "block_length", "max_gen_length",
-                       "length_multiple", "group_steps", "log_every", "checkpoint_every",
-                       "keep_checkpoints", "accumulate")  # fmt: skip
-        require_counts(self, "seed", "warmup_steps", "decay_steps", "evaluate_every", least=0)
-        require_seed("seed", self.seed)
+        require_counts(self, "block_length", "max_gen_length", "length_multiple", "group_steps",
+                       "accumulate")  # fmt: skip
+        require_counts(self, "seed", "warmup_steps", "decay_steps", least=0)
         require_numbers(self, "weight_decay", "balance_weight", "router_z_weight", least=0)
         require_numbers(self, "block_share", "cut_share", least=0, most=1)
-        require_numbers(self, "peak_lr", "clip_norm", above=0)
+        require_numbers(self, "peak_lr", above=0)
         require(
             0 < self.min_mask_probability < 1,
             f"min_mask_probability is {self.min_mask_probability}; allowed: between 0 and 1",
@@ -126,8 +140,6 @@ class TrainConfig:
             f"steps ({self.steps})",
         )
         require_multiple(self, "max_gen_length", of="block_length")
-        # Running means restart at each log line, so a resumed run must start right after one.
-        require_multiple(self, "checkpoint_every", "evaluate_every", of="log_every")
 
     def replace(self, **changes: Any) -> "TrainConfig":
         """Returns a copy with some fields changed, checked again."""

@@ -1,8 +1,8 @@
 """Prepares the constraints of a batch for decoding.
 
-`compile_constraints` builds or loads the automaton of each different pattern, `grammar_of` merges
-the automata into one `Grammar` of arrays that compiled programs take as an argument, and
-`locate_texts` finds the span of each row's text on its canvas and checks that some text fits.
+`grammar_of` merges the automata of the patterns (`compiled.compile_constraints`) into one `Grammar`
+of arrays that compiled programs take as an argument, and `locate_texts` finds the span of each
+row's text on its canvas and checks that some text fits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,8 @@ from jaxtyping import Bool, Int
 
 from llada_jax.config import require
 from llada_jax.constraint.automaton import DEAD, FAR, Automaton
-from llada_jax.constraint.compiled import compiled
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.reach import Grammar, TextSpans
-from llada_jax.text import Tokenizer
 
 Constraints = Constraint | Sequence[Constraint]
 
@@ -27,36 +25,6 @@ class CompiledConstraints(NamedTuple):
 
     constraints: tuple[Constraint, ...]
     automata: Mapping[Any, Automaton]
-
-
-def compile_constraints(
-    constraints: Constraints, tokenizer: Tokenizer | None, ends: Sequence[int], vocab_size: int
-) -> CompiledConstraints:
-    """Compiles constraints.
-
-    Raises ValueError for values that are not constraints, different kinds of confidence, a model
-    without a tokenizer or an end token, and patterns without a text or with a too large automaton.
-    """
-    rows = (constraints,) if isinstance(constraints, Constraint) else constraints
-    is_list = isinstance(rows, Sequence) and len(rows) > 0
-    require(
-        is_list and all(isinstance(constraint, Constraint) for constraint in rows),
-        f"constraint is {constraints!r}; allowed: lj.regex(...), lj.json_schema(...), "
-        "lj.choice(...), or a list of them, one for each prompt",
-    )
-    measures = sorted({constraint.confidence for constraint in rows})
-    require(len(measures) == 1, f"the batch has confidences {measures}; allowed: one of them")
-    if tokenizer is None:
-        raise ValueError("the model has no tokenizer; allowed: a constraint with one")
-    require(
-        len(ends) > 0, "neither the model nor the sampler names an EOS; allowed: one, as eos_id"
-    )
-    different = {constraint.texts: constraint for constraint in rows}
-    automata = {
-        key: compiled(constraint, tokenizer, ends, vocab_size)
-        for key, constraint in different.items()
-    }
-    return CompiledConstraints(tuple(rows), automata)
 
 
 def grammar_of(texts: CompiledConstraints, ends: Sequence[int]) -> Grammar:

@@ -1,4 +1,4 @@
-"""Compiles a constraint to an automaton over a model's tokens, and caches it on disk."""
+"""Compiles constraints to automata over a model's tokens, and caches them on disk."""
 
 import hashlib
 import json
@@ -9,6 +9,7 @@ import numpy as np
 
 from llada_jax.config import require
 from llada_jax.constraint.automaton import FAR, Automaton, text_automaton, token_automaton
+from llada_jax.constraint.batch import CompiledConstraints, Constraints
 from llada_jax.constraint.byte_automaton import engine_version, regex_automaton
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.spelling import canonical_steps, spelled_tokens
@@ -18,6 +19,36 @@ from llada_jax.text import Tokenizer
 
 MOST_STATES = 4096
 _FORMAT = 2
+
+
+def compile_constraints(
+    constraints: Constraints, tokenizer: Tokenizer | None, ends: Sequence[int], vocab_size: int
+) -> CompiledConstraints:
+    """Compiles constraints.
+
+    Raises ValueError for values that are not constraints, different kinds of confidence, a model
+    without a tokenizer or an end token, and patterns without a text or with a too large automaton.
+    """
+    rows = (constraints,) if isinstance(constraints, Constraint) else constraints
+    is_list = isinstance(rows, Sequence) and len(rows) > 0
+    require(
+        is_list and all(isinstance(constraint, Constraint) for constraint in rows),
+        f"constraint is {constraints!r}; allowed: lj.regex(...), lj.json_schema(...), "
+        "lj.choice(...), or a list of them, one for each prompt",
+    )
+    measures = sorted({constraint.confidence for constraint in rows})
+    require(len(measures) == 1, f"the batch has confidences {measures}; allowed: one of them")
+    if tokenizer is None:
+        raise ValueError("the model has no tokenizer; allowed: a constraint with one")
+    require(
+        len(ends) > 0, "neither the model nor the sampler names an EOS; allowed: one, as eos_id"
+    )
+    different = {constraint.texts: constraint for constraint in rows}
+    automata = {
+        key: compiled(constraint, tokenizer, ends, vocab_size)
+        for key, constraint in different.items()
+    }
+    return CompiledConstraints(tuple(rows), automata)
 
 
 def compiled(

@@ -24,7 +24,8 @@ import numpy as np
 from tqdm import tqdm
 
 from llada_jax.api.decoding import generate_stream
-from llada_jax.api.loading import Model, load
+from llada_jax.api.loading import load
+from llada_jax.api.model import Model
 from llada_jax.config import Loop, require, require_counts
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import (
@@ -43,6 +44,7 @@ from llada_jax.model.params import parameter_name
 from llada_jax.revision.tiles import Tiles
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.trace import Trace
+from llada_jax.text import TOKENIZER_SOURCES
 
 PLACES = 8
 """Default number of batch slots."""
@@ -140,7 +142,8 @@ class Trial:
         require_counts(self, "batch_size", "places")
         require(
             self.model.tokenizer is not None,
-            f"model {self.model.source or 'model'!r} has no tokenizer.json; allowed: one that has",
+            f"model {self.model.source or 'model'!r} has no tokenizer; allowed: one with "
+            f"{TOKENIZER_SOURCES}",
         )
 
     @property

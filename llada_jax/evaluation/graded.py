@@ -64,8 +64,7 @@ class Evaluation:
         require_object(require_object(store.settings, path, _SETTINGS)["task"], path, _TASK)
         evaluation = graded(store, task or load_task(store.settings["task"]["name"]), items)
         require(
-            bool(evaluation.batches),
-            f"{folder} has no generations yet; allowed: one batch or more",
+            bool(evaluation.batches), f"{folder} has no generations yet; allowed: one batch or more"
         )
         return evaluation
 
@@ -91,12 +90,8 @@ class Evaluation:
     def name(self) -> str:
         """Task, sampler, and backend and tiles unless default, as in `choices/threshold/q4_0`."""
         settings = self.settings
-        names = (
-            settings["task"]["name"],
-            settings["sampler_name"],
-            settings["backend"],
-            settings.get("tiles"),
-        )
+        others = map(settings.get, ("sampler_name", "backend", "tiles"))
+        names = (settings["task"]["name"], *others)
         return "/".join(name for name in names if name not in (None, "xla"))
 
     @cached_property

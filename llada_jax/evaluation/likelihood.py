@@ -1,4 +1,7 @@
-"""Log-likelihoods of answers and texts under a masked-diffusion model, by LLaDA's bound.
+"""Log-likelihoods of answers and texts: exact for autoregressive models, else LLaDA's bound.
+
+An autoregressive model gives log p(answer | prompt) as the sum of log p(token | tokens before it),
+from one forward of the text.
 
 The bound of an answer of L tokens (LLaDA, arXiv 2502.09992, equation 6) is the mean, over l uniform
 on 1..L and then over all sets of l masked tokens, of
@@ -52,8 +55,8 @@ def log_likelihoods(
     seed: int = 0,
     progress: bool = False,
 ) -> Float[np.ndarray, " n"]:
-    """Returns lower bounds of log p(answer | prompt) in nats: exact for short answers, otherwise
-    Monte Carlo estimates.
+    """Returns log p(answer | prompt) in nats of an autoregressive model, or its lower bounds for
+    other families: exact bounds of short answers, otherwise Monte Carlo estimates.
 
     For a block-causal family the answer's blocks are scored one after the other, each with all
     earlier blocks unmasked, as such a model is trained and decoded.
@@ -65,9 +68,10 @@ def log_likelihoods(
       seed: Seed of the mask patterns.
       progress: Show a progress bar.
 
-    Raises ValueError, before anything is computed, for an empty answer, ids outside the vocabulary
-    or [MASK], a canvas that is too long, a model without parameters or mask_id; and
-    FloatingPointError for log-probabilities that are not finite.
+    Raises ValueError, before anything is computed, for an empty answer, an empty prompt if outputs
+    predict the next position, ids outside the vocabulary or [MASK], a canvas that is too long, a
+    model without parameters, or a diffusion model without mask_id; and FloatingPointError for
+    log-probabilities that are not finite.
     """
     require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
     require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
@@ -75,20 +79,20 @@ def log_likelihoods(
         params is not None, "the model has no parameters (it is an export); allowed: a checkpoint"
     )
     require(
-        config.causal is None,
+        config.causal is None or config.autoregressive,
         f"causal is {config.causal!r}, for which LLaDA's bound says nothing; allowed: None",
     )
-    if config.mask_id is None:
+    if config.mask_id is None and not config.autoregressive:
         raise ValueError("mask_id is not set by the model's configuration, and likelihoods need it")
 
-    def canvas_length(piece: Piece) -> int:
+    def canvas_length(piece: _Piece) -> int:
         return padded(len(piece.ids))
 
     pieces = sorted(_pieces(config, pairs), key=canvas_length)
     sums = np.zeros(len(pairs))
     with tqdm(pieces, desc="likelihoods", unit="answer", disable=not progress) as bar:
         for length, group in groupby(bar, canvas_length):
-            samples = _samples(group, mc_num, seed)
+            samples = _samples(group, None if config.autoregressive else mc_num, seed)
             while batch := list(islice(samples, batch_size)):
                 tokens, live, masked = _canvases(batch, batch_size, length, config.mask_id)
                 log_p = score_masked(params, config, tokens, live, masked)
@@ -98,7 +102,7 @@ def log_likelihoods(
     return sums
 
 
-class Piece(NamedTuple):
+class _Piece(NamedTuple):
     """A part of an answer that is scored at once: `ids[start:]`, given `ids[:start]`."""
 
     pair: int  # index of the prompt and answer
@@ -109,33 +113,38 @@ class Piece(NamedTuple):
 class _Sample(NamedTuple):
     """One canvas: a piece, its masked positions, and the weight of the mask pattern."""
 
-    piece: Piece
+    piece: _Piece
     masked: Int[np.ndarray, " l"]
     weight: float
 
 
-def _pieces(config: ModelConfig, pairs: Sequence[Pair]) -> Iterator[Piece]:
+def _pieces(config: ModelConfig, pairs: Sequence[Pair]) -> Iterator[_Piece]:
     """Yields each answer, or its part in each block of a block-causal family. Raises ValueError
     for a pair that has no likelihood."""
     for index, (prompt, answer) in enumerate(pairs):
         ids = np.asarray([*prompt, *answer], np.int64)
         require(len(answer) > 0, f"answer {index} is empty; allowed: 1 token or more")
         config.require_room(f"the text of prompt and answer {index}", len(ids))
-        outside = ids[(ids < 0) | (ids >= config.vocab_size) | (ids == config.mask_id)]
+        mask_id = -1 if config.mask_id is None else config.mask_id
+        outside = ids[(ids < 0) | (ids >= config.vocab_size) | (ids == mask_id)]
         require(
             not outside.size,
             f"prompt and answer {index} have id {outside[:1]}; allowed: 0 to "
-            f"{config.vocab_size - 1}, without [MASK] ({config.mask_id})",
+            f"{config.vocab_size - 1}{'' if mask_id < 0 else f', without [MASK] ({mask_id})'}",
         )
         require(
-            len(prompt) > 0 or not config.shift_logits,
+            len(prompt) > 0 or not _predicts_next(config),
             f"prompt {index} is empty; allowed: 1 token or more (each position of this family "
             "predicts the next one)",
         )
         block, first = config.block_length, len(prompt)
         cuts = range((first // block + 1) * block, len(ids), block) if block else ()
         for start, stop in pairwise([first, *cuts, len(ids)]):
-            yield Piece(index, ids[:stop], start)
+            yield _Piece(index, ids[:stop], start)
+
+
+def _predicts_next(config: ModelConfig) -> bool:
+    return config.shift_logits or config.autoregressive
 
 
 def padded(length: int) -> int:
@@ -145,24 +154,28 @@ def padded(length: int) -> int:
     return -(-length // step) * step
 
 
-def _samples(pieces: Iterator[Piece], mc_num: int, seed: int) -> Iterator[_Sample]:
+def _samples(pieces: Iterator[_Piece], mc_num: int | None, seed: int) -> Iterator[_Sample]:
+    """Yields the canvases of each piece; one that scores all of its tokens if `mc_num` is None."""
     for piece in pieces:
-        patterns = mask_patterns(len(piece.ids) - piece.start, mc_num, seed)
+        length = len(piece.ids) - piece.start
+        whole = MaskPatterns(np.ones((1, length), bool), np.ones(1))
+        patterns = whole if mc_num is None else mask_patterns(length, mc_num, seed)
         for pattern, weight in zip(*patterns, strict=True):
             yield _Sample(piece, piece.start + np.flatnonzero(pattern), float(weight))
 
 
 def _canvases(
-    batch: list[_Sample], batch_size: int, length: int, mask_id: int
+    batch: list[_Sample], batch_size: int, length: int, mask_id: int | None
 ) -> tuple[Int[np.ndarray, "B L"], Bool[np.ndarray, "B L"], MaskedTokens]:
     """Returns the canvases, filled up to `batch_size` with copies of the first, their live
-    positions and their masked tokens."""
-    tokens = np.full((batch_size, length), mask_id, np.int32)
+    positions and the tokens to score, which are not masked if there is no `mask_id`."""
+    tokens = np.full((batch_size, length), mask_id or 0, np.int32)
     live = np.zeros((batch_size, length), bool)
     for row in range(batch_size):
         piece, holes, _ = batch[row] if row < len(batch) else batch[0]
         tokens[row, : len(piece.ids)] = piece.ids
-        tokens[row, holes] = mask_id
+        if mask_id is not None:
+            tokens[row, holes] = mask_id
         live[row, : len(piece.ids)] = True
     masked = MaskedTokens(
         np.concatenate([np.full(len(sample.masked), row) for row, sample in enumerate(batch)]),
@@ -180,12 +193,13 @@ def score_masked(
     masked: MaskedTokens,
 ) -> Float[np.ndarray, " M"]:
     """Returns log-probabilities (nats) of masked tokens, given canvases with [MASK] at their
-    positions. Positions that are not live are ignored. Raises FloatingPointError if a result is not
-    finite."""
+    positions; of the text's own tokens if the model is autoregressive, where each row only sees
+    earlier ones. Positions that are not live are ignored. Raises FloatingPointError if a result is
+    not finite."""
     states = _states(params, config, tokens, live)
     padding = padded(len(masked.row)) - len(masked.row)
     row, position, token = (np.pad(part, (0, padding)).astype(np.int32) for part in masked)
-    predicting = np.maximum(position - int(config.shift_logits), 0)
+    predicting = np.maximum(position - int(_predicts_next(config)), 0)
     padded_log_p = _log_probabilities(params, states, row, predicting, token)
     log_p = np.asarray(padded_log_p, np.float64)[: len(masked.row)]
     (bad,) = np.nonzero(~np.isfinite(log_p))

@@ -3,8 +3,9 @@
     lm = LmEvalModel(model, SamplerConfig.from_flat(...))
     lm_eval.simple_evaluate(lm, tasks=["boolq"], task_manager=TaskManager(include_path=folder))
 
-Likelihoods are LLaDA's bound (`llada_jax.evaluation.likelihood`) and do not depend on the sampler;
-generated texts come from the sampler. torch is neither needed nor imported.
+Likelihoods are exact for autoregressive models and LLaDA's bound for others
+(`llada_jax.evaluation.likelihood`), and do not depend on the sampler; generated texts come from the
+sampler. torch is neither needed nor imported.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from llada_jax.api.decoding import generate_stream
-from llada_jax.api.loading import Model
+from llada_jax.api.model import Model
 from llada_jax.config import require
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import (
@@ -34,6 +35,7 @@ from llada_jax.evaluation.generations import (
 from llada_jax.evaluation.likelihood import Pair, log_likelihoods
 from llada_jax.evaluation.task import Item
 from llada_jax.sampler.config import SamplerConfig
+from llada_jax.text import TOKENIZER_SOURCES
 
 try:
     from lm_eval.api.instance import Instance
@@ -115,7 +117,7 @@ class _Request(NamedTuple):
 
 
 class LmEvalModel(LM):
-    """Answers the harness's requests with a masked-diffusion model.
+    """Answers the harness's requests with a model of this package.
 
     Args:
       sampler: How texts are decoded. Its `gen_length` is the canvas, whatever a task requests; a
@@ -144,7 +146,7 @@ class LmEvalModel(LM):
     ) -> None:
         super().__init__()
         if model.tokenizer is None:
-            raise ValueError("the model has no tokenizer.json; allowed: one that has")
+            raise ValueError(f"the model has no tokenizer; allowed: one with {TOKENIZER_SOURCES}")
         require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
         require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
         self._model, self._tokenizer = model, model.tokenizer
@@ -170,7 +172,7 @@ class LmEvalModel(LM):
         return self._tokenizer.apply_chat_template(chat_history, add_generation_prompt)
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Returns pairs of the bound of log p(continuation | context), and False for the harness's
+        """Returns pairs of log p(continuation | context) or its bound, and False for the harness's
         "is it the greedy answer", which would need decoding."""
 
         def bounds(indices: Sequence[int]) -> list[float]:

@@ -36,7 +36,7 @@ class PairedComparison(NamedTuple):
     n: int
 
 
-def wilson_interval(right: int, n: int, z: float = Z) -> Interval:
+def wilson_interval(right: int, n: int) -> Interval:
     """Returns Wilson's score interval of a proportion (E. B. Wilson, JASA 22, 1927).
 
     The n trials must be independent: a question asked twice of a greedy decoder is one trial.
@@ -44,8 +44,8 @@ def wilson_interval(right: int, n: int, z: float = Z) -> Interval:
     require(n > 0, f"n is {n}; allowed: 1 or more")
     require(0 <= right <= n, f"right is {right}; allowed: 0 to n ({n})")
     share = right / n
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    middle = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
+    half = Z / (1 + Z * Z / n) * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
     # The bounds for 0 and n right are exactly 0 and 1, which rounding can miss.
     return Interval(max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
 

@@ -107,8 +107,6 @@ def unique_questions(generations: Sequence[Generation]) -> list[Generation]:
 
 
 class BootstrapEstimate(NamedTuple):
-    """A statistic with its bootstrap interval."""
-
     value: float
     interval: Interval
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from llada_jax.config import require, require_choice
 
 Split = Literal["train", "test"]
-TEST_SHARE = 16  # one of 16 keys belongs to the test split
+_TEST_SHARE = 16  # one of 16 keys belongs to the test split
 ANSWER_MARK = "####"
 
 
@@ -46,7 +46,7 @@ Verify = Callable[[Item, str], bool]
 
 def split_of(key: str) -> Split:
     """Returns the split of a key, in every seed and difficulty."""
-    return "train" if zlib.crc32(key.encode()) % TEST_SHARE else "test"
+    return "train" if zlib.crc32(key.encode()) % _TEST_SHARE else "test"
 
 
 def final_answer(text: str) -> str:

@@ -99,7 +99,7 @@ class Trajectory:
         """Returns for each position of a block the mean index (from 1) of the block's pass that
         first commits it (Figure 8). Accepted drafts count as 0; NaN if no answer has the position.
         """
-        return mean_by_position(*self.first_commits(), self.block_length)
+        return _mean_by_position(*self.first_commits(), self.block_length)
 
     def first_commits(self) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
         """Returns for each answer token its position in its block, and the index (from 1) of the
@@ -157,7 +157,7 @@ class Trajectory:
         return share / self.block_length
 
 
-def mean_by_position(
+def _mean_by_position(
     position: Int[np.ndarray, " N"], values: Int[np.ndarray, " N"], n_positions: int = 0
 ) -> Float[np.ndarray, " C"]:
     """Returns the mean value at each position, for at least `n_positions`; NaN without values."""
@@ -213,7 +213,7 @@ def regime(trajectories: Iterable[Trajectory]) -> Regime:
         _mean(committed[left > 0.75]),
         _mean(committed[(left > 0.25) & (left <= 0.75)]),
         _mean(committed[(left > 0) & (left <= 0.25)]),
-        _slope(mean_by_position(position, commit_pass)),
+        _slope(_mean_by_position(position, commit_pass)),
         float(rows.mean()),
         32 * _mean(unsure),
     )

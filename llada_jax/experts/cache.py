@@ -19,9 +19,9 @@ from llada_jax.experts.schedule import Scheduler
 CacheName = Literal["mrs", "lru", "static", "tide"]
 MRS_ALPHA = 0.5
 """Not given in the paper; its code and the port for Ascend NPUs both use 0.5."""
-MRS_WIDTH = 2
+_MRS_WIDTH = 2
 """Scores that count, as a multiple of the activated experts (arXiv 2504.05897, section IV-D)."""
-TIDE_INTERVAL = 4
+_TIDE_INTERVAL = 4
 
 
 class ExpertCache:
@@ -44,7 +44,7 @@ class MinusRecentScore(ExpertCache):
         self._alpha = alpha
 
     def observe(self, visit: Visit) -> None:
-        width = MRS_WIDTH * np.count_nonzero(visit.loads)
+        width = _MRS_WIDTH * np.count_nonzero(visit.loads)
         score = self.worth[visit.layer]
         score *= 1 - self._alpha
         top = np.argpartition(-visit.scores, min(width, score.size - 1))[:width]
@@ -73,7 +73,7 @@ class IntervalRefresh(ExpertCache):
         if visit.new_block:
             self._step_of_block[layer] = 0
             self._blocks[layer] += 1
-        if self._blocks[layer] <= 1 or self._step_of_block[layer] % TIDE_INTERVAL == 0:
+        if self._blocks[layer] <= 1 or self._step_of_block[layer] % _TIDE_INTERVAL == 0:
             self.worth[layer] = visit.loads
         self._step_of_block[layer] += 1
 

@@ -50,8 +50,6 @@ POLICIES = {
 
 
 class LayerDecision(NamedTuple):
-    """The decision for one layer."""
-
     schedule: Schedule
     resident_after: Bool[np.ndarray, " E"]
     """After the layer: experts transferred by the schedule may have replaced others."""

@@ -26,7 +26,7 @@ GATE_AHEAD = 0.78
 """Share of a layer's experts that its gate predicts one layer early: FATE on DeepSeek-V2-Lite,
 which arXiv 2511.10676 claims to beat by about 15 points with 93.03 %. For n layers early its n-th
 power, which is an assumption."""
-PASSAGE = 0.97
+_PASSAGE = 0.97
 """Correlation of a text's topic between tokens: a passage of 33 tokens, about a block."""
 
 
@@ -55,9 +55,9 @@ STATISTICS = {
     # determine popular and topic together; the jitter is LLaDA2's.
     "llada_moe": RoutingStatistics(topic=0.16, jitter=0.002),
     # LRU's hit rate at a quarter of the experts determines the topic (arXiv 2504.05897, figure 9).
-    "qwen2": RoutingStatistics(topic=0.208, topic_keeps=PASSAGE),
-    "deepseek": RoutingStatistics(topic=0.213, topic_keeps=PASSAGE),
-    "mixtral": RoutingStatistics(topic=0.025, topic_keeps=PASSAGE),
+    "qwen2": RoutingStatistics(topic=0.208, topic_keeps=_PASSAGE),
+    "deepseek": RoutingStatistics(topic=0.213, topic_keeps=_PASSAGE),
+    "mixtral": RoutingStatistics(topic=0.025, topic_keeps=_PASSAGE),
 }
 """By the name of the model's shape."""
 

@@ -25,7 +25,7 @@ from llada_jax.model.layers import (
     Attend,
     CachedLayer,
     Rotation,
-    attend_to_cache,
+    attend,
     attention_bias,
     feed_forward,
     mix_heads,
@@ -67,7 +67,7 @@ def run_layer(
     cached: Any,
     *,
     ffn: FeedForwardHalf = feed_forward_half,
-    attend_with: Attend = attend_to_cache,
+    attend_with: Attend = attend,
 ) -> LayerOut:
     """Runs one layer.
 
@@ -89,7 +89,7 @@ def attention_half(
     angles: Rotation,
     bias: Float[Array, "B R T"],
     cached: Any,
-    attend_with: Attend = attend_to_cache,
+    attend_with: Attend = attend,
 ) -> tuple[
     Float[Array, "B R D"], Float[Array, "B R D"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]
 ]:
@@ -141,13 +141,22 @@ def forward_rows(
     rows: Rows,
     cache: KVCache,
     run: RunLayer = shared_layer,
+    taps: Sequence[int] = (),
 ) -> RowsOut:
     """Runs some rows of a canvas against a cache, which is only read.
 
     Args:
       params: Arrays of one float dtype, which the activations also have, or quantized matrices.
       run: Runs each layer; its `cached` is a `CachedLayer` with the layer's number as `index`.
+      taps: Layers, from 0, whose outputs are also returned.
     """
+    outputs = {}
+
+    def run_tapped(layer, config, hidden, angles, bias, cached):
+        out = run(layer, config, hidden, angles, bias, cached)
+        outputs[cached.index] = out[0]
+        return out
+
     hidden, keys, values = run_layers(
         params.layers,
         config,
@@ -155,10 +164,11 @@ def forward_rows(
         rotation(config, rows.positions),
         attention_bias(rows),
         (CachedLayer(*cache, index) for index in range(config.n_layers)),
-        run,
+        run_tapped if taps else run,
     )
     hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
-    return RowsOut(hidden, jnp.stack(keys), jnp.stack(values))
+    tapped = jnp.stack([outputs[layer] for layer in taps], axis=2) if taps else None
+    return RowsOut(hidden, jnp.stack(keys), jnp.stack(values), tapped)
 
 
 def forward(

@@ -93,10 +93,11 @@ def head_weight(params: ModelParams) -> Weight:
 
 def logits_of(params: ModelParams, hidden: Float[Array, "B R D"]) -> Float[Array, "B R V"]:
     """Returns all logits in float32, for training and tests; decoding streams them instead."""
-    return _chunk_logits(hidden, head_weight(params))
+    return head_logits(hidden, head_weight(params))
 
 
-def _chunk_logits(hidden: Float[Array, "B C D"], weight: Weight) -> Float[Array, "B C chunk"]:
+def head_logits(hidden: Float[Array, "B C D"], weight: Weight) -> Float[Array, "B C chunk"]:
+    """Returns the logits of some rows of the head's matrix in float32."""
     if isinstance(weight, QuantArray):
         return linear(hidden.astype(jnp.float32), weight)
     return jnp.einsum("bcd,vd->bcv", hidden, weight, preferred_element_type=jnp.float32)
@@ -144,7 +145,7 @@ def over_ids(
         part = jax.tree.map(
             lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, row + done, size), weight
         )
-        logits = _chunk_logits(hidden, part).astype(rules.confidence_dtype)
+        logits = head_logits(hidden, part).astype(rules.confidence_dtype)
         return absorb(seen, logits, first + done)
 
     full, rest = divmod(n_ids, rules.chunk)
@@ -189,10 +190,10 @@ def absorb_chunk(
     noisy = logits if noise is None else logits + noise
     counted = without(logits, rules.discounted, start)
 
-    best, index = _first_maximum(noisy)
+    best, index = first_maximum(noisy)
     token_logit = jnp.take_along_axis(counted, index[..., None], axis=-1)[..., 0]
     better = best > seen.best
-    top, top_index = _first_maximum(counted)
+    top, top_index = first_maximum(counted)
     is_top = ids_in(counted)[None, None, :] == top_index[..., None]
     runner_up = jnp.where(is_top, -jnp.inf, counted).max(axis=-1)
     first = jnp.maximum(seen.first, top)
@@ -218,7 +219,7 @@ def ids_in(logits: Float[Array, "B C chunk"]) -> Int[Array, " chunk"]:
     return jnp.arange(logits.shape[-1], dtype=jnp.int32)
 
 
-def _first_maximum(
+def first_maximum(
     logits: Float[Array, "B C chunk"],
 ) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
     """Returns the highest logit and its lowest index; looks twice at one group's logits only."""

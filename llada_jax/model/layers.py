@@ -96,7 +96,7 @@ def rope_stretch(config: ModelConfig) -> Float[np.ndarray, " half"] | float:
     return 1 + slowed * (1 / config.rope_factor - 1)
 
 
-def rotate(x: Float[Array, "B R K Dh"], angles: Rotation) -> Float[Array, "B R K Dh"]:
+def _rotate(x: Float[Array, "B R K Dh"], angles: Rotation) -> Float[Array, "B R K Dh"]:
     """Applies RoPE to each head's leading dimensions (half rotation, as GPT-NeoX), in float32."""
     half = angles.cos.shape[-1]
     wide = x.astype(jnp.float32)
@@ -114,20 +114,22 @@ def attention_bias(rows: Rows) -> Float[Array, "B R T"]:
 
 def attend(
     query: Float[Array, "B R H Dh"],
-    keys: Sequence[Float[Array, "B t K Dh"]],
-    values: Sequence[Float[Array, "B t K Dh"]],
+    fresh: KeysValues,
     bias: Float[Array, "B R T"],
+    cached: CachedLayer,
     alike: bool = False,
 ) -> Float[Array, "B R HDh"]:
-    """Runs grouped-query attention with a float32 softmax; a row that sees nothing gets any value.
+    """Runs grouped-query attention of rows over cached positions and each other, with a float32
+    softmax; a row that sees nothing gets any value.
 
-    Keys and values come in parts of t positions, T together: joining the scores copies R numbers
-    for each position and head, joining the parts would copy Dh. For the same reason the query is
-    scaled, not the scores.
+    The scores of cached positions and of rows are joined, which copies R numbers for each position
+    and head; joining keys and values would copy Dh. For the same reason the query is scaled, not
+    the scores.
 
     Args:
       alike: See `softmax`.
     """
+    keys, values = _visible_parts(fresh, cached)
     batch, n_rows, _, head_dim = query.shape
     scaled = (query.astype(jnp.float32) * head_dim**-0.5).astype(query.dtype)
     grouped = scaled.reshape(batch, n_rows, keys[0].shape[2], -1, head_dim)
@@ -168,26 +170,15 @@ def _sum_of_halves(x: Float[Array, "*rows n"]) -> Float[Array, "*rows 1"]:
     return x
 
 
-def attend_to_cache(
-    query: Float[Array, "B R H Dh"],
-    fresh: KeysValues,
-    bias: Float[Array, "B R T"],
-    cached: CachedLayer,
-    attend: Callable[..., Float[Array, "B R HDh"]] = attend,
-) -> Float[Array, "B R HDh"]:
-    """Runs attention of rows over the cached positions, if there are any, and over each other.
-
-    Args:
-      attend: `attend`, or another function with the same arguments and result.
-    """
+def _visible_parts(
+    fresh: KeysValues, cached: CachedLayer
+) -> tuple[Sequence[Float[Array, "B t K Dh"]], Sequence[Float[Array, "B t K Dh"]]]:
+    """Returns keys and values in parts: the cached positions, if there are any, and the rows."""
+    keys, values = fresh
     if cached.keys.shape[2] == 0:
-        return attend(query, *([part] for part in fresh), bias)
-    old = (array[cached.index] for array in (cached.keys, cached.values))
-    keys, values = ([part.astype(new.dtype), new] for part, new in zip(old, fresh, strict=True))
-    return attend(query, keys, values, bias)
-
-
-attend_alike_to_cache = partial(attend_to_cache, attend=partial(attend, alike=True))
+        return [keys], [values]
+    old_keys, old_values = cached.keys[cached.index], cached.values[cached.index]
+    return [old_keys.astype(keys.dtype), keys], [old_values.astype(values.dtype), values]
 
 
 @partial(_piece, static_argnums=(0, 1))
@@ -214,7 +205,7 @@ def mix_heads(
             out = out + along_last(added, out)
         out = out.reshape(*out.shape[:2], -1, config.head_dim)
         heads.append(out if norm is None else rms_norm(out, norm, config.norm_eps))
-    query, key, value = rotate(heads[0], angles), rotate(heads[1], angles), heads[2]
+    query, key, value = _rotate(heads[0], angles), _rotate(heads[1], angles), heads[2]
     return attend_with(query, (key, value), bias, cached), (key, value)
 
 
@@ -226,9 +217,9 @@ def feed_forward(x: Float[Array, "*rows D"], weights: FeedForward) -> Float[Arra
 
 def fused_attend(
     query: Float[Array, "B R H Dh"],
-    keys: Sequence[Float[Array, "B t K Dh"]],
-    values: Sequence[Float[Array, "B t K Dh"]],
+    fresh: KeysValues,
     bias: Float[Array, "B R T"],
+    cached: CachedLayer,
 ) -> Float[Array, "B R HDh"]:
     """Runs grouped-query attention as `attend` does, without scores in memory on a GPU. A row sees
     the positions with a bias of 0.
@@ -237,12 +228,9 @@ def fused_attend(
     same call is a plain graph of XLA, so that it can be tested on a CPU.
     """
     on_gpu = jax.default_backend() == "gpu" and str(query.dtype) in CUDNN_DTYPES
-    joined = (jnp.concatenate(parts, axis=1) for parts in (keys, values))
+    joined = (jnp.concatenate(parts, axis=1) for parts in _visible_parts(fresh, cached))
     with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes dtypes
         out = jax.nn.dot_product_attention(
             query, *joined, mask=bias[:, None] == 0, implementation="cudnn" if on_gpu else None
         )
     return out.reshape(*out.shape[:2], -1)
-
-
-fused_attend_to_cache = partial(attend_to_cache, attend=fused_attend)

@@ -23,14 +23,14 @@ from llada_jax.types import HeadExtras, HeadOut, HeadRequest, Hidden, NoiseKeys
 PARTS = 8  # of the vocabulary on a mesh, or a multiple
 
 
-class Best(NamedTuple):
+class _Best(NamedTuple):
     """The best ids so far, and their logits."""
 
     ids: Int[Array, "B C k"]
     logits: Float[Array, "B C k"]
 
 
-class RunningDivergence(NamedTuple):
+class _RunningDivergence(NamedTuple):
     """Running sums of the Kullback-Leibler divergence from an earlier distribution."""
 
     highest: Float[Array, "B C"]  # of the previous logits
@@ -38,7 +38,7 @@ class RunningDivergence(NamedTuple):
     moved: Float[Array, "B C"]  # sum of exp(logit - first) * (logit - previous logit)
 
 
-class Classes(NamedTuple):
+class _Classes(NamedTuple):
     """The best id of each class so far, its logit, its logit with noise if that decides, and the
     sum of exp(logit - first) over the class."""
 
@@ -52,10 +52,10 @@ class RunningHead(NamedTuple):
     """All statistics of the vocabulary seen so far."""
 
     scores: RunningScores
-    top: Best | None
+    top: _Best | None
     listed: Float[Array, "B C K"] | None
-    classes: Classes | None
-    divergence: RunningDivergence | None
+    classes: _Classes | None
+    divergence: _RunningDivergence | None
 
 
 def measure_rows(
@@ -116,20 +116,20 @@ def start_head(
     def lowest(*sizes: int) -> Float[Array, "..."]:
         return jnp.full(sizes, -jnp.inf, dtype)
 
-    def best(count: int) -> Best | None:
+    def best(count: int) -> _Best | None:
         nothing = jnp.full((*shape, count), -1, jnp.int32)
-        return Best(nothing, lowest(*shape, count)) if count else None
+        return _Best(nothing, lowest(*shape, count)) if count else None
 
     listed = None if request.listed is None else lowest(*request.listed.shape)
     classes, size = best(request.n_classes), (*shape, request.n_classes)
     if classes is not None:
         noisy = lowest(*size) if request.class_samples else None
-        classes = Classes(*classes, noisy, jnp.zeros(size, dtype) if request.class_mass else None)
+        classes = _Classes(*classes, noisy, jnp.zeros(size, dtype) if request.class_mass else None)
     running = RunningHead(scores, best(request.top_k), listed, classes, None)
     if request.previous is None:
         return hidden, running
     zero = jnp.zeros(shape, dtype)
-    running = running._replace(divergence=RunningDivergence(scores.first, zero, zero))
+    running = running._replace(divergence=_RunningDivergence(scores.first, zero, zero))
     return jnp.concatenate([hidden, request.previous.astype(hidden.dtype)], axis=1), running
 
 
@@ -150,7 +150,7 @@ def absorb_head(
     top, listed, classes, divergence = seen[1:]
     if top is not None:
         ids = jnp.broadcast_to(head.ids_in(logits) + start, logits.shape)
-        top = best_of(top, Best(ids, logits))
+        top = _best_of(top, _Best(ids, logits))
     if listed is not None and request.listed is not None:
         at = _inside(request.listed, start, logits.shape[-1])
         new = jnp.take_along_axis(logits, jnp.minimum(at, logits.shape[-1] - 1), axis=-1)
@@ -182,22 +182,22 @@ def _inside(ids: Int[Array, "B C K"], start: VocabId, size: int) -> Int[Array, "
     return jnp.where((at >= 0) & (at < size), at, size)
 
 
-def best_of(one: Best, other: Best) -> Best:
+def _best_of(one: _Best, other: _Best) -> _Best:
     """Returns the best ids of two parts of the vocabulary; `one` has the lower ids."""
     ids, logits = (jnp.concatenate(pair, axis=-1) for pair in zip(one, other, strict=True))
     highest, at = jax.lax.top_k(logits, one.ids.shape[-1])
-    return Best(jnp.take_along_axis(ids, at, axis=-1), highest)
+    return _Best(jnp.take_along_axis(ids, at, axis=-1), highest)
 
 
 def _best_of_classes(
-    seen: Classes,
+    seen: _Classes,
     logits: Float[Array, "B C chunk"],
     noise: Float[Array, "B C chunk"] | None,
     start: VocabId,
     of_chunk: Int[Array, " chunk"],
     first_before: Float[Array, "B C"],
     first: Float[Array, "B C"],
-) -> Classes:
+) -> _Classes:
     size = logits.shape[-1]
     noisy = logits if noise is None else logits + noise
     by_id = jnp.moveaxis(noisy, -1, 0)  # contiguous rows of an id are compared at once
@@ -215,7 +215,7 @@ def _best_of_classes(
         member = (of_chunk[:, None] == jnp.arange(seen.ids.shape[-1])[None, :]).astype(logits.dtype)
         share = jnp.exp(logits - first[..., None])
         total = total * jnp.exp(first_before - first)[..., None] + share @ member
-    return Classes(
+    return _Classes(
         jnp.where(better, at + start, seen.ids),
         jnp.where(better, logit, seen.logits),
         None if seen.noisy is None else jnp.where(better, best, seen.noisy),
@@ -224,17 +224,17 @@ def _best_of_classes(
 
 
 def _diverged(
-    seen: RunningDivergence,
+    seen: _RunningDivergence,
     logits: Float[Array, "B C chunk"],
     previous: Float[Array, "B C chunk"],
     first_before: Float[Array, "B C"],
     first: Float[Array, "B C"],
-) -> RunningDivergence:
+) -> _RunningDivergence:
     highest = jnp.maximum(seen.highest, previous.max(axis=-1))
     total = jnp.exp(previous - highest[..., None]).sum(axis=-1)
     share = jnp.exp(logits - first[..., None])
     moved = jnp.where(share > 0, share * (logits - previous), 0).sum(axis=-1)
-    return RunningDivergence(
+    return _RunningDivergence(
         highest,
         seen.total * jnp.exp(seen.highest - highest) + total,
         seen.moved * jnp.exp(first_before - first) + moved,
@@ -247,7 +247,7 @@ def merged(one: RunningHead, other: RunningHead) -> RunningHead:
     lowered = [jnp.exp(part.scores.first - scores.first) for part in both]
     top, listed, classes, divergence = one[1:]
     if top is not None and other.top is not None:
-        top = best_of(top, other.top)
+        top = _best_of(top, other.top)
     if listed is not None and other.listed is not None:
         listed = jnp.maximum(listed, other.listed)  # -inf for ids of the other part
     new = other.classes
@@ -259,14 +259,14 @@ def merged(one: RunningHead, other: RunningHead) -> RunningHead:
         total = classes.total
         if total is not None and new.total is not None:
             total = total * lowered[0][..., None] + new.total * lowered[1][..., None]
-        classes = Classes(chosen[0], chosen[1], chosen[2], total)
+        classes = _Classes(chosen[0], chosen[1], chosen[2], total)
     new = other.divergence
     if divergence is not None and new is not None:
         highest = jnp.maximum(divergence.highest, new.highest)
         total = divergence.total * jnp.exp(divergence.highest - highest)
         total += new.total * jnp.exp(new.highest - highest)
         moved = divergence.moved * lowered[0] + new.moved * lowered[1]
-        divergence = RunningDivergence(highest, total, moved)
+        divergence = _RunningDivergence(highest, total, moved)
     return RunningHead(scores, top, listed, classes, divergence)
 
 

@@ -23,7 +23,7 @@ from llada_jax.model import forward as model_forward
 from llada_jax.model.architecture.parameters import Axis, ParamSpec, named_specs
 from llada_jax.model.forward import RunLayer, shared_layer
 from llada_jax.model.head import ScoreRules
-from llada_jax.model.layers import attend_alike_to_cache
+from llada_jax.model.layers import attend
 from llada_jax.model.measures import measure_own_ids
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import INT4_GROUP, QuantArray, WeightShard, is_quantized
@@ -46,6 +46,7 @@ PLACES: Mapping[Axis, str | tuple[str, ...]] = {
     "experts": (EXPERT, MODEL),
 }
 _NAME_BYTES = 16
+_attend_alike = partial(attend, alike=True)
 
 
 def require_device() -> None:
@@ -176,7 +177,7 @@ def mesh_denoiser(
 ) -> Denoiser:
     """Returns the model's functions in JAX on a mesh, for parameters with these specs."""
     if run is shared_layer:
-        run = partial(shared_layer, attend_with=attend_alike_to_cache)
+        run = partial(shared_layer, attend_with=_attend_alike)
 
     def forward_rows(params, rows, cache):
         return model_forward.forward_rows(_as_parts(params, specs), config, rows, cache, run)

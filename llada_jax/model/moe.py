@@ -75,13 +75,13 @@ def moe_feed_forward(
     flat = x.reshape(-1, x.shape[-1])
     if isinstance(experts.gate, WeightShard):
         flat = jax.lax.optimization_barrier(flat)  # as `linear` does
-    total = weighted_experts(flat, route(flat, experts, config), experts)
+    total = _weighted_experts(flat, route(flat, experts, config), experts)
     if experts.shared is not None:
         total = total + feed_forward(flat, experts.shared)
     return total.reshape(x.shape)
 
 
-def weighted_experts(
+def _weighted_experts(
     x: Float[Array, "T D"], routing: Routing, experts: Experts
 ) -> Float[Array, "T D"]:
     """Adds up each row's experts by their weights; an expert of weight 0 adds exactly nothing.

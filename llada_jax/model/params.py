@@ -57,6 +57,7 @@ class ModelParams(NamedTuple):
     layers: tuple[Layer, ...]
     final_norm: Float[Array, " D"]
     head: Weight | None  # [V, D]; None if the embedding is the head
+    drafter: Any = None  # of a run whose sampler drafts with it (`sampler/drafters/own.py`)
 
 
 def abstract_params(config: ModelConfig) -> ModelParams:

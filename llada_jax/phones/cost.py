@@ -21,21 +21,21 @@ from llada_jax.lowered import Lowered, LoweredWeight, Operation
 from llada_jax.phones.profile import CpuKernels, NpuKernels, PhoneMemory
 from llada_jax.swap.address_space import MIB
 
-MATRIX_TILE = 32
+_MATRIX_TILE = 32
 """The matrix engine multiplies tiles with 32 inputs and 32 outputs, whatever their rows."""
-FAST_MATRICES = ("ffn.down", "head", "embedding")
+_FAST_MATRICES = ("ffn.down", "head", "embedding")
 """Ends of the names of matrices that dequantize faster: measured kernels unpack the down projection
 and the head at about twice the rate of the others."""
 
 FREE = {"reshape", "broadcast_in_dim", "slice", "iota", "convert"}
 """Operations that a compiler fuses into the operation that reads their result."""
-MOVES = {"transpose", "concatenate", "pad", "gather", "dynamic_slice", "dynamic_update_slice"}
-ELEMENTWISE = {
+_MOVES = {"transpose", "concatenate", "pad", "gather", "dynamic_slice", "dynamic_update_slice"}
+_ELEMENTWISE = {
     *("add", "subtract", "multiply", "divide", "negate", "maximum", "minimum", "rsqrt", "sqrt"),
     *("exponential", "log", "logistic", "tanh", "cosine", "sine", "power", "abs", "sign"),
     *("compare", "select", "and", "or", "not", "clamp", "floor", "round_nearest_even", "reduce"),
 }
-KNOWN = {"dot_general"} | FREE | MOVES | ELEMENTWISE
+KNOWN = {"dot_general"} | FREE | _MOVES | _ELEMENTWISE
 
 
 class StepCost(NamedTuple):
@@ -103,8 +103,6 @@ def price_on_npu(
 
 
 def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: PhoneMemory) -> StepCost:
-    """Returns the cost of a step on the CPU."""
-
     def price_product(operation: Operation) -> StepCost:
         weight = lowered.weights.get(operation.weight or "")
         return _cpu_product(operation, weight, kernels, memory)
@@ -151,8 +149,8 @@ def _weight_product(
     dma = passes * n_bytes / kernels.dma_gbps / 1e9
     dequantization = passes * n_weights / _dequant_rate(operation, weight, kernels)
     padded_rows = _round_up(rows, kernels.tile_rows)
-    macs = padded_rows * _round_up(inputs, MATRIX_TILE) * _round_up(outputs, MATRIX_TILE)
-    n_accumulators = padded_rows // kernels.tile_rows * -(-outputs // MATRIX_TILE)
+    macs = padded_rows * _round_up(inputs, _MATRIX_TILE) * _round_up(outputs, _MATRIX_TILE)
+    n_accumulators = padded_rows // kernels.tile_rows * -(-outputs // _MATRIX_TILE)
     matrix = 2 * macs / kernels.matrix_tops / 1e12 + n_accumulators * kernels.readout_us * 1e-6
     vector = rows * (inputs + outputs) * kernels.activation_ns * 1e-9
     pipelined = {"dma": dma, "dequantization": dequantization}
@@ -166,7 +164,7 @@ def _weight_product(
 def _dequant_rate(operation: Operation, weight: LoweredWeight, kernels: NpuKernels) -> float:
     """Returns weights per second; infinite if the kernels multiply the stored format directly."""
     name = (operation.weight or "").partition("[")[0]  # a chunk of the head is `head[0:4096]`
-    is_fast = name.endswith(FAST_MATRICES)
+    is_fast = name.endswith(_FAST_MATRICES)
     rate = kernels.fast_dequant_gweights if is_fast else kernels.dequant_gweights
     return rate * 1e9 if rate and weight.bits < 16 else math.inf
 
@@ -187,7 +185,7 @@ def _attention_product(operation: Operation, kernels: NpuKernels) -> StepCost:
     The keys or values are the second operand. They are read from memory while the product runs.
     """
     batch, left, inputs, right = matrix_shape(operation)
-    sides = (_round_up(size, MATRIX_TILE) for size in (left, inputs, right))
+    sides = (_round_up(size, _MATRIX_TILE) for size in (left, inputs, right))
     matrix = 2 * batch * math.prod(sides) / kernels.matrix_tops / 1e12
     n_bytes = operation.inputs[1].size * kernels.kv_bits / 8
     dma = n_bytes / kernels.dma_gbps / 1e9
@@ -244,7 +242,7 @@ def _price_operations(
             if is_unknown or operation.name == "exponential":
                 rate = element_ns if is_unknown else score_ns
                 yield StepCost(vector=_n_elements(operation) * rate * 1e-9)
-        elif operation.name not in FREE and (operation.scope or operation.name not in MOVES):
+        elif operation.name not in FREE and (operation.scope or operation.name not in _MOVES):
             # Moves outside any layer only rearrange the step's arguments, such as the cache. A
             # phone stores these in the layout that the kernels read.
             fused_elements = max(fused_elements, _n_elements(operation))

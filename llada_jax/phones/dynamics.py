@@ -193,10 +193,8 @@ class _DecodingProcess:
         self.stable[window[after_answer]] = True
         while not self.masked[self.current].any() and self.masked.any():
             n_unstable = int((~self.stable[self.current]).sum())
-            self.stale, self.left_unstable = (
-                self.stale + n_unstable,
-                self.left_unstable + n_unstable,
-            )
+            self.stale += n_unstable
+            self.left_unstable += n_unstable
             self.block += 1
 
     def _best(self) -> np.ndarray:

@@ -100,7 +100,6 @@ def graphs_of(shape: Shape, quant: Quant = "int4_block32") -> Graphs:
 
 
 def shape_name(shape: Shape) -> str:
-    """Returns the name of a shape for reports."""
     if isinstance(shape, ModelConfig):
         return f"{shape.family}, {shape.n_layers} layers of width {shape.width}"
     return Path(shape).stem

@@ -20,9 +20,9 @@ from llada_jax.phones.system import System
 from llada_jax.swap.address_space import MIB
 from llada_jax.swap.graph import ACTIVATION_BYTES, kv_bytes_per_token
 
-SLOTS_MIB = 256.0
+_SLOTS_MIB = 256.0
 """Both staging slots together, as in llada.cpp (arXiv 2606.13740, Figure 13c)."""
-RESERVED_ROWS = 64
+_RESERVED_ROWS = 64
 """Resident weights leave room for the activations of this many rows."""
 WEIGHT_BITS = 4.5
 """Bits of a weight in Q4_0, with its share of the scale."""
@@ -99,7 +99,7 @@ def footprint(
     *,
     canvas: int,
     rows: int,
-    staging_mib: float = SLOTS_MIB,
+    staging_mib: float = _SLOTS_MIB,
 ) -> Footprint:
     """Returns how much must be mapped at once for forwards of `rows` rows on a canvas.
 
@@ -135,7 +135,7 @@ def max_rows(
 
     Raises ValueError if not even one row fits.
     """
-    staging = SLOTS_MIB + resident
+    staging = _SLOTS_MIB + resident
     one_row = footprint(system, model, memory, canvas=canvas, rows=1, staging_mib=staging)
     require(
         one_row.fits,
@@ -179,8 +179,8 @@ def transfers_by_rule(
     """Returns the transfers of each step in a loop: whole buffers stay mapped, the rest is staged.
 
     The resident weights leave room for the canvas's keys and values, for the activations of
-    `RESERVED_ROWS` rows and for the slots. Raises ValueError if the runtime is "none" and a session
-    cannot keep everything mapped.
+    `_RESERVED_ROWS` rows and for the slots. Raises ValueError if the runtime is "none" and a
+    session cannot keep everything mapped.
     """
     if system.body == "cpu":
         return WeightTransfers()
@@ -188,7 +188,7 @@ def transfers_by_rule(
     weights = weights_mib(model, head=system.head_on_npu)
     cache = kv_bytes_per_token(model) * canvas / MIB
     if runtime == "none":
-        needed = footprint(system, model, memory, canvas=canvas, rows=RESERVED_ROWS)
+        needed = footprint(system, model, memory, canvas=canvas, rows=_RESERVED_ROWS)
         require(
             needed.fits,
             f"runtime is 'none', which maps all at once: {needed.reason}; allowed: no more than "
@@ -198,8 +198,8 @@ def transfers_by_rule(
         return WeightTransfers(resident_mib=weights)
     buffers = buffers_mib(weights, memory.buffer_mib)
     if runtime == "swap":
-        temporaries = temporaries_mib(model, RESERVED_ROWS, shared=True)
-        room = max(0.0, memory.address_space_mib - SLOTS_MIB - cache - temporaries)
+        temporaries = temporaries_mib(model, _RESERVED_ROWS, shared=True)
+        room = max(0.0, memory.address_space_mib - _SLOTS_MIB - cache - temporaries)
         resident = resident_mib(buffers, min(system.resident_mib, room))
         copied = (weights - resident) * MIB
         seconds = copied / (paths.copy_gbps * 1e9) + paths.copy_ms / 1e3 if copied else 0.0

@@ -10,12 +10,12 @@ from llada_jax.phones.simulate import watts
 from llada_jax.phones.timeline import LANES, Timeline, intervals
 from llada_jax.swap.address_space import MIB
 
-Curve = Sequence[tuple[float, float]]
+_Curve = Sequence[tuple[float, float]]
 """Times in seconds, each with the value from then on."""
 Span = tuple[float, float]
-Arrows = tuple[Sequence[int], Sequence[int]]
+_Arrows = tuple[Sequence[int], Sequence[int]]
 """Ids of the arrows (Perfetto's flows) that start at a task, and of those that end at it."""
-_NO_ARROWS: Arrows = (), ()
+_NO_ARROWS: _Arrows = (), ()
 _SEQUENCE_ID = 1
 _MAPPED = "mapped and in use"
 _TITLES = {"npu": "NPU", "staging": "Staging", "cpu": "CPU (head, revision)"}
@@ -27,7 +27,7 @@ class Counters(NamedTuple):
     power: Power
     mapped_mib: float
     """Constant part of the mapped memory in use. Copies into slots are added to it."""
-    plan_mapped: Curve = ()
+    plan_mapped: _Curve = ()
     """Mapped memory in use during the steps of a plan, in MiB. It replaces the counter above."""
 
 
@@ -73,7 +73,7 @@ def perfetto_trace(
     return trace.builder.serialize()
 
 
-def _arrows(timeline: Timeline) -> Mapping[str, Arrows]:
+def _arrows(timeline: Timeline) -> Mapping[str, _Arrows]:
     """Returns the arrows from transfers to the tasks that need them, by the name of the task."""
     transfers = {e.task.name for e in timeline.events if e.task.lane == "staging"}
     arrows: dict[str, tuple[list[int], list[int]]] = {}
@@ -86,7 +86,7 @@ def _arrows(timeline: Timeline) -> Mapping[str, Arrows]:
     return arrows
 
 
-def _counter_curves(timeline: Timeline, counters: Counters) -> Iterator[tuple[str, str, Curve]]:
+def _counter_curves(timeline: Timeline, counters: Counters) -> Iterator[tuple[str, str, _Curve]]:
     """Yields the name, the unit and the curve of each counter. All end with the run."""
     now, rates, power = 0.0, [], []
     for seconds, busy in intervals(timeline):
@@ -99,7 +99,7 @@ def _counter_curves(timeline: Timeline, counters: Counters) -> Iterator[tuple[st
         yield _MAPPED, "MiB", _mapped_curve(timeline, counters.mapped_mib)
 
 
-def _mapped_curve(timeline: Timeline, constant: float) -> Curve:
+def _mapped_curve(timeline: Timeline, constant: float) -> _Curve:
     """Returns the mapped MiB in use: copied weights until the task that needs them ends."""
     changes = {0.0: constant, timeline.seconds: 0.0}
     ends = {need: event.end for event in timeline.events for need in event.task.needs}
@@ -135,7 +135,7 @@ class _PerfettoTrace:
         return descriptor.uuid
 
     def slice(
-        self, track: int, name: str, span: Span, details: Mapping[str, float], arrows: Arrows
+        self, track: int, name: str, span: Span, details: Mapping[str, float], arrows: _Arrows
     ) -> None:
         event = self._event(track, span[0], "SLICE_BEGIN")
         event.name = name
@@ -145,7 +145,7 @@ class _PerfettoTrace:
             event.debug_annotations.add(name=f"{part}, ms", double_value=value * 1e3)
         self._event(track, span[1], "SLICE_END")
 
-    def counter(self, track: int, values: Curve) -> None:
+    def counter(self, track: int, values: _Curve) -> None:
         for time, value in values:
             self._event(track, time, "COUNTER").double_counter_value = value
 

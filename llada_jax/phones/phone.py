@@ -53,7 +53,6 @@ class ModelledRun(SimulatedRun):
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens per second."""
         return self.workload.tokens / self.seconds
 
     def __repr__(self) -> str:

@@ -185,12 +185,10 @@ class Profile:
     """All numbers with their sources by path, for example `npu.llada_cpp.tile_rows`."""
 
     def kernels(self, name: str) -> NpuKernels:
-        """Returns an NPU kernel library by name."""
         require(name in self.npu, f"kernels is {name!r}; allowed: {', '.join(self.npu)}")
         return self.npu[name]
 
     def cpu_kernels(self, name: str) -> CpuKernels:
-        """Returns a CPU kernel library by name."""
         require(name in self.cpu, f"cpu is {name!r}; allowed: {', '.join(self.cpu)}")
         return self.cpu[name]
 

@@ -28,7 +28,6 @@ CANVAS = 256
 
 
 def read_figures(name: str) -> dict[str, Any]:
-    """Reads a file of published figures by its name."""
     return json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -71,7 +70,6 @@ def one_pass(
 
 
 def table2_seconds(figures: Mapping[str, Any], phone: ForwardTimer) -> list[float]:
-    """Returns the seconds of the steps of Table 2."""
     return [phone.step(Forward(n, 0, n)).seconds for n in figures["table2_step_ms"]["rows"]]
 
 

@@ -18,7 +18,7 @@ from llada_jax.model.architecture.parameters import Matrix, body_matrices, is_ro
 from llada_jax.phones.cost import StepCost, sum_of
 
 EXPERTS_ASSUMPTION = "experts assumed to be taken independently and equally often"
-NEGLIGIBLE = 1e-6
+_NEGLIGIBLE = 1e-6
 """Groups of fewer experts than this, on average, are left out."""
 Price = Callable[[Lowered], StepCost]
 
@@ -36,7 +36,7 @@ def experts_by_rows(moe: MoEConfig, rows: int) -> Mapping[int, float]:
         n: moe.n_experts * math.comb(rows, n) * share**n * (1 - share) ** (rows - n)
         for n in range(1, rows + 1)
     }
-    return {n: mean for n, mean in n_experts.items() if mean > NEGLIGIBLE}
+    return {n: mean for n, mean in n_experts.items() if mean > _NEGLIGIBLE}
 
 
 def layer_costs(model: ModelConfig, layer: Lowered, rows: int, price: Price) -> list[StepCost]:
@@ -52,11 +52,11 @@ def layer_costs(model: ModelConfig, layer: Lowered, rows: int, price: Price) -> 
     matrices = [matrix for matrix in _ffn_matrices(model) if matrix.of_expert]
     groups = experts_by_rows(moe, rows).items()
     experts = (price(_expert_step(layer, matrices, n)).times(count) for n, count in groups)
-    routed = sum_of([price(without_experts(layer, model, moe, rows)), *experts])
+    routed = sum_of([price(_without_experts(layer, model, moe, rows)), *experts])
     return [routed if is_routed(model, index) else dense for index in range(model.n_layers)]
 
 
-def without_experts(layer: Lowered, model: ModelConfig, moe: MoEConfig, rows: int) -> Lowered:
+def _without_experts(layer: Lowered, model: ModelConfig, moe: MoEConfig, rows: int) -> Lowered:
     """Returns a routed layer without its routed experts.
 
     It is the dense layer, in which router, selection, shared expert and weighted sum replace the

@@ -114,7 +114,6 @@ class ForwardTimer:
         return layer_costs(self._graphs.model, layer, rows, price)
 
     def _whole_head_cost(self, price: Price, rows: int) -> StepCost:
-        """Returns the cost of the head over the whole vocabulary."""
         return price(self._graphs.head(rows)).times(self._graphs.head_chunks)
 
     def _head_task(self, rows: int, price: Price, last_layer: str) -> LaneTask:

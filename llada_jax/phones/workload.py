@@ -11,7 +11,7 @@ import numpy as np
 
 from llada_jax.config import ModelConfig, require
 
-CACHE_STEP = 32
+_CACHE_STEP = 32
 """Cached positions are rounded up to a multiple of this, so that fewer shapes are priced."""
 
 
@@ -106,8 +106,8 @@ def _source(traced: Mapping[str, Any], model: ModelConfig) -> str:
 
 
 def round_cache(cache: int) -> int:
-    """Returns the number of cached positions, rounded up to a multiple of `CACHE_STEP`."""
-    return -(-cache // CACHE_STEP) * CACHE_STEP
+    """Returns the number of cached positions, rounded up to a multiple of `_CACHE_STEP`."""
+    return -(-cache // _CACHE_STEP) * _CACHE_STEP
 
 
 def vanilla(prompt: int, tokens: int) -> Workload:

@@ -33,7 +33,7 @@ _SYMBOL = "multiply"
 Value = Any
 """A value of the function that is generated; llvmlite has no types."""
 Values = Sequence[Value]
-Body = Callable[[Value, Values], Values]
+_Body = Callable[[Value, Values], Values]
 """Maps a loop's index and carried values to the next carried values."""
 _MAX_ROWS_FOR_TWO_SUMS = 3  # see `Emitter._products`
 
@@ -154,7 +154,7 @@ class Emitter:
             added.append(self._build.call(self._multiply_add, [everywhere, weights, total]))
         return added
 
-    def _loop(self, start: Value, stop: Value, carried: Values, body: Body) -> Values:
+    def _loop(self, start: Value, stop: Value, carried: Values, body: _Body) -> Values:
         """Returns the carried values after a loop over [start, stop), which must not be empty."""
         build = self._build
         before, inside = build.block, build.append_basic_block()

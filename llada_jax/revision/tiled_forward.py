@@ -50,14 +50,14 @@ def tiled_denoiser(config: ModelConfig, rules: ScoreRules, multiply: TileMultipl
     it against the cache of a run whose other rows are computed elsewhere.
     """
     return Denoiser(
-        partial(forward_tiled_rows, config, multiply),
-        partial(score_tiled_rows, rules, multiply),
+        partial(_forward_tiled_rows, config, multiply),
+        partial(_score_tiled_rows, rules, multiply),
         lambda params, batch, length: cache_for(params, config, batch, length),
         traceable=False,
     )
 
 
-def forward_tiled_rows(
+def _forward_tiled_rows(
     config: ModelConfig, multiply: TileMultiplier, params: ModelParams, rows: Rows, cache: KVCache
 ) -> RowsOut:
     """Runs `forward_rows` with tiles. Products are computed for live rows only; other rows have
@@ -92,7 +92,7 @@ def forward_tiled_rows(
 _embed = jax.jit(lambda embedding, tokens: embedding[tokens].astype(jnp.float32))
 
 
-def score_tiled_rows(
+def _score_tiled_rows(
     rules: ScoreRules,
     multiply: TileMultiplier,
     params: ModelParams,

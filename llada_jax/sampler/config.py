@@ -20,6 +20,7 @@ from llada_jax.config import (
     require_numbers,
 )
 from llada_jax.sampler import flat
+from llada_jax.sampler.drafters.drafter import Drafter
 from llada_jax.sampler.policy import register_unchecked
 from llada_jax.sampler.rules.committing import Quota
 from llada_jax.sampler.rules.rule import Rule
@@ -38,15 +39,17 @@ class SamplerConfig:
     use keep their defaults.
 
     Attributes:
-      gen_length: Tokens to generate, a multiple of `block_length`.
-      block_length: Tokens of a block; blocks are finished from left to right.
+      gen_length: Tokens to generate, a multiple of `block_length` unless there is a drafter
+        (but see `last_block`).
+      block_length: Tokens of a block; blocks are finished from left to right. With a drafter, the
+        most rows of a forward that verifies drafts, one more than the drafts.
       steps: Forwards over the whole generation under the rule `quota`, a multiple of the number of
         blocks. It follows `gen_length`, one token a forward, unless it is set.
       rule: What commits tokens and what becomes of them, a value of `llada_jax.sampler.rules` or a
         custom rule.
       accept: The rule by its flat name: `quota`, `threshold`, `staged`, `wino`, `token_edit`,
-        `entropy_distance` or `speculate`; or `module:Class`, a custom rule. The number `threshold`
-        chooses its own.
+        `entropy_distance`, `entropy_bound`, `p2` or `speculate`; or `module:Class`, a custom rule.
+        The number `threshold` chooses its own.
       window: Which rows a forward runs, a value of `llada_jax.sampler.windows` or a custom window.
         As a flat name `by_cache`, the one that `cache` names; `multi_block`, which slides with the
         committed tokens and reaches into later blocks, whose predictions are drafts (llada.cpp;
@@ -55,6 +58,10 @@ class SamplerConfig:
       cache: The window by its flat name: `none` the whole canvas; `prefix` the block and what
         follows it; `dual` the block (both Fast-dLLM, refreshed at each block); `blockwise` the
         block, with keys and values of finished tokens only and no masked suffix (llada.cpp).
+      drafter: What proposes tokens for the rule `speculate` to verify: a value of
+        `llada_jax.sampler.drafters` or a custom drafter; as a flat name `lookup`, `own` (the
+        model's own drafter) or `module:Class`. None: the model drafts by itself, with masks
+        (Nemotron).
       parity: On which details of a reference sampler this one agrees with it.
       remasking: What candidates are ranked by: `low_confidence` (LLaDA), `random`, `entropy`,
         `margin`, or `sequential`, from left to right (SDAR).
@@ -93,20 +100,30 @@ class SamplerConfig:
     parity: Parity = HOUSE
     rule: Rule = field(default_factory=Quota)
     window: Window = field(default_factory=WholeCanvas)
+    drafter: Drafter | None = None
 
     def __post_init__(self) -> None:
         if self.steps is None:
             object.__setattr__(self, "steps", self.gen_length)
         if isinstance(self.latency_table, str):
             object.__setattr__(self, "latency_table", LatencyTable.named(self.latency_table))
-        self._check_stop()
+        require(
+            isinstance(self.stop, Sequence)
+            and not isinstance(self.stop, str)
+            and all(isinstance(text, str) and text for text in self.stop),
+            f"stop is {self.stop!r}; allowed: a list of texts, none of them empty",
+        )
+        object.__setattr__(self, "stop", tuple(self.stop))
+        require(isinstance(self.parity, Parity), f"parity is {self.parity!r}; allowed: a Parity")
         require_counts(self, "gen_length", "block_length", "steps")
         require_counts(self, "mask_id", "eos_id", "eot_id", least=0)
-        require_multiple(self, "gen_length", of="block_length")
-        require(
-            self.steps % self.n_blocks == 0,
-            f"steps is {self.steps}; allowed: a multiple of the number of blocks ({self.n_blocks})",
-        )
+        if self.drafter is None and self.parity.last_block == "whole":
+            require_multiple(self, "gen_length", of="block_length")
+            require(
+                self.steps % self.n_blocks == 0,
+                f"steps is {self.steps}; allowed: a multiple of the number of blocks "
+                f"({self.n_blocks})",
+            )
         require_choices(self)
         table = self.latency_table
         require(
@@ -114,25 +131,14 @@ class SamplerConfig:
             f"latency_table is {table!r}; allowed: a LatencyTable, a phone's name, or None",
         )
         require_numbers(self, "temperature", "cfg_scale", least=0)
-        for name, base in (("rule", Rule), ("window", Window)):
+        for name, base in (("rule", Rule), ("window", Window), ("drafter", Drafter)):
             value = getattr(self, name)
             require(
-                isinstance(value, base),
+                isinstance(value, base) or (value is None and name == "drafter"),
                 f"{name} is {value!r}; allowed: a value of llada_jax.sampler.{name}s or of a class "
                 f"under lj.{name} (names are flat settings: SamplerConfig.from_flat)",
             )
-        require(isinstance(self.parity, Parity), f"parity is {self.parity!r}; allowed: a Parity")
         self._check_policies()
-
-    def _check_stop(self) -> None:
-        """Keeps `stop` as a tuple. Raises ValueError unless it is a list of texts."""
-        given = self.stop
-        is_list = isinstance(given, Sequence) and not isinstance(given, str)
-        require(
-            is_list and all(isinstance(each, str) and each for each in given),
-            f"stop is {given!r}; allowed: a list of texts, none of them empty",
-        )
-        object.__setattr__(self, "stop", tuple(given))
 
     def _check_policies(self) -> None:
         """Raises ValueError if the rule and the window do not work together, or with the rest."""
@@ -151,7 +157,7 @@ class SamplerConfig:
                 f"cache is {window.cache!r} and {reason}; allowed: 'none', 'blockwise'",
             )
             require(  # a sampled token is not the preferred one
-                self.temperature == 0,
+                self.temperature == 0 or rule.verifies,
                 f"temperature is {self.temperature} and {reason}; allowed: 0",
             )
             require(
@@ -160,6 +166,15 @@ class SamplerConfig:
         require(  # nothing leaves another window
             rule.refresh != "worker" or window.caches_finished,
             f"cache is {window.cache!r} and refresh is 'worker'; allowed: 'blockwise'",
+        )
+        require(
+            self.drafter is None or rule.verifies,
+            f"drafter is {self.drafter and self.drafter.name!r} and accept is {accept!r}; allowed: "
+            "'speculate', which verifies drafts",
+        )
+        require(
+            self.drafter is None or not self.cfg_scale,
+            f"cfg_scale is {self.cfg_scale} with a drafter; allowed: 0",
         )
         require(
             not window.drafts or rule.accepts_drafts or window.draft_threshold is not None,
@@ -175,19 +190,19 @@ class SamplerConfig:
     @property
     def n_blocks(self) -> int:
         """Blocks of the generation."""
-        return self.gen_length // self.block_length
+        return -(-self.gen_length // self.block_length)
 
     @property
     def steps_per_block(self) -> int:
         """Forwards that LLaDA's schedule gives a block."""
-        return self.steps // self.n_blocks
+        return -(-self.steps // self.n_blocks)
 
     @property
     def min_commits(self) -> int:
         """Most masks that a step commits however unsure the model is."""
         if not self.rule.may_wait and self.parity.forced_progress == "top1":
             return 1
-        if self.parity.schedule == "noise":
+        if self.parity.schedule != "even":
             return self.block_length
         return -(-self.block_length // self.steps_per_block)
 
@@ -213,6 +228,9 @@ class SamplerConfig:
             window = settings.pop("window")
             by_name = ":" not in window.name
             settings |= flat.flat(window) if by_name else {"window": window}
+        drafter = settings["drafter"]
+        if drafter is not None and ":" not in drafter.name and "drafter" not in changes:
+            settings |= flat.flat(drafter)
         by_name = ":" not in self.rule.name
         if by_name and "rule" not in changes:
             settings |= flat.flat(self.rule)
@@ -226,7 +244,7 @@ class SamplerConfig:
         """Returns every setting by its flat name, also of policies that are not in use: plain
         values, which `from_flat` takes."""
         settings = {name: getattr(self, name) for name in _PLAIN_FIELDS}
-        settings |= flat.policy_settings(self.rule, self.window)
+        settings |= flat.policy_settings(self.rule, self.window, self.drafter)
         plain = {name: flat.plain(value) for name, value in settings.items()}
         plain["stop"] = list(self.stop)  # as JSON has it
         return {**plain, **asdict(self.parity)}
@@ -248,11 +266,14 @@ class SamplerConfig:
         return cls(**flat.parse(every, _PLAIN_FIELDS))
 
     @classmethod
-    def setting_types(cls, accept: object = None, window: object = None) -> dict[str, Any]:
+    def setting_types(
+        cls, accept: object = None, window: object = None, drafter: object = None
+    ) -> dict[str, Any]:
         """Returns the type of each flat setting, including custom policies' (`module:Class`)."""
         hints = get_type_hints(cls)
         plain = {name: hints[name] for name in _PLAIN_FIELDS} | {"steps": int | None}
-        return {**plain, **flat.policy_types(accept, window), **get_type_hints(Parity)}
+        policies = flat.policy_types(accept, window, drafter)
+        return {**plain, **policies, **get_type_hints(Parity)}
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "SamplerConfig":
@@ -261,9 +282,12 @@ class SamplerConfig:
         `llada` is the original LLaDA sampler and `fast_dllm` is Fast-dLLM v1 (June 2025), both
         token for token. `sdar`, `fast_dllm_v2`, `stable_diffcoder`, `bd3lm`, `dream`, `rnd1`,
         `llada2`, `nemotron` and `wedlm` are those of their families, and so are Nemotron's others,
-        `autoregressive` and `self_speculation`. `llada_cpp` is llada.cpp's decoding, of which
-        `multi_block` and `staged` are one technique each; `wino` and `token_edit` (LLaDA2.1) are
-        other rules that revise. All but `llada`, `fast_dllm`, `dream` and `rnd1` stop at EOS.
+        `autoregressive` and `self_speculation`, SDAR's other strategies `sdar_static`,
+        `sdar_sequential` and `sdar_entropy`, and Open-dCoder's `p2`. `lookup` and `draft` are
+        `autoregressive` with drafts, from the text itself or from the model's own drafter: the same
+        tokens in fewer forwards. `llada_cpp` is llada.cpp's decoding, of which `multi_block` and
+        `staged` are one technique each; `wino` and `token_edit` (LLaDA2.1) are other rules that
+        revise. All but `llada`, `fast_dllm`, `dream`, `p2` and `rnd1` stop at EOS.
 
         llada.cpp refreshes by a worker; these presets have `refresh="rows"`: the same tokens,
         while a worker needs the host loop and a model that two threads may call.
@@ -271,13 +295,13 @@ class SamplerConfig:
         A name that ends in `.json` is a file, as `experiments.tune` writes it, whose `sampler` has
         settings. Raises ValueError for another name, and for a damaged file.
         """
-        settings = read_preset(name) if name.endswith(".json") else PRESETS.get(name)
+        settings = _read_preset(name) if name.endswith(".json") else PRESETS.get(name)
         allowed = ", ".join(map(repr, PRESETS))
         require(settings is not None, f"preset is {name!r}; allowed: {allowed}, or a .json file")
         return cls.from_flat({**(settings or {}), **overrides})
 
 
-def read_preset(path: str) -> dict[str, Any]:
+def _read_preset(path: str) -> dict[str, Any]:
     """Returns the settings that a preset file has. Raises ValueError for one that is missing or
     damaged."""
     require(Path(path).is_file(), f"preset is {path!r}; allowed: a JSON file")
@@ -292,7 +316,7 @@ def read_preset(path: str) -> dict[str, Any]:
 _PLAIN_FIELDS = tuple(
     field_.name
     for field_ in fields(SamplerConfig)
-    if field_.name not in ("parity", "rule", "window")
+    if field_.name not in ("parity", "rule", "window", "drafter")
 )
 
 PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
@@ -301,5 +325,5 @@ PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
 """What each published sampler sets, by flat names; `threshold` and `blockwise` are Fast-dLLM's rule
 without a cache, and with llada.cpp's cache of finished tokens."""
 
-register_unchecked(SamplerConfig, ("rule", "window"))
+register_unchecked(SamplerConfig, ("rule", "window", "drafter"))
 SamplerConfig.__doc__ = f"{cleandoc(SamplerConfig.__doc__ or '')}\n{flat.described([Parity])}"

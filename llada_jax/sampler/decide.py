@@ -41,10 +41,10 @@ def decide(
         scores = constrain_scores(spec, state, raw)
     state = keep_drafts(state, scores.here)
     seen = observe(spec, state, scores, ~state.done)
-    seen = replace(seen, preview=partial(apply_decision, spec, state, seen))
+    seen = replace(seen, preview=partial(_apply_decision, spec, state, seen))
     decision, rule_state = spec.rule.decide(seen, state.rule.state)
     require_same_state(spec.rule, state.rule.state, rule_state)
-    revised = apply_decision(spec, state, seen, decision)
+    revised = _apply_decision(spec, state, seen, decision)
     memory = remember(state.rule, rule_state, state.done, seen, scores)
     revised = revised._replace(rule=memory)
     # Anything but committing predictions of this forward may leave the allowed texts.
@@ -56,8 +56,8 @@ def decide(
         else:
             revised = commit_forced(spec, revised)
     edited = ((revised.tokens != before.tokens) & scores.rescored).any(axis=1)
-    advanced = advance(spec, revised, ~before.done, edited)
-    advanced = stop_at_eos(spec, spec.window.after_step(advanced, spec.window_context()))
+    advanced = _advance(spec, revised, ~before.done, edited)
+    advanced = _stop_at_eos(spec, spec.window.after_step(advanced, spec.window_context()))
     state = start_blocks(advanced, advanced.block != before.block)
     if spec.window.drafts and not spec.needs("drafts"):
         moved = (state.block != before.block) & ~state.done
@@ -68,15 +68,15 @@ def decide(
         remasked = (before.status >= VISIBLE) & revised.masked
         memory = state.rule._replace(remasks=remasks + remasked.astype(jnp.int32))
         state = state._replace(rule=memory)
-    record = record_of(spec.rule, counts, before, revised, advanced, state)
+    record = record_of(spec, counts, before, revised, advanced, state)
     if spec.keeps_scores:
         here, margins = scores.here, spec.keeps_scores == "margins"
         record = record._replace(predicted=here.token, certainty=here.confidence)
         record = record._replace(margin=here.margin if margins else None)
-    return stop_at_faults(state, scores.faults & ~before.done[:, None]), record
+    return _stop_at_faults(state, scores.faults & ~before.done[:, None]), record
 
 
-def apply_decision(
+def _apply_decision(
     spec: StepSpec, state: DecodeState, seen: Observation, decision: Decision
 ) -> DecodeState:
     """Returns the state after the allowed parts of a rule's decision.
@@ -180,7 +180,7 @@ def _accept_drafts(
         state = state.with_tokens(
             seen.position, seen.predicted, seen.confidence, accepted, status, spec.mask_id
         )
-        state = stop_at_eos(spec, advance(spec, state, moved, None))
+        state = _stop_at_eos(spec, _advance(spec, state, moved, None))
         return state, (state.block != block) & ~state.done
 
     return jax.lax.while_loop(lambda carry: carry[1].any(), accept, (state, moved))[0]
@@ -189,10 +189,10 @@ def _accept_drafts(
 def start_constrained(spec: StepSpec, state: DecodeState) -> DecodeState:
     """Returns the state before the first forward, with the tokens that need none committed."""
     state = commit_forced(spec, state)
-    return stop_at_eos(spec, advance(spec, state, ~state.done, None))
+    return _stop_at_eos(spec, _advance(spec, state, ~state.done, None))
 
 
-def advance(
+def _advance(
     spec: StepSpec, state: DecodeState, active: Bool[Array, " B"], edited: Bool[Array, " B"] | None
 ) -> DecodeState:
     """Moves each active sequence with a finished block to its next block with masks, or marks it
@@ -244,7 +244,7 @@ def _may_end(spec: StepSpec, state: DecodeState, unmasked: Int[Array, " B"]) -> 
     return ~visible | (unmasked > spec.rule.end_steps)
 
 
-def stop_at_eos(spec: StepSpec, state: DecodeState) -> DecodeState:
+def _stop_at_eos(spec: StepSpec, state: DecodeState) -> DecodeState:
     """Marks sequences done that have an EOS, or another stop id, with no mask before it.
 
     Only with `eos_early_stop`. Masks after the EOS become EOS (LLaDA2), and visible tokens there
@@ -265,7 +265,7 @@ def stop_at_eos(spec: StepSpec, state: DecodeState) -> DecodeState:
     return state._replace(done=state.done | done)
 
 
-def stop_at_faults(state: DecodeState, faults: Bool[Array, "B L"]) -> DecodeState:
+def _stop_at_faults(state: DecodeState, faults: Bool[Array, "B L"]) -> DecodeState:
     """Marks sequences with faults done, and keeps the position of their first one."""
     faulty = faults.any(axis=1)
     first = jnp.argmax(faults, axis=1).astype(jnp.int32)

@@ -14,9 +14,13 @@ from inspect import cleandoc
 from typing import Any, Literal, get_type_hints
 
 from llada_jax.config import HOUSE, Parity, require
+from llada_jax.sampler.drafters import Lookup, Own
+from llada_jax.sampler.drafters.drafter import Drafter
 from llada_jax.sampler.policy import Policy
 from llada_jax.sampler.rules import (
+    EntropyBound,
     EntropyDistance,
+    PathPlanning,
     Quota,
     Speculate,
     Staged,
@@ -36,12 +40,14 @@ from llada_jax.sampler.windows import (
 from llada_jax.sampler.windows.window import Window
 
 RULES: tuple[type[Rule], ...] = (
-    Quota, Threshold, Staged, Wino, TokenEdit, Speculate, EntropyDistance,
+    Quota, Threshold, Staged, Wino, TokenEdit, Speculate, EntropyDistance, EntropyBound,
+    PathPlanning,
 )  # fmt: skip
 WINDOWS: tuple[type[Window], ...] = (
     WholeCanvas, PrefixCache, DualCache, Blockwise, MultiBlock, Sliding,
 )  # fmt: skip
-CHOICES = {"accept": "quota", "window": "by_cache", "cache": "none"}
+DRAFTERS: tuple[type[Drafter], ...] = (Lookup, Own)
+CHOICES = {"accept": "quota", "window": "by_cache", "cache": "none", "drafter": None}
 """The flat names that choose a policy, with their defaults."""
 PARITY = tuple(field.name for field in fields(Parity))
 RETIRED = {"selective_logits": True, "refresh_rows": 4}
@@ -66,7 +72,12 @@ def parse(settings: Mapping[str, Any], own: Iterable[str]) -> dict[str, Any]:
     if isinstance(window, str):
         window = _window(window, chosen["cache"])
     parsed["window"] = _built(window, left)
-    in_use = (*values_of(parsed["rule"]), *values_of(parsed["window"]))
+    drafter = chosen["drafter"]
+    if isinstance(drafter, str):
+        drafter = _drafter(drafter)
+    parsed["drafter"] = drafter if drafter is None else _built(drafter, left)
+    policies = [parsed[name] for name in ("rule", "window", "drafter") if parsed[name] is not None]
+    in_use = [name for policy in policies for name in _values_of(policy)]
     _require_defaults(left, list(dict.fromkeys((*own, *PARITY, *in_use))))
     return parsed
 
@@ -83,7 +94,7 @@ def _built(policy: Any, settings: dict[str, Any]) -> Any:
     `policy` is a class, or a value that provides the defaults.
     """
     made = policy if isinstance(policy, type) else type(policy)
-    current = {} if isinstance(policy, type) else values_of(policy)
+    current = {} if isinstance(policy, type) else _values_of(policy)
     names = [field.name for field in fields(made) if field.name in settings]
     found = {name: settings.pop(name) for name in names}
     if ":" in made.name:  # None is how configurations of other rules spell such a name
@@ -121,6 +132,14 @@ def _window(name: str, cache: Any) -> Any:
     because = "" if name == CHOICES["window"] else f" and window is {name!r}"
     _require_among("cache", cache, by_cache, because)
     return by_cache[cache]
+
+
+def _drafter(name: str) -> Any:
+    if custom := imported(name, "drafter", Drafter):
+        return custom
+    by_name = {drafter.name: drafter for drafter in DRAFTERS}
+    _require_among("drafter", name, by_name, "")
+    return by_name[name]
 
 
 def _require_among(name: str, value: Any, allowed: Iterable[str], because: str) -> None:
@@ -171,30 +190,34 @@ def _require_defaults(settings: Mapping[str, Any], own: Iterable[str]) -> None:
         )
 
 
-def policy_settings(*in_use: Policy) -> dict[str, Any]:
-    """Returns every flat name of rules and windows, with its value in the policies in use, or else
-    its default."""
+def policy_settings(*in_use: Policy | None) -> dict[str, Any]:
+    """Returns every flat name of policies, with its value in the ones in use, or else its
+    default."""
     settings: dict[str, Any] = {}
-    for policies, choices in ((RULES, ("accept",)), (WINDOWS, ("window", "cache"))):
+    kinds = ((RULES, ("accept",)), (WINDOWS, ("window", "cache")), (DRAFTERS, ("drafter",)))
+    for policies, choices in kinds:
         settings |= {name: CHOICES[name] for name in choices}
         for policy in policies:
             own = ((field.name, field.default) for field in fields(policy))  # pyright: ignore
             settings |= {name: None if value is MISSING else value for name, value in own}
     for policy in in_use:
-        settings |= flat(policy)
+        settings |= {} if policy is None else flat(policy)
     return settings
 
 
-def policy_types(accept: object = None, window: object = None) -> dict[str, Any]:
-    """Returns the type of each flat name of rules and windows, including custom ones."""
+def policy_types(
+    accept: object = None, window: object = None, drafter: object = None
+) -> dict[str, Any]:
+    """Returns the type of each flat name of policies, including custom ones."""
     types: dict[str, Any] = {}
-    for custom in (imported(accept, "accept", Rule), imported(window, "window", Window)):
+    named = ((accept, "accept", Rule), (window, "window", Window), (drafter, "drafter", Drafter))
+    for custom in (imported(*each) for each in named):
         if custom is not None:
             hints = get_type_hints(custom)
             types |= {field.name: hints[field.name] for field in fields(custom)}
-    types |= {"accept": str, "window": str}
+    types |= {"accept": str, "window": str, "drafter": str | None}
     types["cache"] = Literal[*dict.fromkeys(window.cache for window in WINDOWS), "custom"]
-    for policy in (*RULES, *WINDOWS):
+    for policy in (*RULES, *WINDOWS, *DRAFTERS):
         hints = get_type_hints(policy)
         for field in fields(policy):  # pyright: ignore
             required = field.default is MISSING
@@ -204,13 +227,13 @@ def policy_types(accept: object = None, window: object = None) -> dict[str, Any]
 
 def flat(policy: Policy) -> dict[str, Any]:
     """Returns the flat settings that mean this policy."""
-    chosen = {"window": policy.name, "cache": policy.cache} if isinstance(policy, Window) else {
-        "accept": policy.name
-    }  # fmt: skip
-    return {**chosen, **values_of(policy)}
+    chosen = {"drafter" if isinstance(policy, Drafter) else "accept": policy.name}
+    if isinstance(policy, Window):
+        chosen = {"window": policy.name, "cache": policy.cache}
+    return {**chosen, **_values_of(policy)}
 
 
-def values_of(policy: Any) -> dict[str, Any]:
+def _values_of(policy: Any) -> dict[str, Any]:
     """Returns the fields of a policy, by name."""
     return {field.name: getattr(policy, field.name) for field in fields(policy)}
 
@@ -223,7 +246,7 @@ def plain(value: Any) -> Any:
 def described(parts: Iterable[type] = ()) -> str:
     """Returns the `Attributes:` of the docstrings of `parts` and all policies, each name once."""
     entries: dict[str, str] = {}
-    for part in (*parts, *RULES, *WINDOWS):
+    for part in (*parts, *RULES, *WINDOWS, *DRAFTERS):
         _, _, attributes = cleandoc(part.__doc__ or "").partition("\nAttributes:\n")
         for entry in re.findall(r"^  \w.*(?:\n    .*)*", attributes, re.MULTILINE):
             entries.setdefault(entry.partition(":")[0], entry)
@@ -237,6 +260,7 @@ def _has_required(policy: Any) -> bool:
 def _owners(name: str) -> list[str]:
     """Returns the choices that would read a setting, as `accept is 'wino'`."""
     owners = [f"accept is {rule.name!r}" for rule in RULES if name in _names(rule)]
+    owners += [f"drafter is {one.name!r}" for one in DRAFTERS if name in _names(one)]
     for window in WINDOWS:
         if name in _names(window):
             by_cache = window.name == CHOICES["window"]

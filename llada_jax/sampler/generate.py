@@ -38,7 +38,7 @@ from llada_jax.sampler.prompts import (
     sequence_key,
     with_ids,
 )
-from llada_jax.sampler.record import OnStep, StepView, tokens_committed
+from llada_jax.sampler.record import OnStep, tokens_committed
 from llada_jax.sampler.spec import KeptScores, StepSpec, layout_of, new_state
 from llada_jax.sampler.state import VISIBLE, DecodeState
 from llada_jax.sampler.stops import TextEnds, ToText, before_end, before_stop, stop_at_strings
@@ -60,7 +60,7 @@ class Result:
     """Prompt and generation; rows with shorter prompts are padded on the left."""
     prompt_lengths: Int[np.ndarray, " B"]
     nfe: Int[np.ndarray, " B"]
-    """Forwards that each row took part in: those before it was done."""
+    """Forwards that each row took part in, up to the one that finished it."""
     tpf: float
     """Tokens committed per forward, over the batch's rows."""
     seconds: float
@@ -222,6 +222,9 @@ class DecodingRun:
         prompts = [self.prompts[index] for index in chosen]
         batch_keys = jnp.stack([keys[index] for index in chosen])
         state = new_state(spec, prompts, batch_keys, cache, length, infill=self.infill)
+        if self.config.drafter is not None:
+            sizes = spec.sizes(len(chosen), length)
+            state = state._replace(draft=self.config.drafter.init(self.params, sizes))
         if self.placed is not None:
             text = TextSpans(*(jnp.asarray(array[chosen]) for array in self.placed))
             rest = state._replace(constraint=text, cache=None)  # pyright: ignore
@@ -233,30 +236,24 @@ class DecodingRun:
 
     def forwards(self, state: DecodeState, until: int, most: int) -> tuple[DecodeState, Steps]:
         """Runs forwards until `until` sequences are done, at most `most`; consumes the state."""
-        state, steps = self._forwards(state, until, most, 0)
-        parts, left = [steps], most - len(steps.rows)
-        while self.config.stop:  # the loops have paused between blocks
-            assert self.ends is not None and self.config.eos_id is not None
-            state = stop_at_strings(state, self.ends, self.config.eos_id)
-            if left <= 0 or np.asarray(state.done).sum() >= until:
+        parts: list[Steps] = []
+        done = 0
+        while True:
+            if self.loop == "compiled":
+                state, steps = compiled_loop(self.decoding, state, until, most - done)
+            else:
+                state, steps = host_loop(
+                    self.decoding, state, until, most - done, self.on_step, self.refresher, done
+                )
+            parts.append(steps)
+            done += len(steps.rows)
+            if not self.config.stop:
                 break
-            state, steps = self._forwards(state, until, left, most - left)
-            parts, left = [*parts, steps], left - len(steps.rows)
+            assert self.ends is not None and self.config.eos_id is not None
+            state = stop_at_strings(state, self.ends, self.config.eos_id)  # paused between blocks
+            if done >= most or np.asarray(state.done).sum() >= until:
+                break
         return state, jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
-
-    def _forwards(
-        self, state: DecodeState, until: int, most: int, before: int
-    ) -> tuple[DecodeState, Steps]:
-        """Runs one of the loops, once; `before` is the number of earlier forwards."""
-        if self.loop == "compiled":
-            return compiled_loop(self.decoding, state, until, most)
-
-        def on_step(view: StepView) -> None:
-            assert self.on_step is not None
-            self.on_step(view._replace(step=before + view.step))
-
-        called = on_step if self.on_step else None
-        return host_loop(self.decoding, state, until, most, called, self.refresher)
 
     def lowered(self) -> jax.stages.Lowered:
         """Returns the compiled loop of all prompts at once, before it is compiled. Parameters may

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.decide import decide
+from llada_jax.sampler.drafting import with_drafts
 from llada_jax.sampler.plan import StepPlan, guide, plan_rows, step_rows
 from llada_jax.sampler.record import OnStep, StepCounts, StepRecord, StepScores, view_of
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job
@@ -25,7 +26,6 @@ from llada_jax.sampler.step import (
     ForwardOutput,
     absorb,
     by_position,
-    head_out,
     rows_result,
     run_head,
     step,
@@ -70,6 +70,7 @@ class TracedRunner:
     denoiser: Denoiser
     buckets: tuple[int, ...]
 
+    draft = staticmethod(with_drafts)
     plan = staticmethod(plan_rows)
     decide = staticmethod(decide)
 
@@ -81,7 +82,7 @@ class TracedRunner:
             out = self.denoiser.forward_rows(params, rows, state.cache)
             # Every layer has read the cache before the first one writes: else XLA copies it whole.
             cache, out = jax.lax.optimization_barrier((state.cache, out))
-            return rows_result(spec, cache, plan, rows, out)
+            return rows_result(spec, params, state._replace(cache=cache), plan, rows, out)
 
         bucket = _bucket_index(self.buckets, plan.n_rows)
         branches = [partial(forward, n_rows=n_rows) for n_rows in self.buckets]
@@ -95,8 +96,9 @@ class TracedRunner:
         head_sizes = spec.head_sizes(length)
 
         def score(params, denoised, n_heads):
-            head = run_head(self.denoiser, params, denoised, n_heads)
-            return by_position(spec, denoised, head, length)
+            queried = denoised.first(n_heads)
+            inputs = queried.hidden, queried.noise_keys, queried.request
+            return by_position(spec, queried, run_head(self.denoiser, params, *inputs), length)
 
         size = _bucket_index(head_sizes, denoised.counts.head_rows)
         branches = [partial(score, n_heads=n_heads) for n_heads in head_sizes]
@@ -139,9 +141,11 @@ def _run_all(
 
     def unfinished(carry):
         goes_on = (carry[0] < most) & (carry[1].done.sum() < until)
-        return goes_on & (carry[1].block == blocks).all() if decoding.pauses else goes_on
+        same = carry[1].block_start(block_length) == starts
+        return goes_on & same.all() if decoding.pauses else goes_on
 
-    blocks = state.block
+    block_length = decoding.spec.config.block_length
+    starts = state.block_start(block_length)
     start = (jnp.int32(0), state, records, jnp.zeros(limit, jnp.int32))
     index, state, records, rows = jax.lax.while_loop(unfinished, body, start)
     return state, records, rows, index
@@ -178,15 +182,16 @@ def _decide_and_plan(
 
 
 def _absorb_rows(
-    spec: StepSpec, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
+    spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
 ) -> tuple[DecodeState, ForwardOutput]:
-    return absorb(spec, state, plan, rows_result(spec, state.cache, plan, rows, out))
+    return absorb(spec, state, plan, rows_result(spec, params, state, plan, rows, out))
 
 
 @kept
 def _programs(*shape: Any) -> Any:
     """Returns the programs of the host loop apart from the denoiser, for one shape."""
     return SimpleNamespace(
+        draft=own_jit(with_drafts, donate_argnames="state"),
         plan=own_jit(plan_rows),
         rows=own_jit(step_rows, static_argnums=3),
         absorb=own_jit(_absorb_rows, donate_argnames="state"),
@@ -220,6 +225,11 @@ class HostRunner:
         self._refresh: tuple[RefreshJob, Future[tuple[RowsOut, HeadOut]]] | None = None
         self._planned: tuple[DecodeState | None, StepPlan | None] = (None, None)
 
+    def draft(self, spec: StepSpec, params: Params, state: DecodeState) -> DecodeState:
+        if spec.config.drafter is None:
+            return state
+        return self._programs.draft(spec, params, state)
+
     def plan(self, spec: StepSpec, state: DecodeState) -> StepPlan:
         planned_for, plan = self._planned  # `decide` has planned the step after it
         if plan is not None and planned_for is state:
@@ -235,14 +245,18 @@ class HostRunner:
         out = self._denoiser.forward_rows(params, rows, state.cache)
         programs = self._programs
         absorb_rows = programs.absorb if self._refresh is None else programs.absorb_copy
-        return *absorb_rows(spec, state, plan, rows, out), n_rows
+        if spec.config.drafter is None:  # nothing reads the parameters
+            params = None
+        return *absorb_rows(spec, params, state, plan, rows, out), n_rows
 
     def score(
         self, spec: StepSpec, params: Params, state: DecodeState, denoised: ForwardOutput
     ) -> tuple[DecodeState, StepScores]:
         n_heads = _smallest(self._head_sizes, denoised.counts.head_rows, "heads")
-        head = run_head(self._denoiser, params, denoised, n_heads)
-        scores = self._programs.by_position(spec, denoised, head, length=self._length)
+        queried = denoised.first(n_heads)
+        inputs = queried.hidden, queried.noise_keys, queried.request
+        head = run_head(self._denoiser, params, *inputs)
+        scores = self._programs.by_position(spec, queried, head, length=self._length)
         if self._refresh is None:
             return state, scores
         job, results = self._refresh
@@ -268,7 +282,7 @@ class HostRunner:
             out = denoiser.forward_rows(params, job.rows, cache)
             states = self._programs.states_at(spec, out.hidden, job.row)
             request = job.request if denoiser.measure_rows else None
-            return jax.block_until_ready((out, head_out(denoiser, params, states, None, request)))
+            return jax.block_until_ready((out, run_head(denoiser, params, states, None, request)))
 
         return job, worker.submit(refresh)
 
@@ -280,12 +294,14 @@ def host_loop(
     most: int,
     on_step: OnStep | None = None,
     refresher: Refresher | None = None,
+    first: int = 0,
 ) -> tuple[DecodeState, Steps]:
     """Decodes step by step from Python, for backends and callbacks, until `until` sequences are
-    done, or for `most` steps; consumes the state."""
+    done, or for `most` steps, which `on_step` counts from `first`; consumes the state."""
     runner = HostRunner(decoding, state.tokens.shape, refresher)
     spec, params = decoding.spec, decoding.params
-    records, rows, seconds, blocks = [], [], [], np.array(state.block)
+    records, rows, seconds = [], [], []
+    starts = np.array(state.block_start(spec.config.block_length))
     # At least one step, for the shapes of a record. Sequences that are done take no part in it.
     while not records or (len(records) < most and np.asarray(state.done).sum() < until):
         began = time.perf_counter()
@@ -295,8 +311,8 @@ def host_loop(
         rows.append(n_rows)
         seconds.append(time.perf_counter() - began)
         if on_step:
-            on_step(view_of(len(records) - 1, int(n_rows), state, before))
-        if decoding.pauses and (np.asarray(state.block) != blocks).any():
+            on_step(view_of(first + len(records) - 1, int(n_rows), state, before))
+        if decoding.pauses and (state.block_start(spec.config.block_length) != starts).any():
             break
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
     return state, Steps(stacked, np.asarray(rows, np.int32), np.asarray(seconds))

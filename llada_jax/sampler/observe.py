@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import require
@@ -109,9 +110,9 @@ def _checked(rule: Rule, ask: Ask, block: tuple[int, int]) -> Ask:
     if "listed" not in rule.needs:
         return Ask()
     listed, added = ask
-    require_array(rule, "listed", listed, jnp.integer, *block, None)
+    _require_array(rule, "listed", listed, jnp.integer, *block, None)
     if added is not None and listed is not None:
-        require_array(rule, "added", added, jnp.floating, *listed.shape)
+        _require_array(rule, "added", added, jnp.floating, *listed.shape)
         require(
             "divergence" not in rule.needs,
             f"rule {name} needs divergence and adds to logits; allowed: one of the two",
@@ -119,7 +120,7 @@ def _checked(rule: Rule, ask: Ask, block: tuple[int, int]) -> Ask:
     return ask
 
 
-def require_array(rule: Rule, part: str, value: Any, kind: Any, *shape: int | None) -> None:
+def _require_array(rule: Rule, part: str, value: Any, kind: Any, *shape: int | None) -> None:
     """Raises ValueError unless an array has a dtype of this kind and this shape; None in a shape
     allows any length."""
     found, fits = value, False
@@ -196,9 +197,12 @@ def _priority(
 
 def _quota(spec: StepSpec, state: DecodeState, masked: Bool[Array, "B C"]) -> Int[Array, " B"]:
     steps, step = spec.config.steps_per_block, state.block_step
+    left = masked.sum(axis=1, dtype=state.block_masks.dtype)
     if spec.config.parity.schedule == "even":
         return even_quota(state.block_masks, step, steps)
-    return noise_quota(masked.sum(axis=1, dtype=state.block_masks.dtype), step, steps)
+    if spec.config.parity.schedule == "noise":
+        return _noise_quota(left, step, steps)
+    return left - linear_masks(state.block_masks, step, steps)
 
 
 def even_quota(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> Int[Array, " B"]:
@@ -207,12 +211,19 @@ def even_quota(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> I
     return masks // steps + (step < masks % steps).astype(masks.dtype)
 
 
-def noise_quota(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> Int[Array, " B"]:
+def _noise_quota(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> Int[Array, " B"]:
     """Returns how many of the `masks` that are left Dream commits, while its noise level falls
     from 1 to 0.001 in equal steps; the last step commits all."""
     level, lower = (1 - (1 - 1e-3) * ((step + i).astype(jnp.float32) / steps) for i in (0, 1))
     due = (masks.astype(jnp.float32) * (1 - lower / level)).astype(masks.dtype)
     return jnp.where(step < steps - 1, due, masks)
+
+
+def linear_masks(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> Int[Array, " B"]:
+    """Returns how many of a block's first `masks` Open-dCoder's P2 leaves after a step."""
+    shares = np.array([1.0 - (i + 1) / steps for i in range(steps)], np.float32)  # rounded as there
+    share = jnp.asarray(shares)[jnp.minimum(step, steps - 1)]
+    return (masks.astype(jnp.float32) * share).astype(masks.dtype)
 
 
 def _head_extras(spec: StepSpec, memory: RuleMemory, scores: StepScores) -> dict[str, Any]:
@@ -271,7 +282,7 @@ def completed(rule: Rule, decision: Decision, seen: Observation) -> Any:
         elif value is None:
             parts.setdefault(part, jnp.zeros(shape, bool))
         else:
-            require_array(rule, part, value, kinds.get(part, jnp.bool_), *shape)
+            _require_array(rule, part, value, kinds.get(part, jnp.bool_), *shape)
             parts[part] = value
     return Decision(**parts)
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.rows import filled_order, make_rows
 from llada_jax.sampler.spec import StepSpec
-from llada_jax.sampler.state import MASKED, PROMPT, DecodeState, put, take
+from llada_jax.sampler.state import MASKED, PROMPT, VISIBLE, DecodeState, put, take
 from llada_jax.sampler.windows.window import RowSet, Span, first_flags
 from llada_jax.types import Rows
 
@@ -62,7 +62,7 @@ class StepPlan(NamedTuple):
     rows: RowSet  # what runs: one row more if outputs are shifted, none of sequences that are done
     extra: ExtraRows
     refreshed: Bool[Array, "B L"]  # visible tokens outside the window that are recomputed
-    draft: Bool[Array, "B L"]  # masks of later blocks
+    draft: Bool[Array, "B L"]  # masks of later blocks, and what a drafter has proposed
     query: Query
     n_rows: Int[Array, " B"]  # that each sequence needs
 
@@ -84,6 +84,8 @@ def plan_rows(spec: StepSpec, state: DecodeState) -> StepPlan:
     probe = refresh if rule.rescore == "shadow" else nothing
     extra = ExtraRows(jnp.stack([shadow, refresh, probe], axis=1))
     draft = state.masked & (state.blocks(config.block_length) > state.block[:, None])
+    if config.drafter is not None:
+        draft |= state.status == VISIBLE
     query = _query(spec, state, rows, extra, rescorable)
     n_rows = rows.count + extra.kinds.sum(axis=(1, 2), dtype=jnp.int32)
     return StepPlan(window, rows, extra, refreshed, draft, query, n_rows)
@@ -99,11 +101,11 @@ def _row_sets(
         stop = jnp.where(state.done, start, window.stop)
         return RowSet(*window), RowSet(start, stop)
     mask = window & (state.positions < state.end[:, None])
-    if (block := spec.whole_block) is not None:
-        padding = -mask.shape[1] % block
-        blocks = jnp.pad(mask, ((0, 0), (0, padding))).reshape(len(mask), -1, block)
-        whole = jnp.repeat(blocks.any(axis=2), block, axis=1)
-        mask = whole[:, : mask.shape[1]] & (state.positions < state.end[:, None])
+    if spec.whole_block is not None:
+        blocks = spec.model_blocks(state, state.positions)
+        blocks -= blocks[:, :1]
+        runs = jnp.zeros_like(mask).at[jnp.arange(len(mask))[:, None], blocks].max(mask)
+        mask = take(runs, blocks) & (state.positions < state.end[:, None])
     start = jnp.argmax(mask, axis=1).astype(jnp.int32)
     stop = jnp.where(mask, state.positions + 1, 0).max(axis=1)
     rows = mask
@@ -121,10 +123,10 @@ def _whole_blocks(spec: StepSpec, state: DecodeState, window: Span) -> Span:
     """
     if spec.whole_block is None and not spec.starts_blocks_alone:
         return window
-    block = spec.whole_block or 1
-    stop = jnp.minimum(-(-window.stop // block) * block, state.end)
+    last = window.stop + (spec.whole_block or 1) - 1
+    stop = jnp.minimum(spec.block_floor(state, last), state.end)
     if spec.starts_blocks_alone:
-        first = state.block_start(spec.config.block_length) // block * block
+        first = spec.block_floor(state, state.block_start(spec.config.block_length))
         is_masked = take(state.status, first[:, None])[:, 0] == MASKED
         stop = jnp.where(is_masked & (window.start < first), first, stop)
     return Span(window.start, stop)
@@ -271,7 +273,7 @@ def _order(
 ) -> Int[Array, "B R"] | None:
     """Returns the order of positions in which a row sees its own and lower ones; None for all."""
     if spec.model.block_length is not None:
-        return positions // spec.model.block_length
+        return spec.model_blocks(state, positions)
     if spec.model.causal == "filled":
         every = jnp.broadcast_to(positions, (state.tokens.shape[0], positions.shape[1]))
         return filled_order(take(state.status, every) == MASKED, every)

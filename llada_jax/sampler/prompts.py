@@ -39,9 +39,9 @@ def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
     ids = {}
     if model.autoregressive and config.mask_id in (None, model.vocab_size):
         require(
-            config.block_length == 1,
+            config.block_length == 1 or config.drafter is not None,
             f"block_length is {config.block_length} and the model has no [MASK], as an "
-            "autoregressive one; allowed: 1 (preset 'autoregressive')",
+            "autoregressive one; allowed: 1 (preset 'autoregressive'), or a drafter ('lookup')",
         )
         needs.pop("mask_id")
         ids["mask_id"] = model.vocab_size  # no token: it marks what is open, and is never embedded

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.sampler.rules.rule import Rule
+from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import MASKED, STABLE, VISIBLE, DecodeState, put
 from llada_jax.types import HeadExtras, HeadOut, Scores
 
@@ -24,7 +24,8 @@ class Event(IntEnum):
     FILL = 1
     """Became EOS without a prediction, because the sequence had stopped."""
     AHEAD = 2
-    """The commit came from a draft: the position was not in the current block."""
+    """The commit came from a draft: the position was not in the current block, or a drafter had
+    proposed the token."""
     PROMOTE = 3
     """A visible token became stable, by its confidence."""
     REPLACE = 4
@@ -93,7 +94,7 @@ class StepRecord(NamedTuple):
 
 
 def record_of(
-    rule: Rule,
+    spec: StepSpec,
     counts: StepCounts,
     before: DecodeState,
     revised: DecodeState,
@@ -101,14 +102,20 @@ def record_of(
     after: DecodeState,
 ) -> StepRecord:
     """Returns the record of a step from four states: at its start, after the rule's decision, after
-    sequences have gone on to the next block, and at its end, with drafts accepted."""
+    sequences have gone on to the next block, and at its end, with drafts accepted.
+
+    Drafts of a drafter count as masks until a forward has verified them.
+    """
+    drafted = (before.status == VISIBLE) & (spec.config.drafter is not None)
+    proposed, before = before.tokens, before.with_masks(drafted, spec.mask_id)
     was_masked, was_visible = before.masked, before.status == VISIBLE
     filled = after.filled & ~before.filled
     first = (before.nfe == 1) & ~before.done
     forced = first[:, None] & (before.status == STABLE)  # by a constraint, before any forward
     committed = (was_masked | forced) & (after.status >= VISIBLE) & ~filled
-    unverified = (after.status == VISIBLE) & rule.verifies
-    ahead = committed & (advanced.masked | unverified)
+    unverified = (after.status == VISIBLE) & spec.rule.verifies
+    accepted = drafted & (proposed == after.tokens)
+    ahead = committed & (advanced.masked | unverified | accepted)
     flags = {
         Event.COMMIT: committed,
         Event.AHEAD: ahead,

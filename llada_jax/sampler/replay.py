@@ -104,10 +104,12 @@ def event_states(trace: TraceData) -> Int[np.ndarray, " X"]:
     """Returns `MASKED`, `VISIBLE` or `STABLE` of the canvas for each event, or `KEPT`.
 
     A committed token was visible if its next event can only happen to visible tokens. If it has no
-    next event, the rule decides; a custom rule is not imported, and its tokens count as stable.
+    next event, the rule decides; a custom rule is not imported, and its tokens count as stable, as
+    do those of a run with a drafter.
     """
     sampler = dict(trace.settings["sampler"])
-    rule = None if ":" in (sampler["accept"] or "") else rule_of(sampler)
+    known = ":" not in (sampler["accept"] or "") and not sampler.get("drafter")
+    rule = rule_of(sampler) if known else None
     confidence: Any = np.asarray(trace.event_confidence, np.float32)
     is_open = (
         np.zeros(len(confidence), bool) if rule is None else ~np.asarray(rule.is_stable(confidence))

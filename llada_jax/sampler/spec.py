@@ -12,9 +12,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Key
+from jaxtyping import Array, Bool, Int, Key
 
-from llada_jax.config import ModelConfig, require
+from llada_jax.config import ModelConfig, Parity, require
 from llada_jax.constraint.reach import Grammar
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.rules.rule import Rule, RuleState, Sizes
@@ -71,6 +71,21 @@ class StepSpec:
         """The model's block, if a window runs every row of it; drafts reach into a part."""
         return None if self.window.drafts else self.model.block_length
 
+    def model_blocks(self, state: DecodeState, positions: Array) -> Int[Array, "B R"]:
+        """Returns the block of each position in the model's attention; negative ones in the prompt
+        if blocks start at its end."""
+        assert self.model.block_length is not None
+        return (positions - self._first_block(state)[:, None]) // self.model.block_length
+
+    def block_floor(self, state: DecodeState, position: Int[Array, " B"]) -> Int[Array, " B"]:
+        """Rounds positions down to the start of a block that has to run as a whole."""
+        block, first = self.whole_block or 1, self._first_block(state)
+        return jnp.maximum(first + (position - first) // block * block, 0)
+
+    def _first_block(self, state: DecodeState) -> Int[Array, " B"]:
+        from_prompt = self.config.parity.block_origin == "prompt"
+        return state.origin if from_prompt else jnp.zeros_like(state.origin)
+
     @property
     def starts_blocks_alone(self) -> bool:
         """Whether the first token of a block is committed before the rest of the block is run."""
@@ -101,6 +116,11 @@ class StepSpec:
             rescorable=None if state is None else rule.rescorable(state, config.eos_id),
         )
 
+    def sizes(self, batch: int, length: int) -> Sizes:
+        """Returns the lengths of the axes for a batch of canvases of `length`."""
+        model = self.model
+        return Sizes(batch, self.config.block_length, length, model.vocab_size, model.width)
+
     def ends(self, state: DecodeState) -> Bool[Array, "B L"]:
         """Marks the tokens at which a sequence stops, if `eos_early_stop` is set."""
         if not self.config.eos_early_stop:
@@ -124,6 +144,8 @@ class StepSpec:
         """
         context, block = self.window_context(), self.whole_block
         sizes = self.window.sizes(layout, context)
+        if self.config.drafter is not None:  # an anchor alone, or with drafts; and the prompt
+            sizes = {1, context.block_length, max(sizes)}
         if block is not None:
             sizes = {-(-size // block) * block for size in sizes} | {2 * block}
         buckets = {min(size + self.shift, layout.length) for size in sizes}
@@ -134,6 +156,8 @@ class StepSpec:
     def max_queries(self, length: int) -> int:
         """Returns the most positions that one step scores."""
         config, window = self.config, self.window
+        if self.rule.verifies:  # a block of drafts, or what follows the verified ones
+            return min(config.block_length, length)
         visible = window.max_visible(length, self.window_context())
         queries = visible if window.drafts else config.block_length
         if self.needs("drafts") and window.runs_later_blocks:
@@ -224,9 +248,7 @@ def new_state(
     """
     config, model = spec.config, spec.model
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    origin, end = sequence_bounds(
-        lengths, config.gen_length, config.block_length, model.block_length, infill=infill
-    )
+    origin, end = _bounds(lengths, config, model, infill=infill)
     batch = len(prompts)
     tokens = np.full((batch, length), config.mask_id, np.int32)
     status = np.full((batch, length), PAD, np.int8)
@@ -263,7 +285,7 @@ def _new_memory(spec: StepSpec, batch: int, length: int) -> RuleMemory:
     Raises ValueError if an array of the rule's state does not have the batch as first axis.
     """
     rule, dtype = spec.rule, spec.config.parity.confidence_dtype
-    sizes = Sizes(batch, spec.config.block_length, length, spec.model.vocab_size, spec.model.width)
+    sizes = spec.sizes(batch, length)
     state = rule.init(sizes)
     name = type(rule).__name__
     require(isinstance(state, RuleState), f"rule {name}: init gives {state!r}; allowed: RuleState")
@@ -292,6 +314,7 @@ def sequence_bounds(
     gen_length: int,
     block_length: int,
     model_block: int | None,
+    parity: Parity,
     *,
     infill: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -300,7 +323,7 @@ def sequence_bounds(
     Blocks count from the end of the prompt (LLaDA). If the model's attention is block-causal, they
     are aligned to absolute positions: the first one may hold the prompt's tail (LLaDA2), and the
     generation ends with a whole block. Its length is only known then, so the surplus is cut off at
-    the end.
+    the end. `Parity` has the alternatives of some releases.
 
     Args:
       lengths: Tokens of each prompt, [B].
@@ -311,16 +334,30 @@ def sequence_bounds(
     end = lengths + gen_length
     if model_block is None:
         return lengths, end
-    return lengths - lengths % block_length, -(-end // model_block) * model_block
+    first = lengths if parity.block_origin == "prompt" else np.zeros_like(lengths)
+    if parity.last_block == "whole":
+        end += (first - end) % model_block
+    return lengths - (lengths - first) % block_length, end
+
+
+def _bounds(
+    lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    return sequence_bounds(
+        lengths,
+        config.gen_length,
+        config.block_length,
+        model.block_length,
+        config.parity,
+        infill=infill,
+    )
 
 
 def layout_of(
     lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
 ) -> CanvasLayout:
     """Returns the `CanvasLayout` of prompts of these lengths."""
-    origin, end = sequence_bounds(
-        lengths, config.gen_length, config.block_length, model.block_length, infill=infill
-    )
+    origin, end = _bounds(lengths, config, model, infill=infill)
     n_blocks = -(-(end - origin) // config.block_length)
     return CanvasLayout(
         length=_padded(int(end.max())),

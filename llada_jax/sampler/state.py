@@ -69,6 +69,7 @@ class DecodeState(NamedTuple):
     cache: KVCache
     rule: RuleMemory
     constraint: TextSpans | None = None  # where the constrained text is
+    draft: Any = ()  # the drafter's memory
 
     @property
     def masked(self) -> Bool[Array, "B L"]:
@@ -113,10 +114,18 @@ class DecodeState(NamedTuple):
         inside = self.in_span(start, start + block_length)
         return (inside & self.masked).sum(axis=1, dtype=jnp.int32)
 
-    def noise_keys(self, positions: Int[Array, "B C"]) -> Key[Array, "B C"]:
-        """Returns a random key for each position in the forward that is under way."""
-        keys = jax.vmap(jax.random.fold_in)(self.key, self.nfe)
-        return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, positions)
+    def noise_keys(
+        self, positions: Int[Array, "B C"], *, in_order: bool = False
+    ) -> Key[Array, "B C"]:
+        """Returns a random key for each position in the forward that is under way; with `in_order`
+        in the forward that would predict it if each one predicted one token."""
+        forward = jnp.broadcast_to(self.nfe[:, None], positions.shape)
+        if in_order:
+            prompt = (self.status == PROMPT).sum(axis=1, keepdims=True, dtype=jnp.int32)
+            forward = positions - prompt + 1
+        fold_each = jax.vmap(jax.vmap(jax.random.fold_in))
+        keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(self.key, forward)
+        return fold_each(keys, positions)
 
     def with_tokens(
         self,

@@ -1,6 +1,6 @@
 """One step of decoding, which both loops and the public interface run.
 
-    plan rows -> run them -> score the queried positions -> decide
+    draft -> plan rows -> run them -> score the queried positions -> decide
 
 The number of rows varies from step to step, but compiled shapes are fixed, and some models run
 outside JAX. So each loop has a `Runner` (`loops.py`), which picks a compiled size and runs the
@@ -10,7 +10,7 @@ rows, so one program decides after any forward.
 """
 
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -53,12 +53,23 @@ class ForwardOutput(NamedTuple):
     request: HeadRequest | None  # for the head, in addition to scores
     block_start: Int[Array, " B"]
 
+    def first(self, n_heads: int) -> "ForwardOutput":
+        """Returns the output for the first `n_heads` queried positions."""
+        keys = self.noise_keys
+        return self._replace(
+            hidden=self.hidden[:, :n_heads],
+            noise_keys=None if keys is None else keys[:, :n_heads],
+            at=self.at[:, :n_heads],
+            request=self.request and self.request.first(n_heads),
+        )
+
 
 class RowsResult(NamedTuple):
     """What a step keeps of a forward. The shapes do not depend on the number of rows, so a compiled
     loop has a branch for each bucket up to here only."""
 
     cache: KVCache
+    draft: Any  # the memory of the drafter
     hidden: Float[Array, "B Q D"]  # states that predict the queried positions
     live_rows: Int[Array, " B"]
     cache_length: Int[Array, " B"]  # cached positions that some row sees
@@ -66,6 +77,10 @@ class RowsResult(NamedTuple):
 
 class Runner(Protocol):
     """Runs the parts of a step, in the way of a loop."""
+
+    def draft(self, spec: StepSpec, params: Params, state: DecodeState) -> DecodeState:
+        """Lets the drafter propose tokens, if there is one: `drafting.with_drafts`."""
+        ...
 
     def plan(self, spec: StepSpec, state: DecodeState) -> StepPlan:
         """Chooses the rows to run and the positions to score: `plan_rows`."""
@@ -98,6 +113,7 @@ def step(
     Returns the next state, the record of what happened, and the number of rows that ran for each
     sequence, padding included.
     """
+    state = runner.draft(spec, params, state)
     plan = runner.plan(spec, state)
     state, denoised, n_rows = runner.run_rows(spec, params, state, plan)
     state, scores = runner.score(spec, params, state, denoised)
@@ -106,14 +122,19 @@ def step(
 
 
 def rows_result(
-    spec: StepSpec, cache: KVCache, plan: StepPlan, rows: Rows, out: RowsOut
+    spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
 ) -> RowsResult:
-    """Writes the keys and values of a forward to the cache, and reads its queried rows."""
+    """Writes the keys and values of a forward to the cache, and reads its queried rows. A drafter
+    observes the forward."""
+    cache, draft = state.cache, state.draft
+    if spec.config.drafter is not None:
+        draft = spec.config.drafter.observe(params, draft, rows, out)
     if cache.keys.shape[2]:
         cache = write_rows(cache, rows, out)
     batch = plan.n_rows.shape[0]  # without the second batch of rows for guidance
     return RowsResult(
         cache=cache,
+        draft=draft,
         hidden=take(guide(spec, out.hidden), plan.query.row),
         live_rows=rows.live[:batch].sum(axis=1, dtype=jnp.int32),
         cache_length=rows.sees_cache[:batch].any(axis=1).sum(axis=1, dtype=jnp.int32),
@@ -128,9 +149,10 @@ def absorb(
     n_cached = window.cached_after(state, plan.window, spec.window_context())
     if spec.whole_block is not None and window.caches_finished:
         # Rows of a block that is not full saw its masks: only whole blocks count as cached.
-        n_cached = n_cached // spec.whole_block * spec.whole_block
+        n_cached = spec.block_floor(state, n_cached)
     state = state._replace(
         cache=result.cache,
+        draft=result.draft,
         n_cached=jnp.where(state.done, state.n_cached, n_cached),
         nfe=state.nfe + (~state.done).astype(state.nfe.dtype),
     )
@@ -143,7 +165,9 @@ def absorb(
     }
     counts = {kind: flags.sum(axis=1, dtype=jnp.int32) for kind, flags in rows_of_kind.items()}
     request = head_request(spec, state, query.at)
-    keys = state.noise_keys(query.at % length) if config.temperature > 0 else None
+    keys = None
+    if config.temperature > 0:
+        keys = state.noise_keys(query.at % length, in_order=spec.rule.verifies)
     denoised = ForwardOutput(
         hidden=result.hidden,
         noise_keys=keys,
@@ -156,15 +180,7 @@ def absorb(
     return state, denoised
 
 
-def run_head(denoiser: Denoiser, params: Params, denoised: ForwardOutput, n_heads: int) -> HeadOut:
-    """Returns the head's output for the first `n_heads` queried positions."""
-    keys = denoised.noise_keys
-    keys = None if keys is None else keys[:, :n_heads]
-    request = denoised.request and denoised.request.first(n_heads)
-    return head_out(denoiser, params, denoised.hidden[:, :n_heads], keys, request)
-
-
-def head_out(
+def run_head(
     denoiser: Denoiser, params: Params, hidden: Hidden, keys: NoiseKeys, request: HeadRequest | None
 ) -> HeadOut:
     """Returns the scores of states, and the requested extras."""
@@ -176,12 +192,11 @@ def head_out(
 
 def by_position(spec: StepSpec, denoised: ForwardOutput, head: HeadOut, length: int) -> StepScores:
     """Scatters scores to the positions of a canvas of `length`, and extras to the block."""
-    n_heads = head.scores.token.shape[1]
-    at = denoised.at[:, :n_heads]
+    at = denoised.at
     # A head that rounds its inputs to integers may turn a NaN into numbers.
-    finite = jnp.isfinite(denoised.hidden[:, :n_heads]).all(axis=-1)
+    finite = jnp.isfinite(denoised.hidden).all(axis=-1)
     scores = head.scores._replace(confidence=jnp.where(finite, head.scores.confidence, jnp.nan))
-    hidden = denoised.hidden[:, :n_heads] if spec.needs("hidden", "divergence") else None
+    hidden = denoised.hidden if spec.needs("hidden", "divergence") else None
     measured = None
     if spec.rule.head_needs:
         assert head.measured is not None

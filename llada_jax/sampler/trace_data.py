@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from llada_jax.config import require
+from llada_jax.config import Parity, require
 from llada_jax.io.archive import MOST_COUNT, ArrayField, require_arrays
 from llada_jax.sampler.record import Event
 from llada_jax.sampler.spec import sequence_bounds
@@ -67,7 +67,8 @@ class TraceData:
     """Rows that were no padding; the next two are among them."""
     shadow_rows: Int[np.ndarray, "S B"]
     draft_rows: Int[np.ndarray, "S B"]
-    """Masked positions beyond the current block."""
+    """Masked positions beyond the current block, or drafts that the forward verified; of these, it
+    accepted `count(Event.AHEAD)`."""
     refreshed: Int[np.ndarray, "S B"]
     """Tokens outside the window that were refreshed, by rows of this forward or of a worker's
     (`settings["sampler"]["refresh"]`): two rows for each token, and the shadow is scored; with
@@ -125,7 +126,8 @@ def bounds_in(
     """Returns the first position of block 0 and one past the last position of each sequence."""
     sampler, model = settings["sampler"], settings["model"]
     blocks = (sampler["gen_length"], sampler["block_length"], model["block_length"])
-    return sequence_bounds(lengths, *blocks, infill=settings["infill"])
+    layout = {name: sampler[name] for name in ("block_origin", "last_block") if name in sampler}
+    return sequence_bounds(lengths, *blocks, Parity(**layout), infill=settings["infill"])
 
 
 def check_trace(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:

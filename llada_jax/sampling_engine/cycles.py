@@ -16,10 +16,10 @@ from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, PREFETCH_ROW
 from llada_jax.sampling_engine.sampler_program import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 
-SCALES_BYTES = 64
+_SCALES_BYTES = 64
 """Bytes of one request for the scales of a row of MX logits, as the published simulator counts;
 from VLEN = 1024 on it would need more."""
-CYCLES_PER_MS = 1_000_000  # 1 GHz
+_CYCLES_PER_MS = 1_000_000  # 1 GHz
 
 
 class Hbm(NamedTuple):
@@ -48,7 +48,7 @@ class Cycles(NamedTuple):
     @property
     def ms(self) -> float:
         """Milliseconds at 1 GHz."""
-        return self.total / CYCLES_PER_MS
+        return self.total / _CYCLES_PER_MS
 
 
 class ProgramCost(NamedTuple):
@@ -62,7 +62,7 @@ class ProgramCost(NamedTuple):
 def row_bytes(vlen: int) -> int:
     """Returns the bytes that HBM moves for a row of VLEN logits in MX, one byte each plus
     scales."""
-    return vlen + SCALES_BYTES
+    return vlen + _SCALES_BYTES
 
 
 def time_program(
@@ -107,7 +107,7 @@ def fitted_hbm() -> Hbm:
     The model's latency at VLEN = 1024, and all its other numbers, are predictions.
     """
     small, large = (time_program(published_program(vlen), Hbm(0, 0)) for vlen in (512, 2048))
-    wait = paper_results.LATENCY_MS[512] * CYCLES_PER_MS - small.cycles.total
+    wait = paper_results.LATENCY_MS[512] * _CYCLES_PER_MS - small.cycles.total
     per_small = wait / small.instructions["H_PREFETCH_V"]
     per_large = paper_results.CYCLES_AT_2048["memory"] / large.instructions["H_PREFETCH_V"]
     kib_small, kib_large = (PREFETCH_ROWS * row_bytes(vlen) / 1024 for vlen in (512, 2048))

@@ -17,12 +17,12 @@ Unit = Literal["vector", "memory", "scalar", "control"]
 Column = Literal["calibrated", "pipelined"]
 
 REGISTERS = {"gp": 16, "fp": 8}
-PREFIX = {"gp": "gp", "fp": "f", "imm": ""}
+_PREFIX = {"gp": "gp", "fp": "f", "imm": ""}
 """Prefix of an operand in a program's text, by its kind."""
 PREFETCH_ROWS = 4
 """Maximum rows of one prefetch, `HBM_V_Prefetch_Amount` of the published settings."""
 WORD_BITS, OPCODE_BITS, REGISTER_BITS = 32, 6, 4
-LEAST = {"count": 1, "length": 1, "rows": 1, "lanes": 1}
+_LEAST = {"count": 1, "length": 1, "rows": 1, "lanes": 1}
 """Smallest values of unsigned immediates, by the operand's name; others are signed."""
 
 
@@ -59,8 +59,8 @@ class Spec:
         if self.operands[operand] in REGISTERS:
             return range(REGISTERS[self.operands[operand]])
         size = 1 << WORD_BITS - OPCODE_BITS - REGISTER_BITS * self.registers
-        signed = operand not in LEAST
-        return range(-size // 2, size // 2) if signed else range(LEAST[operand], size)
+        signed = operand not in _LEAST
+        return range(-size // 2, size // 2) if signed else range(_LEAST[operand], size)
 
 
 def _read(path: Path) -> dict[str, Spec]:
@@ -91,7 +91,7 @@ def render(instructions: Sequence[Instruction]) -> str:
     for name, operands in instructions:
         depth -= name == "C_LOOP_END"
         kinds = INSTRUCTION_SET[name].operands.values()
-        words = (f"{PREFIX[kind]}{value}" for kind, value in zip(kinds, operands, strict=True))
+        words = (f"{_PREFIX[kind]}{value}" for kind, value in zip(kinds, operands, strict=True))
         lines.append("  " * depth + f"{name} {', '.join(words)}")
         depth += name == "C_LOOP_START"
     return "\n".join(lines) + "\n"
@@ -150,6 +150,6 @@ def _check(name: str, operands: tuple[int, ...]) -> None:
     count = len(operands)
     require(count == len(spec.operands), f"{name} has {count} operands; allowed: {signature}")
     for (operand, kind), value in zip(spec.operands.items(), operands, strict=True):
-        prefix, allowed = PREFIX[kind], spec.values(operand)
+        prefix, allowed = _PREFIX[kind], spec.values(operand)
         bounds = f"{prefix}{allowed[0]} to {prefix}{allowed[-1]}"
         require(value in allowed, f"{operand} of {name} is {prefix}{value}; allowed: {bounds}")

@@ -14,7 +14,7 @@ from llada_jax.config import require
 from llada_jax.sampling_engine.instructions import PREFETCH_ROWS, Instruction
 from llada_jax.sampling_engine.sampling import Domain, EngineConfig, Sampling
 
-ZERO = 0
+_ZERO = 0
 BATCH, ROW, CHUNK, INNER = range(1, 5)  # loop counters
 HBM, LOGITS, NOISE, BASE, INDEX, SCALARS, PREDICTION, MASK, K_ADDRESS = range(5, 14)
 # Registers that are reused at the end of a batch row, when no vocabulary registers are in use.
@@ -91,7 +91,7 @@ class SamplerProgram:
     memory_map: MemoryMap
 
 
-class Chunk(NamedTuple):
+class _Chunk(NamedTuple):
     """Consecutive vector rows of one position's logits."""
 
     rows: int
@@ -115,13 +115,13 @@ class _Compiler:
         vector_rows = sampling.vector_rows(engine.vlen)
         has_tail = sampling.tail(engine.vlen) < engine.vlen
         sizes = _pieces(vector_rows, sampling.chunk_rows)
-        self._whole = Chunk(vector_rows, has_tail)
-        self._chunks = [Chunk(size, False) for size in sizes[:-1]] + [Chunk(sizes[-1], has_tail)]
+        self._whole = _Chunk(vector_rows, has_tail)
+        self._chunks = [_Chunk(size, False) for size in sizes[:-1]] + [_Chunk(sizes[-1], has_tail)]
 
     def program(self) -> list[Instruction]:
         sampling, memory_map = self._sampling, self._memory_map
         self._emit("C_SET_V_MASK", self._engine.vlen)
-        self._emit("S_LD_FP", F_LOWEST, ZERO, memory_map.lowest)
+        self._emit("S_LD_FP", F_LOWEST, _ZERO, memory_map.lowest)
         self._set(HBM, 0)
         self._set(K_ADDRESS, memory_map.k)
         self._set(PREDICTION, memory_map.predictions)
@@ -173,7 +173,7 @@ class _Compiler:
         self._add(SCALARS, SCALARS, 1)
         self._add(PREDICTION, PREDICTION, 1)
 
-    def _streamed(self, compute: Callable[[Chunk], None]) -> None:
+    def _streamed(self, compute: Callable[[_Chunk], None]) -> None:
         """Loads and processes one chunk after the other."""
         for chunk, same in groupby(self._chunks):
             with self._loop(CHUNK, len(list(same))):
@@ -190,7 +190,7 @@ class _Compiler:
                 self._add(LOGITS, LOGITS, size)
                 self._add(HBM, HBM, size)
 
-    def _maximum(self, chunk: Chunk) -> None:
+    def _maximum(self, chunk: _Chunk) -> None:
         stride, vlen = self._sampling.stride, self._engine.vlen
         following = ("S_ADDI_INT", LOGITS, LOGITS, stride), ("S_ADDI_INT", BASE, BASE, vlen)
         if self._sampling.noisy:
@@ -207,7 +207,7 @@ class _Compiler:
         else:
             self._each_row(chunk, ("V_RED_MAX_IDX", INDEX, LOGITS, BASE, F_BEST), *following)
 
-    def _sum(self, chunk: Chunk) -> None:
+    def _sum(self, chunk: _Chunk) -> None:
         self._each_row(
             chunk,
             ("V_SUB_VF", LOGITS, LOGITS, F_BEST),
@@ -216,7 +216,7 @@ class _Compiler:
             ("S_ADDI_INT", LOGITS, LOGITS, self._sampling.stride),
         )
 
-    def _absorb(self, chunk: Chunk) -> None:
+    def _absorb(self, chunk: _Chunk) -> None:
         """Adds a chunk to the sum, which is rescaled to the new maximum (online softmax)."""
         self._emit("S_ADD_FP", F_BEFORE, F_BEST, F_ZERO)
         self._maximum(chunk)
@@ -226,7 +226,7 @@ class _Compiler:
         self._emit("S_MUL_FP", F_TOTAL, F_TOTAL, F_FACTOR)
         self._sum(chunk)
 
-    def _each_row(self, chunk: Chunk, *body: tuple) -> None:
+    def _each_row(self, chunk: _Chunk, *body: tuple) -> None:
         with self._loop(INNER, chunk.rows - chunk.has_tail):
             self._emit_all(body)
         if chunk.has_tail:
@@ -242,7 +242,7 @@ class _Compiler:
         self._add(CONFIDENCE, MASK, batch)
         self._add(TRANSFER, MASK, -batch)
         self._add(TOKEN, PREDICTION, -batch * rows)
-        self._emit("S_MAP_V_FP", CONFIDENCE, ZERO, rows)
+        self._emit("S_MAP_V_FP", CONFIDENCE, _ZERO, rows)
         self._emit("S_LD_INT", K, K_ADDRESS, 0)
         self._emit("V_TOPK_MASK", TRANSFER, CONFIDENCE, MASK, K, rows)
         self._emit("S_SELECT_INT", PREDICTION, PREDICTION, TOKEN, MASK, rows)
@@ -261,7 +261,7 @@ class _Compiler:
         self._emit("S_ADDI_INT", to, a, value)
 
     def _set(self, to: int, value: int) -> None:
-        self._add(to, ZERO, value)
+        self._add(to, _ZERO, value)
 
     @contextmanager
     def _loop(self, counter: int, count: int) -> Iterator[None]:

@@ -9,8 +9,8 @@ Mode = Literal["performance", "edge", "one_pass"]
 Domain = Literal["vector", "fp", "int"]
 VectorFormat = Literal["bfloat16", "float32"]
 
-FORMAT_BYTES = {"bfloat16": 2, "float32": 4}
-SCALAR_BYTES = 4
+_FORMAT_BYTES = {"bfloat16": 2, "float32": 4}
+_SCALAR_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +81,8 @@ class EngineConfig:
 
     def word_bytes(self, domain: Domain) -> int:
         """Returns the bytes of a memory's word; a word of vector memory is a row."""
-        row_bytes = self.vlen * FORMAT_BYTES[self.vector_format]
-        return row_bytes if domain == "vector" else SCALAR_BYTES
+        row_bytes = self.vlen * _FORMAT_BYTES[self.vector_format]
+        return row_bytes if domain == "vector" else _SCALAR_BYTES
 
     def words(self, domain: Domain) -> int:
         """Returns the number of words of a memory."""

@@ -151,7 +151,6 @@ class Plan(NamedTuple):
         return frozenset(i for transfer in self.transfers for i in transfer.operators)
 
     def resident_bytes(self, graph: Graph) -> int:
-        """Returns the bytes of the resident weights."""
         staged = self.staged
         return sum(op.weight_bytes for i, op in enumerate(graph.operators) if i not in staged)
 

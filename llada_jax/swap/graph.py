@@ -62,7 +62,6 @@ class Graph:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
         return sum(operator.weight_bytes for operator in self.operators)
 
     @cached_property

@@ -29,7 +29,7 @@ from llada_jax.swap.address_space import (
 )
 from llada_jax.swap.graph import Graph
 
-SLOTS = 2
+_SLOTS = 2
 PUBLISHED_SLOT_BYTES = 128 * MIB
 """Size of each of the two slots in Figure 13c (256 MB together)."""
 
@@ -54,8 +54,8 @@ class Greedy:
         if all_resident is not None:
             return all_resident
         (room, buffers), sizes = room_for_weights(graph, budget), budget.sizes(graph)
-        slot_bytes = self._slot_size(budget, max(sizes), room) if buffers > SLOTS else 0
-        slots = [slot_bytes] * SLOTS if slot_bytes else []
+        slot_bytes = self._slot_size(budget, max(sizes), room) if buffers > _SLOTS else 0
+        slots = [slot_bytes] * _SLOTS if slot_bytes else []
         max_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
         region = ResidentRegion(room - sum(slots), buffers - len(slots), max_bytes)
         rounds = alternate(graph, sizes, region, slot_bytes)
@@ -72,10 +72,10 @@ class Greedy:
     def _slot_size(self, budget: Budget, largest: int, room: int) -> int:
         """Returns the size of a slot, or 0 for none. The largest operator fits into it, or else
         into the resident region."""
-        limit = min(room // SLOTS, budget.max_buffer_bytes)
+        limit = min(room // _SLOTS, budget.max_buffer_bytes)
         size = min(budget.aligned(self.slot_bytes or largest), limit)
         if size < largest:
-            size = min(size, (room - largest) // SLOTS)
+            size = min(size, (room - largest) // _SLOTS)
         return size // budget.alignment * budget.alignment
 
 

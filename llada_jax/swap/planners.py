@@ -19,9 +19,9 @@ from llada_jax.swap.graph import Graph
 from llada_jax.swap.greedy_planner import PUBLISHED_SLOT_BYTES, Greedy
 from llada_jax.swap.stall_times import TransferWaits, prefix_sums, stall_of, steady_stall, waits_of
 
-SLOT_FACTORS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_SLOT_FACTORS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Candidate sizes of a slot, relative to the largest operator."""
-TRANSFER_COUNTS = (*range(1, 8), *range(8, 33, 2))
+_TRANSFER_COUNTS = (*range(1, 8), *range(8, 33, 2))
 """Candidate numbers of transfers, minus the number of slots. They determine sizes of a slot."""
 
 Planner = Callable[[Graph, Budget], Plan]
@@ -93,14 +93,14 @@ class _CandidateSearch:
 
         With n slots of S bytes in a room of M bytes, W - M + n S of the W bytes must be staged. If
         t transfers leave u bytes of their slots empty, they stage t (S - u). These are equal for
-        S = (W - M + t u) / (t - n). `TRANSFER_COUNTS` are values of t - n.
+        S = (W - M + t u) / (t - n). `_TRANSFER_COUNTS` are values of t - n.
         """
         limit = min(self._room // n_slots, self._budget.max_buffer_bytes)
         excess, largest = sum(self._sizes) - self._room, max(self._sizes)
         slot_sizes = {self._sizes[index] for index in self.weighted}
-        slot_sizes.update(int(factor * largest) for factor in SLOT_FACTORS)
+        slot_sizes.update(int(factor * largest) for factor in _SLOT_FACTORS)
         for empty in (0, largest // 2, largest):
-            slot_sizes.update(-(-(excess + (n_slots + t) * empty) // t) for t in TRANSFER_COUNTS)
+            slot_sizes.update(-(-(excess + (n_slots + t) * empty) // t) for t in _TRANSFER_COUNTS)
         return sorted(size for size in slot_sizes if size <= limit)
 
     def _choose_staged(self, slot_bytes: int, n_slots: int) -> list[bool]:

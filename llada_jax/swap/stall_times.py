@@ -39,7 +39,6 @@ class TransferWaits(NamedTuple):
 
 
 def waits_of(graph: Graph, plan: Plan) -> TransferWaits:
-    """Returns the waits of a plan's transfers."""
     position = {index: p for p, index in enumerate(plan.order)}
     needed_at = [position[transfer.operators[0]] for transfer in plan.transfers]
     ns = [graph.transfer_ns(transfer.operators) for transfer in plan.transfers]

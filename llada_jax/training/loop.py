@@ -10,19 +10,19 @@ inserts the communication. Each process makes the whole batch, and uses its devi
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 from flax.training.train_state import TrainState
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
 from tqdm import tqdm
 
-from llada_jax.config import ModelConfig, TrainConfig, require
+from llada_jax.config import LoopConfig, ModelConfig, TrainConfig, require
 from llada_jax.io import atomic
 from llada_jax.model.architecture.parameters import named_specs
 from llada_jax.model.finite import require_finite_tree
@@ -74,6 +74,48 @@ def train(
       FloatingPointError: A loss or a gradient is NaN or infinite. The step is not logged, evaluated
         or saved; earlier checkpoints are kept.
     """
+    state = create_state(model, config, parent)
+    if mesh is not None:
+        state = place_state(state, model, config, mesh)
+        if parent is not None and mesh_of(parent) is None:
+            parent = jax.device_put(parent, NamedSharding(mesh, PartitionSpec()))
+    placement = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
+    train_step = make_train_step(model, config, objective, parent, placement)
+    eos_id = model.eos_id
+    assert eos_id is not None
+
+    def stream(start: int) -> Iterator[TrainingBatch]:
+        made = batches(source, config, eos_id, start)
+        return made if mesh is None else (place_batch(mesh, batch) for batch in made)
+
+    def scores(params: Any) -> Mapping[str, float]:
+        return {} if evaluate is None else evaluate(trained_params(params, config, parent))
+
+    return advance(
+        folder, config, state, train_step, stream, learning_rate(config), scores, progress
+    )
+
+
+def advance(
+    folder: str | Path,
+    config: LoopConfig,
+    state: TrainState,
+    train_step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]],
+    stream: Callable[[int], Iterator[Any]],
+    schedule: optax.Schedule,
+    evaluate: Callable[[Any], Mapping[str, float]],
+    progress: bool = True,
+) -> TrainState:
+    """Trains any state to `config.steps`, from the last checkpoint in `folder` or from `state`.
+
+    Args:
+      train_step: Returns the next state and metrics of one step.
+      stream: `stream(start)` yields the batches of steps after the first `start` ones.
+      schedule: The learning rate by step, for the metrics.
+      evaluate: As for `train`, of the state's parameters.
+
+    Returns and raises as `train`.
+    """
     folder = Path(folder).absolute()  # orbax does not accept relative paths
     require_steps(folder, config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,28 +125,20 @@ def train(
     with ocp.training.Checkpointer(
         str(folder / CHECKPOINT_FOLDER), preservation_policy=keep, cleanup_tmp_directories=True
     ) as checkpointer:
-        state = create_state(model, config, parent)
-        if mesh is not None:
-            state = place_state(state, model, config, mesh)
-            parent = place_parent(mesh, parent)
-        placement = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
         if checkpointer.latest is not None:
             state = state.replace(**checkpointer.load(abstract_state=checkpoint_content(state)))
         start = np.asarray(state.step).item()
         is_first = jax.process_index() == 0
-        if is_first:
-            keep_metrics(folder, start)
-        train_step = make_train_step(model, config, objective, parent, placement)
-        schedule = learning_rate(config)
-        assert model.eos_id is not None
-        stream = islice(batches(source, config, model.eos_id, start), config.steps - start)
+        if is_first:  # rows later than the checkpoint will be written again
+            kept = [row for row in read_metrics(folder) if row["step"] <= start]
+            lines = "".join(json.dumps(row) + "\n" for row in kept)
+            atomic.write_text(folder / METRICS_FILE, lines)
         recent: list[dict[str, jax.Array]] = []
         began = time.perf_counter()
-        for step, batch in enumerate(
-            tqdm(stream, initial=start, total=config.steps, disable=not progress), start + 1
-        ):
-            placed = batch if mesh is None else place_batch(mesh, batch)
-            state, step_metrics = train_step(state, placed)
+        numbers = range(start + 1, config.steps + 1)
+        bar = tqdm(numbers, initial=start, total=config.steps, disable=not progress)
+        for step, batch in zip(bar, stream(start), strict=False):
+            state, step_metrics = train_step(state, batch)
             recent.append(step_metrics)
             logged = _due(step, config.log_every, config.steps)
             saved = _due(step, config.checkpoint_every, config.steps)
@@ -116,8 +150,8 @@ def train(
                 row |= {name: float(np.mean([r[name] for r in rows])) for name in rows[0]}
                 row["seconds_per_step"] = seconds / len(rows)
                 began += seconds
-                if evaluate is not None and _due(step, config.evaluate_every, config.steps):
-                    row |= evaluate(trained_params(state.params, config, parent))
+                if _due(step, config.evaluate_every, config.steps):
+                    row |= evaluate(state.params)
                     began = time.perf_counter()
                 if is_first:
                     atomic.append_text(folder / METRICS_FILE, json.dumps(row) + "\n")
@@ -160,13 +194,6 @@ def place_state(
     return jax.tree.map_with_path(put, state)
 
 
-def place_parent(mesh: Mesh, parent: ModelParams | None) -> ModelParams | None:
-    """Returns a parent's parameters, replicated unless they are on a mesh already."""
-    if parent is None or mesh_of(parent) is not None:
-        return parent
-    return jax.device_put(parent, NamedSharding(mesh, PartitionSpec()))
-
-
 def place_batch(mesh: Mesh, batch: TrainingBatch) -> TrainingBatch:
     """Returns the batch with its rows divided along the axis `data`."""
     rows_sharding = NamedSharding(mesh, PartitionSpec(DATA))
@@ -182,7 +209,7 @@ def checkpoint_content(state: TrainState) -> dict[str, Any]:
     return {"step": state.step, "params": state.params, "opt_state": state.opt_state}
 
 
-def require_steps(folder: str | Path, config: TrainConfig) -> None:
+def require_steps(folder: str | Path, config: LoopConfig) -> None:
     """Raises ValueError if the last checkpoint of a run is past `config.steps`; does not change the
     folder."""
     checkpoints = Path(folder).absolute() / CHECKPOINT_FOLDER
@@ -195,12 +222,6 @@ def require_steps(folder: str | Path, config: TrainConfig) -> None:
         f"steps is {config.steps}; allowed: {last.step if last else 0} or more, where the last "
         "checkpoint stands",
     )
-
-
-def keep_metrics(folder: Path, last_step: int) -> None:
-    """Deletes rows later than a step, and incomplete ones, from a run's metrics."""
-    kept = [row for row in read_metrics(folder) if row["step"] <= last_step]
-    atomic.write_text(folder / METRICS_FILE, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def read_metrics(folder: str | Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from llada_jax.text import Tokenizer
 
 CARD_FILE = "README.md"
 LOG_FILE = "training_log.jsonl"
-LOG_ROWS = 120
+_LOG_ROWS = 120
 
 
 def export_model(
@@ -39,7 +39,7 @@ def export_model(
         (part / LOG_FILE).write_text(lines, encoding="utf-8")
 
 
-def thinned(rows: list[Mapping[str, Any]], limit: int = LOG_ROWS) -> list[Mapping[str, Any]]:
+def thinned(rows: list[Mapping[str, Any]], limit: int = _LOG_ROWS) -> list[Mapping[str, Any]]:
     """Keeps at most `limit` rows, evenly spread, including the last one."""
     stride = -(-len(rows) // limit) or 1
     return rows[(len(rows) - 1) % stride :: stride]

@@ -51,13 +51,13 @@ class Objective:
 
     def __init_subclass__(cls) -> None:
         if "name" in cls.__dict__:
-            OBJECTIVES[cls.name] = cls
+            _OBJECTIVES[cls.name] = cls
 
     @classmethod
     def named(cls, name: str) -> "Objective":
         """Returns the objective with this name, with default numbers."""
-        require(name in OBJECTIVES, f"objective is {name!r}; allowed: {', '.join(OBJECTIVES)}")
-        return OBJECTIVES[name]()
+        require(name in _OBJECTIVES, f"objective is {name!r}; allowed: {', '.join(_OBJECTIVES)}")
+        return _OBJECTIVES[name]()
 
     def __call__(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> LossAndMetrics:
         """Returns the loss of a `TrainingBatch` in nats per target token, and scalars to log,
@@ -70,7 +70,7 @@ class Objective:
         return self.description.format(self)
 
 
-OBJECTIVES: dict[str, type[Objective]] = {}
+_OBJECTIVES: dict[str, type[Objective]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ def _share(part: Bool[Array, "B L"], total: Bool[Array, "B L"]) -> Float[Array, 
     return part.sum() / jnp.maximum(total.sum(), 1)  # 0 if there is nothing to count
 
 
-def mask_some(
+def _mask_some(
     key: Key[Array, ""], tokens: Int[Array, "B L"], where: Bool[Array, "B L"], mask_id: int
 ) -> Int[Array, "B L"]:
     """Masks up to half of the tokens at `where`, in half of the canvases.
@@ -170,7 +170,7 @@ class SelfFill(Revision):
     Half of these canvases are masked completely, the others partly. Each mask for which the model's
     first choice reaches a confidence is filled. In half of the canvases, the model then fills more
     masks in a second pass on its own output, so that errors build on errors as in decoding. Some
-    tokens are masked again at the end (`mask_some`).
+    tokens are masked again at the end (`_mask_some`).
 
     Attributes:
       least: Lower bound of the confidence, which is drawn uniformly for each canvas.
@@ -208,7 +208,7 @@ class SelfFill(Revision):
         fill_all = jax.random.bernoulli(next(keys), float(self.all_filled), (rows, 1))
         bound = jnp.where(fill_all, 0, bound)
 
-        def fill(seen: Int[Array, "B L"]) -> tuple[Int[Array, "B L"], Guesses]:
+        def fill(seen: Int[Array, "B L"]) -> tuple[Int[Array, "B L"], _Guesses]:
             guess = guesses(reader.infer(seen, batch.live), batch.tokens, reader.mask_id)
             sure = batch.target & (seen == reader.mask_id) & (guess.confidence >= bound)
             return jnp.where(sure, guess.token, seen), guess
@@ -219,10 +219,10 @@ class SelfFill(Revision):
         seen = jnp.where(swaps, swap_token(next(keys), seen, guess, batch, reader.mask_id), seen)
         again, _ = fill(seen)
         seen = jnp.where(jax.random.bernoulli(next(keys), 0.5, (rows, 1)), again, seen)
-        return mask_some(next(keys), seen, batch.target, reader.mask_id)
+        return _mask_some(next(keys), seen, batch.target, reader.mask_id)
 
 
-class Guesses(NamedTuple):
+class _Guesses(NamedTuple):
     """The model's first choice for each position, and its most likely wrong choice."""
 
     token: Int[Array, "B L"]
@@ -231,7 +231,7 @@ class Guesses(NamedTuple):
     wrong_log_probability: Float[Array, "B L"]
 
 
-def guesses(logits: Float[Array, "B L V"], tokens: Int[Array, "B L"], mask_id: int) -> Guesses:
+def guesses(logits: Float[Array, "B L V"], tokens: Int[Array, "B L"], mask_id: int) -> _Guesses:
     """Returns the model's first choices, without [MASK], and the most likely wrong ones."""
     ids = jnp.arange(logits.shape[-1])
     logits = jnp.where(ids == mask_id, -jnp.inf, logits)
@@ -243,11 +243,11 @@ def guesses(logits: Float[Array, "B L V"], tokens: Int[Array, "B L"], mask_id: i
         jnp.where(values >= maximum[..., None], ids, -1).max(axis=-1)
         for values, maximum in ((logits, best), (others, next_best))
     )
-    return Guesses(token, jnp.exp(best - total), wrong, next_best - total)
+    return _Guesses(token, jnp.exp(best - total), wrong, next_best - total)
 
 
 def swap_token(
-    key: Key[Array, ""], seen: Int[Array, "B L"], guess: Guesses, batch: Any, mask_id: int
+    key: Key[Array, ""], seen: Int[Array, "B L"], guess: _Guesses, batch: Any, mask_id: int
 ) -> Int[Array, "B L"]:
     """Replaces a right token by the model's most likely wrong one, wherever it is visible in the
     canvas. The position that decides both is drawn in proportion to the wrong token's probability,

@@ -22,8 +22,8 @@ from llada_jax.model.forward import forward
 from llada_jax.model.params import ModelParams
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.record import Event
-from llada_jax.sampler.spec import sequence_bounds
 from llada_jax.sampler.trace import Trace
+from llada_jax.sampler.trace_data import bounds_in
 from llada_jax.training.loss import cross_entropy
 
 
@@ -57,11 +57,16 @@ def trajectory_canvases(trace: Trace, model: ModelConfig) -> Canvases:
     )
     require(not model.shift_logits, "shift_logits is True; allowed: False")
     require(model.causal is None, f"causal is {model.causal!r}; allowed: None")
+    origin = sampler.parity.block_origin
+    require(
+        model.block_length is None or origin == "canvas",
+        f"block_origin is {origin!r}; allowed for exact scores: 'canvas'",
+    )
     commit_step = trace.commit_steps()
     commits = trace.event_kind == Event.COMMIT
     steps_and_rows = np.stack([trace.event_step[commits], trace.event_row[commits]])
     step, row = np.unique(steps_and_rows, axis=1)
-    live, generated = _regions(trace, model)
+    live, generated = _regions(trace)
     later = generated[row] & ((commit_step[row] >= step[:, None]) | (commit_step[row] < 0))
     return Canvases(
         np.where(later, model.mask_id, trace.tokens[row]).astype(np.int32),
@@ -78,24 +83,17 @@ def masked_answers(
     """Returns one canvas for each row, as d1 scores an answer: the answer is masked, and each token
     of the prompt with a probability. Tokens that no forward pass committed do not count."""
     require(0 <= prompt_share < 1, f"prompt_share is {prompt_share}; allowed: 0 to below 1")
-    live, generated = _regions(trace, model)
+    live, generated = _regions(trace)
     masked = live & (generated | (rng.random(live.shape) < prompt_share))
     tokens = np.where(masked, model.mask_id, trace.tokens).astype(np.int32)
     counts = (trace.commit_steps() >= 0) & generated
     return Canvases(tokens, live, trace.tokens, counts.astype(np.float32), np.arange(len(tokens)))
 
 
-def _regions(trace: Trace, model: ModelConfig) -> tuple[Bool[np.ndarray, "B L"], ...]:
+def _regions(trace: Trace) -> tuple[Bool[np.ndarray, "B L"], ...]:
     """Marks each row's canvas, and its generated positions."""
     position = np.arange(trace.tokens.shape[1])
-    sampler = SamplerConfig.from_flat(trace.settings["sampler"])
-    _, ends = sequence_bounds(
-        trace.prompt_lengths,
-        sampler.gen_length,
-        sampler.block_length,
-        model.block_length,
-        infill=False,
-    )
+    _, ends = bounds_in(trace.settings, trace.prompt_lengths)
     return position < ends[:, None], position >= trace.prompt_lengths[:, None]
 
 

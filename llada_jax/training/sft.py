@@ -72,7 +72,6 @@ def shuffled(examples: Sequence[Example], seed: int) -> ExampleSource:
 def _examples(
     line: str, tokenizer: Tokenizer, model: ModelConfig, longest: int
 ) -> Iterator[Example]:
-    """Yields the examples of a line."""
     entry = parse_json(line, "it is no JSON", FORMATS)
     kinds = {key: type(entry[key]) for key in KEYS & entry.keys()} if type(entry) is dict else {}
     is_pair, is_chat = kinds == {"prompt": str, "completion": str}, kinds == {"messages": list}

@@ -13,11 +13,12 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from llada_jax.checkpoint import model_path
+from llada_jax.config import require
 
 CONFIG_FILE = "tokenizer_config.json"
-CHAT_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+_CHAT_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 ROLES = ("user", "assistant")
-ALPHABET = ("\u010a", "\u0120", *map(chr, range(ord("!"), ord("~") + 1)))
+_ALPHABET = ("\u010a", "\u0120", *map(chr, range(ord("!"), ord("~") + 1)))
 """The characters in byte-level BPE's spelling; the first two are the newline and the space."""
 
 
@@ -29,10 +30,9 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Tokenizer:
     """
     roles = json.loads((model_path("tiny") / CONFIG_FILE).read_text(encoding="utf-8"))
     named = [roles[f"{role}_token"] for role in ("pad", "eos", "bos", "unk", "mask")]
-    special_tokens = list(dict.fromkeys((*named, *CHAT_TOKENS)))
-    smallest = len(special_tokens) + len(ALPHABET)
-    if vocab_size < smallest:
-        raise ValueError(f"vocab_size must be {smallest} or more, got {vocab_size}")
+    special_tokens = list(dict.fromkeys((*named, *_CHAT_TOKENS)))
+    smallest = len(special_tokens) + len(_ALPHABET)
+    require(vocab_size >= smallest, f"vocab_size is {vocab_size}; allowed: {smallest} or more")
     tokenizer = Tokenizer(models.BPE(unk_token=roles["unk_token"]))
     digits = pre_tokenizers.Digits(individual_digits=True)
     in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -41,8 +41,8 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=special_tokens,
-        initial_alphabet=list(ALPHABET),
-        limit_alphabet=len(ALPHABET),
+        initial_alphabet=list(_ALPHABET),
+        limit_alphabet=len(_ALPHABET),
         show_progress=False,
     )
     # A role follows every text, because roles are in every chat and should be single tokens.

@@ -204,7 +204,7 @@ def test_a_folder_is_described():
     assert found.bytes == sum(tensor.nbytes for tensor in tensors)
     assert found.kinds == {"F32": len(tensors)}
     assert found.presets == ("sdar",)
-    assert found.missing == ("tokenizer.json", "a chat template")
+    assert found.missing == ("tokenizer.json, or vocab.json with merges.txt", "a chat template")
     told = str(found)
     for line in (
         "family      sdar",
@@ -279,7 +279,7 @@ def test_the_tokenizers_eos_id_is_the_models_if_no_other_file_names_one(tmp_path
 
 def test_an_autoregressive_model_is_described():
     found = lj.describe(GOLDENS / "ar-llama")
-    assert "a mask id" not in str(found.missing) and found.presets == ("autoregressive",)
+    assert "a mask id" not in str(found.missing) and found.presets == ("autoregressive", "lookup")
     assert "attention   causal\noutputs     predict the next position" in str(found)
 
 

@@ -26,7 +26,7 @@ from llada_jax.model.head import ScoreRules, logits_of, score_rows
 from llada_jax.model.layers import (
     HIDDEN_SCORE,
     CachedLayer,
-    attend_to_cache,
+    attend,
     attention_bias,
     rotation,
 )
@@ -227,7 +227,7 @@ def attend_in_turn(query, keys, values, bias, caches):
         own = slice(canvas * FEW, (canvas + 1) * FEW)
         fresh = keys[:, own], values[:, own]
         old = CachedLayer(*(part.swapaxes(0, 1)[None, None] for part in cache), 0)
-        parts.append(attend_to_cache(query[:, own], fresh, bias[:, own], old))
+        parts.append(attend(query[:, own], fresh, bias[:, own], old))
     return jnp.concatenate(parts, axis=1)
 
 

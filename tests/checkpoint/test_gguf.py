@@ -12,10 +12,10 @@ import pytest
 
 import llada_jax as lj
 from llada_jax.checkpoint import load_params
+from llada_jax.checkpoint.config_json import config_from_hf
+from llada_jax.checkpoint.gguf_metadata import config_from_gguf, gguf_names
 from llada_jax.checkpoint.sources import StoredTensor
-from llada_jax.model.families.config_json import config_from_hf
 from llada_jax.model.families.family import families
-from llada_jax.model.families.gguf_metadata import config_from_gguf, gguf_names
 from llada_jax.model.layers import rope_stretch
 from llada_jax.model.quantize import QuantArray, dequantize
 from tests.checkpoint.folders import (

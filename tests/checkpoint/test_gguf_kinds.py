@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from llada_jax.checkpoint.gguf import block_kinds
+from llada_jax.checkpoint.gguf_metadata import config_from_gguf, gguf_names
 from llada_jax.checkpoint.sources import param_sources
-from llada_jax.model.families.gguf_metadata import config_from_gguf, gguf_names
 from llada_jax.model.quantize import dequantize, is_quantized
 from tests.checkpoint.folders import loaded
 

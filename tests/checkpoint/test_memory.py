@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from llada_jax.checkpoint.config_json import config_from_hf
 from llada_jax.checkpoint.sources import param_sources, tensor_shapes
-from llada_jax.model.families.config_json import config_from_hf
 from llada_jax.model.families.family import families
 
 PROCESS = """

@@ -26,3 +26,10 @@ from llada_jax.config import LatencyTable
 def test_latency_tables(table, message):
     with pytest.raises(ValueError, match=message):
         LatencyTable(**table)
+
+
+def test_the_draft_length_gives_most_tokens_per_time():
+    table = LatencyTable(rows=(1, 2, 4, 8, 32), ms=(10.0, 11.0, 13.0, 26.0, 30.0))
+    assert [table.draft_length(a) for a in (0, 0.5, 0.7, 0.95)] == [1, 4, 4, 32]
+    with pytest.raises(ValueError, match="acceptance is 2; allowed: 0 to 1"):
+        table.draft_length(2)

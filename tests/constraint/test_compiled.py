@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import llada_jax as lj
 from llada_jax.constraint import byte_automaton, compiled
 from llada_jax.constraint.automaton import END, NEVER
-from llada_jax.constraint.batch import CompiledConstraints, compile_constraints, grammar_of
+from llada_jax.constraint.batch import CompiledConstraints, grammar_of
 from llada_jax.constraint.byte_automaton import regex_automaton
 from llada_jax.constraint.spelling import spelled_tokens
 from llada_jax.text import Tokenizer
@@ -157,14 +157,14 @@ def test_bad_patterns_are_refused(tokenizer, monkeypatch):
     with pytest.raises(ImportError, match=r"llada_jax\[constraint\]"):
         regex_automaton("a")
     with pytest.raises(ValueError, match="no tokenizer"):
-        compile_constraints(lj.choice(["a"]), None, ENDS, 9)
+        compiled.compile_constraints(lj.choice(["a"]), None, ENDS, 9)
     with pytest.raises(ValueError, match="names an EOS"):
-        compile_constraints(lj.choice(["a"]), tokenizer, (), 9)
+        compiled.compile_constraints(lj.choice(["a"]), tokenizer, (), 9)
     with pytest.raises(ValueError, match=r"allowed: lj\.regex"):
-        compile_constraints("a", tokenizer, ENDS, 9)  # pyright: ignore
+        compiled.compile_constraints("a", tokenizer, ENDS, 9)  # pyright: ignore
     mixed = [lj.choice(["a"]), lj.choice(["a"], confidence="raw")]
     with pytest.raises(ValueError, match=r"\['allowed', 'raw'\]"):
-        compile_constraints(mixed, tokenizer, ENDS, 9)
+        compiled.compile_constraints(mixed, tokenizer, ENDS, 9)
 
 
 def test_spellings_of_bytes_and_of_pieces(tokenizer):

@@ -141,6 +141,22 @@ def test_the_bound_of_a_model_matches_the_definition(family):
     assert found == pytest.approx(over_all_orders(log_probability, prompt, answer), rel=1e-5)
 
 
+def test_likelihoods_of_an_autoregressive_model_are_sums_over_its_tokens():
+    model = lj.load(GOLDENS / "ar-llama")
+    prompts, answers = ([5, 6], [7]), ([8, 9, 10, 11, 12, 13, 14, 15, 16], [17, 18])
+    pairs = [*zip(prompts, answers, strict=True)]
+    found = log_likelihoods(model.params, model.config, pairs, batch_size=3)
+    for (prompt, answer), value in zip(pairs, found, strict=True):
+        logits = lj.forward(model, [[*prompt, *answer]])[0, len(prompt) - 1 : -1]
+        log_p = jax.nn.log_softmax(logits)[jnp.arange(len(answer)), jnp.asarray(answer)]
+        assert value == pytest.approx(float(log_p.sum()), rel=1e-5)
+    with pytest.raises(ValueError, match="prompt 0 is empty; allowed: 1 token or more"):
+        log_likelihoods(model.params, model.config, [([], [2])])
+    beyond = rf"have id \[{model.config.vocab_size}\]; allowed: 0 to {model.config.vocab_size - 1}$"
+    with pytest.raises(ValueError, match=beyond):
+        log_likelihoods(model.params, model.config, [([1], [model.config.vocab_size])])
+
+
 @pytest.fixture(scope="module")
 def tiny():
     return lj.load("tiny")

@@ -6,7 +6,7 @@ import pytest
 
 import llada_jax as lj
 from experiments import constrain as entry
-from llada_jax.constraint.batch import compile_constraints
+from llada_jax.constraint.compiled import compile_constraints
 from llada_jax.evaluation.task import split_of
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.evaluation.tasks.word_problems import EQUATION

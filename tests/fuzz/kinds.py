@@ -19,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from llada_jax.checkpoint import load_params, read_tokenizer, save_huggingface
+from llada_jax.checkpoint.config_json import config_from_hf
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import Generation, GenerationBatch, GenerationStore
 from llada_jax.evaluation.task import Item
@@ -30,7 +31,6 @@ from llada_jax.experts.routing import (
     row_reuse,
 )
 from llada_jax.io.archive import save_archive
-from llada_jax.model.families.config_json import config_from_hf
 from llada_jax.phones.calibration.calibrate import calibrate
 from llada_jax.phones.calibration.measurements import read_measurements
 from llada_jax.phones.profile import PROFILES, load_profile

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llada_jax.checkpoint.config_json import config_from_hf
 from llada_jax.config import ModelConfig, MoEConfig
-from llada_jax.model.families.config_json import config_from_hf
 from llada_jax.model.families.family import families
 from llada_jax.model.forward import forward
 from llada_jax.model.mesh import partition_of

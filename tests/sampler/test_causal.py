@@ -144,13 +144,15 @@ def test_holes_and_constraints_turn_speculation_off():
         lj.infill(golden("nemotron"), [[1, 94, 94, 2]], PRESET("self_speculation"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"temperature": 0.5}, "temperature is 0.5"),
-        ({"predict_mask": True}, "predict_mask is True"),
-    ],
-)
-def test_speculation_is_greedy(settings, message):
-    with pytest.raises(ValueError, match=message):
-        PRESET("self_speculation", **settings)
+def test_speculation_predicts_no_masks():
+    with pytest.raises(ValueError, match="predict_mask is True"):
+        PRESET("self_speculation", predict_mask=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafted", [DRAFTED, PRESET("lookup", gen_length=GEN, min_ngram=1)])
+def test_sampled_speculation_matches_token_by_token_decoding(drafted):
+    model = golden("nemotron")
+    one = lj.generate(model, PROMPTS, ONE.replace(temperature=0.7), seed=3)
+    found = lj.generate(model, PROMPTS, drafted.replace(temperature=0.7), seed=3)
+    np.testing.assert_array_equal(found.generated, one.generated)

@@ -57,7 +57,7 @@ def test_vocab_size_is_an_upper_bound(vocab_size):
 
 
 def test_a_vocab_size_without_room_is_refused():
-    with pytest.raises(ValueError, match="vocab_size must be 103 or more, got 102"):
+    with pytest.raises(ValueError, match="vocab_size is 102; allowed: 103 or more"):
         build_tokenizer([], 102)
 
 

@@ -55,8 +55,6 @@ class Missing(ValueError):
 
 
 class ContenderProcess:
-    """The running process of a contender."""
-
     def __init__(self, contender: Contender, process: subprocess.Popen[str], errors: IO[str]):
         self.contender, self._process, self._errors = contender, process, errors
         self.about: str = self._answer("the start")

@@ -34,7 +34,7 @@ def quantize(source: Path, target: Path, kind: str) -> None:
     part.rename(target)
 
 
-class LlamaCppModel:
+class _LlamaCppModel:
     """A model, and a context for batches of at most `most_rows` rows."""
 
     def __init__(self, path: Path, most_rows: int, clock: LayerClock):
@@ -77,7 +77,7 @@ def main(settings: str) -> None:
     if not path.exists():
         quantize(source, path, kind)
     clock = LayerClock()
-    forward = LlamaCppModel(path, options["most_rows"], clock)
+    forward = _LlamaCppModel(path, options["most_rows"], clock)
     units = re.findall(r"(\w+) = 1", lib.llama_print_system_info().decode())
     about = f"llama.cpp of llama-cpp-python {lib.__version__}: {' '.join(units)}"
     answer_lines(about, clock, {"forward": forward.run})

@@ -44,7 +44,7 @@ PROMPT_LENGTH, GEN_LENGTH, BLOCK_LENGTH, CACHED = 64, 128, 32, 256
 CANVAS = PROMPT_LENGTH + GEN_LENGTH
 BLOCKS = GEN_LENGTH // BLOCK_LENGTH
 DECODINGS = 2
-TimedPair = tuple[Timed, Timed]
+_TimedPair = tuple[Timed, Timed]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ class _Suite:
 
     def _in_turns(
         self, ours: ContenderProcess, other: ContenderProcess, work: str, number: int, times: int
-    ) -> list[TimedPair]:
+    ) -> list[_TimedPair]:
         def theirs() -> Timed:
             if work == "forward" or other.contender.decodes:
                 return other.ask(work, number)

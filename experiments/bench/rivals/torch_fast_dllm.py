@@ -23,7 +23,7 @@ from experiments.bench.rivals.answers import LayerClock, answer_lines
 WIDE = torch.bfloat16
 
 
-class TorchLLaDA:
+class _TorchLLaDA:
     """LLaDA with random weights, and a KV cache of a whole canvas."""
 
     def __init__(self, shape: Any, length: int, clock: LayerClock):
@@ -114,7 +114,7 @@ def commit(canvas: Any, masked: Any, logits: Any, count: int) -> None:
     canvas[chosen], masked[chosen] = token[chosen], False
 
 
-class Checkout:
+class _Checkout:
     """The model and the decoding of a Fast-dLLM checkout."""
 
     def __init__(self, folder: Path, shape: Any, clock: LayerClock):
@@ -166,9 +166,9 @@ def main(settings: str) -> None:
     torch.manual_seed(0)
     with torch.inference_mode():
         if options.checkout:
-            model = Checkout(Path(options.checkout), shape, clock)
+            model = _Checkout(Path(options.checkout), shape, clock)
         else:
-            model = TorchLLaDA(shape, options.cached, clock)
+            model = _TorchLLaDA(shape, options.cached, clock)
         canvas = torch.full((options.cached,), shape.mask_id)
         model.forward(canvas, 0, options.cached)  # fills the cache
 

@@ -33,9 +33,9 @@ ROWS = (1, 32, 33, 64, 65, 96, 128)
 """Numbers of rows on both sides of every edge of a tile, and a single row."""
 CACHES = (256, 1024)
 """Cache lengths; two, because one alone cannot separate the cost of attention scores."""
-SHARDS = (1, 4)
+_SHARDS = (1, 4)
 """Numbers of layers; two, because their difference is the time of layers without overhead."""
-MATRICES = ("ffn.down", "ffn.gate")
+_MATRICES = ("ffn.down", "ffn.gate")
 """Matrices for single products: their unpacking may differ in speed."""
 STORED: Mapping[str, Literal["fp16", "int8", "int4"]] = {
     "fp16": "fp16", "int8": "int8", "a16w8": "int8", "a8w8": "int8", "a16w4": "int4",
@@ -50,7 +50,7 @@ _COLUMNS = ("name", "file", "signature", "graph", "processor", "precision", "row
 
 def calibration_rows(
     caches: Sequence[int] = CACHES,
-    shards: Sequence[int] = SHARDS,
+    shards: Sequence[int] = _SHARDS,
     body: str = "int4",
     head_rows: Sequence[int] = (1, 8, 64),
 ) -> list[Row]:
@@ -67,11 +67,11 @@ def calibration_rows(
     first = [(1, short, one), (1, short, more), (64, short, one), (64, long, one)]
     first += [(128, short, one), (33, short, one)]
     rows = [_layers(*shape, body) for shape in first]
-    rows += [_product_row(matrix, 32, products[-1]) for matrix in MATRICES]
-    rows += [_product_row(MATRICES[0], 1, products[0])]
+    rows += [_product_row(matrix, 32, products[-1]) for matrix in _MATRICES]
+    rows += [_product_row(_MATRICES[0], 1, products[0])]
     rows += [_row("head", "head", f"rows{n}", n, "int8") for n in head_rows]
     rows += [_layers(*shape, body) for shape in product(ROWS, (short, long), (one, more))]
-    rows += [_product_row(*args) for args in product(MATRICES, (1, 32, 64, 128), products)]
+    rows += [_product_row(*args) for args in product(_MATRICES, (1, 32, 64, 128), products)]
     return [*{row["name"]: row for row in rows}.values()]
 
 
@@ -107,7 +107,7 @@ def write_calibration(unfinished: UnfinishedExport, export: Export) -> Iterator[
         return
     settings, steps = export.settings, _steps(export.model)
     precision = settings.phones.precision
-    shards = [min(n, export.model.n_layers) for n in SHARDS]
+    shards = [min(n, export.model.n_layers) for n in _SHARDS]
     heads = [] if settings.quant == "float32" else settings.rows[:: max(1, len(settings.rows) // 3)]
     rows = calibration_rows(_caches(export.model), shards, STORED[precision], heads)
     yield unfinished.file("calibration-rows.csv", partial(_write_rows, rows))
@@ -183,10 +183,10 @@ def _steps(model: ModelConfig) -> dict[str, list[Step]]:
     buckets = dict.fromkeys(Bucket(row["rows"], row["cache"]) for row in layer_rows)
     steps = {
         f"layers{n}": [body_step(model, range(n), bucket) for bucket in buckets]
-        for n in (min(count, model.n_layers) for count in SHARDS)
+        for n in (min(count, model.n_layers) for count in _SHARDS)
     }
     counts = dict.fromkeys(row["rows"] for row in rows if row["graph"] == "product")
-    for matrix, stored in product(MATRICES, _PRODUCTS):
+    for matrix, stored in product(_MATRICES, _PRODUCTS):
         steps[_file(matrix, stored)] = [_product(model, matrix, n) for n in counts]
     return steps
 

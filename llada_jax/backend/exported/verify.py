@@ -74,7 +74,7 @@ def reference(
     return outputs
 
 
-def head_logits(
+def _head_logits(
     model: ModelConfig, hidden: np.ndarray, stored: "StoredWeights", chunk: int | None = None
 ) -> np.ndarray:
     """Returns logits [R, V], or of one chunk, holding one chunk's weights."""
@@ -83,7 +83,7 @@ def head_logits(
     return np.concatenate([hidden @ stored.array(*part).T for part in some], axis=1)
 
 
-def confidence_of(logits: np.ndarray) -> np.ndarray:
+def _confidence_of(logits: np.ndarray) -> np.ndarray:
     """Returns each row's largest probability."""
     return 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
 
@@ -143,7 +143,7 @@ def check_head(
     """Yields the errors of logits and confidences. Raises RuntimeError as `check_body`."""
     count = min(rows)
     hidden = np.random.default_rng(0).standard_normal((count, model.width), np.float32)
-    logits = head_logits(model, hidden, stored)
+    logits = _head_logits(model, hidden, stored)
     chunks = head_chunks(model)
     penalty = np.zeros(model.vocab_size, np.float32)
 
@@ -151,7 +151,7 @@ def check_head(
         size = int(name.split("_")[0].removeprefix("rows"))
         out = executable.run({"hidden": padded(hidden, size), "penalty": penalty})
         if "logits" not in out:
-            return relative_error(out["confidence"][:count], confidence_of(logits))
+            return relative_error(out["confidence"][:count], _confidence_of(logits))
         start, stop = chunks[int(name.split("_chunk")[1])]
         return relative_error(out["logits"][:count], logits[:, start:stop])
 
@@ -191,8 +191,8 @@ def golden_head(model: ModelConfig, rows: int, chunk: int | None, stored: Stored
     """Returns noise, and the logits of one chunk of the vocabulary or the confidence over all."""
     hidden = np.random.default_rng(0).standard_normal((rows, model.width), np.float32)
     inputs = {"hidden": hidden, "penalty": np.zeros(model.vocab_size, np.float32)}
-    logits = head_logits(model, hidden, stored, chunk)
-    outputs = {"confidence": confidence_of(logits)} if chunk is None else {"logits": logits}
+    logits = _head_logits(model, hidden, stored, chunk)
+    outputs = {"confidence": _confidence_of(logits)} if chunk is None else {"logits": logits}
     return Golden(inputs, outputs)
 
 

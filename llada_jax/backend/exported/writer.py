@@ -48,7 +48,7 @@ from llada_jax.io.inside import inside
 from llada_jax.io.locked import LOCK_FILE, locked
 from llada_jax.model.quantize import QuantArray, dequantize
 
-HEXAGON = {"SM8550": 73, "SM8650": 75, "SM8750": 79, "SM8850": 81}
+_HEXAGON = {"SM8550": 73, "SM8650": 75, "SM8750": 79, "SM8850": 81}
 """Version of each chip's NPU, which is part of the names of QNN's libraries."""
 _TARGET = "/data/local/tmp/llada_jax"
 
@@ -194,6 +194,6 @@ def _push_page(manifest: Manifest, folder: str) -> str:
     if by_soc:
         page += filled("push_npu.md", manifest.contexts[0])
     for soc, names in by_soc.items():
-        libraries = f"libQnnHtpV{HEXAGON[soc]}Stub.so and libQnnHtpV{HEXAGON[soc]}Skel.so"
+        libraries = f"libQnnHtpV{_HEXAGON[soc]}Stub.so and libQnnHtpV{_HEXAGON[soc]}Skel.so"
         page += f"\n{soc}, with {libraries}:\n\n```\n{pushes(names)}\n```\n"
     return page

@@ -185,12 +185,12 @@ class _Constants:
 
     def lay_out(self) -> tuple[dict[str, int], int]:
         """Assigns each weight an offset in the file; returns the offsets and the file's size."""
-        end = _aligned(len(self.packed()))
+        end = len(self.packed())
         offsets = {}
         for name, (_, buffer) in self._buffers.items():
-            offsets[name] = buffer.offset = end
-            end = _aligned(end + buffer.size)
-        return offsets, end
+            offsets[name] = buffer.offset = end + -end % _ALIGNMENT
+            end = buffer.offset + buffer.size
+        return offsets, end + -end % _ALIGNMENT
 
     def set_scales(self, name: str, pieces: Sequence[Any]) -> None:
         if not self._quantization[name]:  # float32
@@ -209,7 +209,3 @@ class _Constants:
         builder = flatbuffers.Builder(1 << 20)
         builder.Finish(self._model.Pack(builder), _IDENTIFIER)
         return bytes(builder.Output())
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // _ALIGNMENT) * _ALIGNMENT

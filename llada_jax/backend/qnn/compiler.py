@@ -70,7 +70,10 @@ def compile_context(tflite: Path, soc: str, *, weight_sharing: bool = False) -> 
         start = time.perf_counter()
         log = _run_compiler(tflite, out, soc, weight_sharing)
         seconds = time.perf_counter() - start
-        _check_offloaded(out, soc, log)
+        if outside := [*operators_outside_npu(out)]:
+            complaints = [f"  {line}" for line in _complaints(log)[:6]]
+            first = f"{soc} does not take the whole of each signature as one partition:"
+            raise ValueError("\n".join([first, *outside, "the compiler says:", *complaints]))
         context = read_context(out)
     version = re.search(r"SDK version: v([\d.]+)", log.stderr)
     traffic = _traffic(log.stdout, context.graphs)
@@ -125,13 +128,6 @@ def _complaints(log: subprocess.CompletedProcess[str]) -> list[str]:
         if re.search("ERROR|Fail", line)
     ]
     return list(dict.fromkeys(errors)) or lines[-10:]
-
-
-def _check_offloaded(compiled: Path, soc: str, log: subprocess.CompletedProcess[str]) -> None:
-    if outside := [*operators_outside_npu(compiled)]:
-        complaints = [f"  {line}" for line in _complaints(log)[:6]]
-        first = f"{soc} does not take the whole of each signature as one partition:"
-        raise ValueError("\n".join([first, *outside, "the compiler says:", *complaints]))
 
 
 _GRAPH = re.compile(r"QnnGraph_create started for graph (\S+)")

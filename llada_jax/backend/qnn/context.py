@@ -49,7 +49,7 @@ class Context(NamedTuple):
     binary: memoryview  # of the mapped file, which may be larger than memory
 
 
-DISPATCH = "DISPATCH_OP"
+_DISPATCH = "DISPATCH_OP"
 """The operator with which LiteRT passes a compiled graph to the NPU."""
 
 _PACKAGES = ("ai_edge_litert", "ai_edge_quantizer", "onnx", "onnxruntime", "onnxruntime_qnn")
@@ -84,7 +84,7 @@ def read_context(compiled: Path) -> Context:
     graphs, locations = [], set()
     for signature, subgraph in signatures(model):
         ops = [op_name(model, operator) for operator in subgraph.operators]
-        require(ops == [DISPATCH], f"{compiled} has ops that are not compiled for an NPU")
+        require(ops == [_DISPATCH], f"{compiled} has ops that are not compiled for an NPU")
         (operator,) = subgraph.operators
         options = flexbuffers.GetRoot(bytes(operator.customOptions)).AsMap.Value
         locations.add((options["bytecode_offset"], options["bytecode_size"]))
@@ -104,7 +104,7 @@ def operators_outside_npu(compiled: Path) -> Iterator[str]:
     model, _ = read_tflite(compiled)
     for signature, subgraph in signatures(model):
         ops = Counter(op_name(model, operator) for operator in subgraph.operators)
-        partitions = ops.pop(DISPATCH, 0)
+        partitions = ops.pop(_DISPATCH, 0)
         if ops or partitions != 1:
             left = ", ".join(f"{count} {name}" for name, count in sorted(ops.items())) or "nothing"
             name = signature.signatureKey.decode()

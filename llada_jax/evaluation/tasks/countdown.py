@@ -17,7 +17,7 @@ from typing import NamedTuple
 from llada_jax.evaluation.task import Item, OwnsKey, Task, final_answer
 
 
-class CountdownLevel(NamedTuple):
+class _CountdownLevel(NamedTuple):
     count: int  # numbers
     largest: int  # of the drawn numbers
     largest_value: int  # of every intermediate result
@@ -25,17 +25,17 @@ class CountdownLevel(NamedTuple):
 
 
 LEVELS = {
-    0: CountdownLevel(3, 9, 30, "+-"),
-    1: CountdownLevel(3, 10, 99, "+-*"),
-    2: CountdownLevel(4, 25, 199, "+-*/"),
+    0: _CountdownLevel(3, 9, 30, "+-"),
+    1: _CountdownLevel(3, 10, 99, "+-*"),
+    2: _CountdownLevel(4, 25, 199, "+-*/"),
 }
-OPERATORS = {
+_OPERATORS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
 }  # fmt: skip
-LONGEST_EXPRESSION = 100  # characters; `ast.parse` must not get deeply nested text
+_LONGEST_EXPRESSION = 100  # characters; `ast.parse` must not get deeply nested text
 
 
-class Term(NamedTuple):
+class _Term(NamedTuple):
     value: int
     text: str
     symbol: str = ""  # the operation applied last; empty for a number
@@ -44,7 +44,7 @@ class Term(NamedTuple):
 def verify(item: Item, text: str) -> bool:
     """Tells whether the expression after `####` uses each number once and has the target value."""
     expression = final_answer(text).removesuffix(".").partition("=")[0].strip()
-    if len(expression) > LONGEST_EXPRESSION:
+    if len(expression) > _LONGEST_EXPRESSION:
         return False
     try:
         value, numbers = _evaluate(ast.parse(expression, mode="eval").body)
@@ -54,11 +54,11 @@ def verify(item: Item, text: str) -> bool:
     return Counter(numbers) == Counter(numbers_to_use) and value == target
 
 
-def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     """Draws numbers and combines two at a time until one is left; None if a result is too large."""
     level = LEVELS[difficulty]
     numbers = [rng.randint(1, level.largest) for _ in range(level.count)]
-    terms, working = [Term(number, str(number)) for number in numbers], []
+    terms, working = [_Term(number, str(number)) for number in numbers], []
     while len(terms) > 1:
         right, left = (terms.pop(rng.randrange(len(terms))) for _ in range(2))
         joined = _joined(left, rng.choice(level.symbols), right)
@@ -77,7 +77,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     )
 
 
-def _joined(left: Term, symbol: str, right: Term) -> Term | None:
+def _joined(left: _Term, symbol: str, right: _Term) -> _Term | None:
     """Returns the combined term, with brackets if needed; None unless a positive integer."""
     if symbol == "/" and left.value % right.value:
         return None
@@ -89,7 +89,7 @@ def _joined(left: Term, symbol: str, right: Term) -> Term | None:
     binds_last = (symbol in "*/" and right.symbol) or (symbol == "-" and right.symbol in "+-")
     first = f"({left.text})" if binds_first else left.text
     last = f"({right.text})" if binds_last and right.symbol else right.text
-    return Term(value, f"{first}{symbol}{last}", symbol)
+    return _Term(value, f"{first}{symbol}{last}", symbol)
 
 
 def _evaluate(node: ast.expr) -> tuple[Fraction, list[int]]:
@@ -97,10 +97,10 @@ def _evaluate(node: ast.expr) -> tuple[Fraction, list[int]]:
     match node:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return Fraction(number), [number]
-        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in OPERATORS:
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATORS:
             first, first_numbers = _evaluate(left)
             second, second_numbers = _evaluate(right)
-            value = OPERATORS[type(operation)](first, second)
+            value = _OPERATORS[type(operation)](first, second)
             return value, first_numbers + second_numbers
     raise ValueError("only + - * / on whole numbers is allowed")
 
@@ -108,7 +108,7 @@ def _evaluate(node: ast.expr) -> tuple[Fraction, list[int]]:
 TASK = Task(
     name="countdown",
     about="an expression of given numbers that has a given value",
-    draw=draw,
+    draw=_draw,
     difficulties={
         difficulty: f"{level.count} numbers up to {level.largest}, {' '.join(level.symbols)}"
         for difficulty, level in LEVELS.items()

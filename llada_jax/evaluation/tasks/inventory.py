@@ -19,13 +19,13 @@ from llada_jax.evaluation.wording import THINGS, sentences
 
 SHELVES = {0: 5, 1: 6, 2: 6}  # by difficulty
 LARGEST_VALUE = {0: 10, 1: 20, 2: 99}
-LARGEST_CHANGE = 9
+_LARGEST_CHANGE = 9
 SMALLEST_VALUE = 2
-OF_ANOTHER = 0.6  # share of shelves, after the first two, whose count follows from an earlier one
+_OF_ANOTHER = 0.6  # share of shelves, after the first two, whose count follows from an earlier one
 FORMS = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
-class Shelf(NamedTuple):
+class _Shelf(NamedTuple):
     """A shelf: its place, the shelf it is compared with (or ""), and its count as a sum."""
 
     place: str
@@ -42,7 +42,7 @@ class Shelf(NamedTuple):
         return f"{self.a}{self.change:+d}={self.count}"
 
 
-def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     """Draws shelves and words; None if the item belongs to the other split."""
     shelves, things = _shelves(rng, difficulty, SHELVES[difficulty]), rng.choice(THINGS)
     one, two = rng.sample(shelves, 2)
@@ -59,7 +59,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     return Item(f"{sentences(facts)} {ask}", answer, str(total))
 
 
-def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
+def _drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
     """Asks for the counts of all shelves in a compact notation, without a story."""
     del owns  # its chains are longer than any item's
     shelves = _shelves(rng, difficulty, len(FORMS["places"]))
@@ -70,20 +70,20 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
     return Item(f"What follows? {' '.join(relations)}", answer, answer)
 
 
-def _shelves(rng: Random, difficulty: int, count: int) -> list[Shelf]:
+def _shelves(rng: Random, difficulty: int, count: int) -> list[_Shelf]:
     """Draws shelves with counts from `SMALLEST_VALUE` to the difficulty's largest."""
     largest = LARGEST_VALUE[difficulty]
-    drawn: list[Shelf] = []
+    drawn: list[_Shelf] = []
     for place in rng.sample(FORMS["places"], count):
-        other = rng.choice(drawn) if len(drawn) > 1 and rng.random() < OF_ANOTHER else None
+        other = rng.choice(drawn) if len(drawn) > 1 and rng.random() < _OF_ANOTHER else None
         a = other.count if other else rng.randint(SMALLEST_VALUE, largest)
-        least, most = max(SMALLEST_VALUE - a, -LARGEST_CHANGE), min(largest - a, LARGEST_CHANGE)
+        least, most = max(SMALLEST_VALUE - a, -_LARGEST_CHANGE), min(largest - a, _LARGEST_CHANGE)
         change = rng.choice([change for change in range(least, most + 1) if change])
-        drawn.append(Shelf(place, other.place if other else "", a, change))
+        drawn.append(_Shelf(place, other.place if other else "", a, change))
     return drawn
 
 
-def _shelf_sentence(rng: Random, forms: dict[str, str], shelf: Shelf, things: str) -> str:
+def _shelf_sentence(rng: Random, forms: dict[str, str], shelf: _Shelf, things: str) -> str:
     ways = ("more", "less") if shelf.other else ("given", "lost")
     words = {**shelf._asdict(), "b": abs(shelf.change), "c": shelf.count, "sum": shelf.equation}
     return _sentence(rng, forms[ways[shelf.change < 0]], things=things, **words)
@@ -98,12 +98,12 @@ def _sentence(rng: Random, form: str, **words: object) -> str:
 TASK = Task(
     name="inventory",
     about="counts of shelves that follow from each other, in answers of several blocks",
-    draw=draw,
+    draw=_draw,
     difficulties={
         level: f"{count} shelves, numbers up to {LARGEST_VALUE[level]}"
         for level, count in SHELVES.items()
     },
     gen_length=256,
-    drill=drill,
+    drill=_drill,
     version=6,
 )

@@ -12,11 +12,11 @@ from random import Random
 from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task
 
 DIGITS = {0: 4, 1: 8, 2: 16}  # by difficulty
-NINES = 1 / 3  # share of columns whose digits add up to nine
+_NINES = 1 / 3  # share of columns whose digits add up to nine
 DRILLED_SUMS = 3
 
 
-def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     """Draws two numbers of equal length; None if the item belongs to the other split."""
     columns = [_column(rng, first=place == 0) for place in range(DIGITS[difficulty])]
     a, b = (int("".join(map(str, digits))) for digits in zip(*columns, strict=True))
@@ -26,11 +26,11 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     return Item(f"Add.\n{a}\n{b}", f"{carries(a, b)}\n{ANSWER_MARK} {total}", total)
 
 
-def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
+def _drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
     """Asks for the carries and the sums of several pairs, one after the other."""
     items: list[Item] = []
     while len(items) < DRILLED_SUMS:
-        item = draw(rng, difficulty, owns)
+        item = _draw(rng, difficulty, owns)
         items += [] if item is None else [item]
     pairs = [item.question.removeprefix("Add.\n").replace("\n", "+") for item in items]
     answer = "\n".join(item.answer.replace(f"\n{ANSWER_MARK}", "") for item in items)
@@ -48,7 +48,7 @@ def carries(a: int, b: int) -> str:
 def _column(rng: Random, *, first: bool) -> tuple[int, int]:
     """Draws two digits; the first digits of numbers are not zero."""
     smallest = 1 if first else 0
-    if rng.random() < NINES:
+    if rng.random() < _NINES:
         digit = rng.randint(smallest, 9 - smallest)
         return digit, 9 - digit
     return rng.randint(smallest, 9), rng.randint(smallest, 9)
@@ -57,8 +57,8 @@ def _column(rng: Random, *, first: bool) -> tuple[int, int]:
 TASK = Task(
     name="long_addition",
     about="a sum of two long numbers, with its carries",
-    draw=draw,
+    draw=_draw,
     difficulties={level: f"{digits} digits" for level, digits in DIGITS.items()},
     gen_length=64,
-    drill=drill,
+    drill=_drill,
 )

@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task
 
-EMPTY = "0"
+_EMPTY = "0"
 
 
-class SudokuLevel(NamedTuple):
+class _Level(NamedTuple):
     box: int  # width of a box
     empty: int  # cells to empty, at most
 
 
-LEVELS = {0: SudokuLevel(2, 6), 1: SudokuLevel(2, 9), 2: SudokuLevel(3, 30), 3: SudokuLevel(3, 48)}
+LEVELS = {0: _Level(2, 6), 1: _Level(2, 9), 2: _Level(3, 30), 3: _Level(3, 48)}
 INTRODUCTION = "Solve this Sudoku.\n"
 
-Grid = list[int]  # row by row; 0 is empty
+_Grid = list[int]  # row by row; 0 is empty
 
 
 def verify(item: Item, text: str) -> bool:
@@ -35,12 +35,12 @@ def verify(item: Item, text: str) -> bool:
     if not mark or [len(line) for line in lines] != [size] * size:
         return False
     cells, puzzle = "".join(lines), "".join(rows)
-    keeps = all(old in (EMPTY, new) for old, new in zip(puzzle, cells, strict=True))
+    keeps = all(old in (_EMPTY, new) for old, new in zip(puzzle, cells, strict=True))
     units = ("".join(cells[cell] for cell in unit) for unit in UNITS[size])
     return keeps and all(sorted(unit) == list(digits) for unit in units)
 
 
-def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     """Draws a random grid and empties cells one by one as long as the solution stays unique."""
     box, empty = LEVELS[difficulty]
     size = box * box
@@ -54,7 +54,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     return Item(INTRODUCTION + _written(puzzle, size), f"{ANSWER_MARK}\n{target}", target)
 
 
-def emptied(solution: Grid, size: int, empty: int, rng: Random) -> Grid:
+def emptied(solution: _Grid, size: int, empty: int, rng: Random) -> _Grid:
     """Empties cells of a grid in random order, up to `empty` of them, skipping those without which
     the solution would not be unique."""
     puzzle = solution.copy()
@@ -88,7 +88,7 @@ PEERS = {
 """For each cell, the cells of all its units, including itself."""
 
 
-def _random_grid(rng: Random, box: int) -> Grid:
+def _random_grid(rng: Random, box: int) -> _Grid:
     """Shuffles a canonical grid: its digits, bands, stacks, and the lines of each."""
     size = box * box
 
@@ -102,7 +102,7 @@ def _random_grid(rng: Random, box: int) -> Grid:
     return [digits[(start + column) % size] for start in starts for column in columns]
 
 
-def count_solutions(grid: Grid, size: int, limit: int) -> int:
+def count_solutions(grid: _Grid, size: int, limit: int) -> int:
     """Counts the solutions up to `limit`, branching on the cell with the fewest candidates."""
     tightest, options = -1, list(range(size + 1))
     for cell, digit in enumerate(grid):
@@ -126,13 +126,13 @@ def count_solutions(grid: Grid, size: int, limit: int) -> int:
     return count
 
 
-def _without_names(grid: Grid) -> str:
+def _without_names(grid: _Grid) -> str:
     """Renames the digits in the order of their first appearance."""
     names: dict[int, int] = {0: 0}
     return "".join(str(names.setdefault(digit, len(names))) for digit in grid)
 
 
-def _written(grid: Grid, size: int) -> str:
+def _written(grid: _Grid, size: int) -> str:
     digits = "".join(map(str, grid))
     return "\n".join(digits[start : start + size] for start in range(0, size * size, size))
 
@@ -140,7 +140,7 @@ def _written(grid: Grid, size: int) -> str:
 TASK = Task(
     name="sudoku",
     about="a Sudoku of 4x4 or 9x9 cells with one solution",
-    draw=draw,
+    draw=_draw,
     difficulties={
         difficulty: f"{level.box**2}x{level.box**2}, up to {level.empty} empty cells"
         for difficulty, level in LEVELS.items()

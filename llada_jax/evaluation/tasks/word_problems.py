@@ -30,8 +30,8 @@ from llada_jax.evaluation.wording import (
 
 LARGEST_VALUE = {0: 10, 1: 20, 2: 50, 3: 99}  # by difficulty; of every number and every result
 SMALLEST_VALUE = 2  # nouns are plural only
-LARGEST_FACTOR = 9
-DRILLED_PROBLEMS = 3
+_LARGEST_FACTOR = 9
+_DRILLED_PROBLEMS = 3
 DRILLED_SUMS = 14
 OPERATIONS = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv,
@@ -40,7 +40,7 @@ EQUATION = re.compile(r"\d+[-+*/]\d+=\d+")
 DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday")
 
 
-class Sentence(NamedTuple):
+class _Sentence(NamedTuple):
     template: str
     a: int = 0
     b: int = 0
@@ -48,12 +48,12 @@ class Sentence(NamedTuple):
 
 
 @dataclass
-class Draft:
+class _Draft:
     """A problem with its numbers but without names."""
 
     things: Sequence[str]
-    facts: list[Sentence] = field(default_factory=list)
-    working: list[Sentence] = field(default_factory=list)
+    facts: list[_Sentence] = field(default_factory=list)
+    working: list[_Sentence] = field(default_factory=list)
     equations: list[str] = field(default_factory=list)
     value: int = 0
     """The result of the last equation."""
@@ -61,13 +61,13 @@ class Draft:
 
     def tell(self, template: str, a: int, b: int = 0) -> None:
         """Adds a fact to the question."""
-        self.facts.append(Sentence(template, a, b))
+        self.facts.append(_Sentence(template, a, b))
 
     def work(self, left: int, symbol: str, right: int, shown: str, a: int = 0, b: int = 0) -> int:
         """Adds an equation, and the sentence of the answer that shows it; returns its result."""
         self.value = OPERATIONS[symbol](left, right)
         self.equations.append(f"{left}{symbol}{right}={self.value}")
-        self.working.append(Sentence(shown, a, b, self.equations[-1]))
+        self.working.append(_Sentence(shown, a, b, self.equations[-1]))
         return self.value
 
 
@@ -77,15 +77,15 @@ def verify(item: Item, text: str) -> bool:
     return number is not None and int(number[1]) == int(item.target)
 
 
-def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     """Draws a problem of two to four steps; None if a number of its story is out of range."""
-    draft = rng.choice(PLANS)(rng, rng.randint(2, 4), LARGEST_VALUE[difficulty])
+    draft = rng.choice(_PLANS)(rng, rng.randint(2, 4), LARGEST_VALUE[difficulty])
     if draft is None or not owns(" ".join(draft.equations)):
         return None
     return _write(rng, draft)
 
 
-def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
+def _drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
     """Asks for the equations of several problems, or for any equations.
 
     In the first form the question lists the left sides of all equations in order. In the second,
@@ -93,8 +93,8 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
     """
     with_left_sides = rng.random() < 0.5
     problems: list[list[str]] = []
-    while len(problems) < (DRILLED_PROBLEMS if with_left_sides else DRILLED_SUMS):
-        problem = draw(rng, difficulty, owns)
+    while len(problems) < (_DRILLED_PROBLEMS if with_left_sides else DRILLED_SUMS):
+        problem = _draw(rng, difficulty, owns)
         if problem is not None:
             problems.append(EQUATION.findall(problem.answer))
     if with_left_sides:
@@ -107,7 +107,7 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
     return Item(question, answer, answer)
 
 
-def _write(rng: Random, draft: Draft) -> Item:
+def _write(rng: Random, draft: _Draft) -> Item:
     """Draws the names, which are not part of the key."""
     girls, boys = rng.sample(GIRLS, 2), rng.sample(BOYS, 2)
     is_he = rng.random() < 0.5
@@ -123,7 +123,7 @@ def _write(rng: Random, draft: Draft) -> Item:
     return Item(question, answer, str(draft.value))
 
 
-def _retell(told: Sequence[Sentence], words: Mapping[str, str]) -> str:
+def _retell(told: Sequence[_Sentence], words: Mapping[str, str]) -> str:
     return sentences([
         template.format(a=a, b=b, equation=equation, day=day, **words)
         for day, (template, a, b, equation) in zip(DAYS, told, strict=False)
@@ -133,10 +133,10 @@ def _retell(told: Sequence[Sentence], words: Mapping[str, str]) -> str:
 def _operand(rng: Random, symbol: str, count: int, limit: int) -> int | None:
     """Returns a number to apply to `count` with a result in range, or None."""
     if symbol == "/":
-        fits = [n for n in range(2, 10) if count % n == 0 and 2 <= count // n <= LARGEST_FACTOR]
+        fits = [n for n in range(2, 10) if count % n == 0 and 2 <= count // n <= _LARGEST_FACTOR]
         return rng.choice(fits) if fits else None
     if symbol == "*":
-        largest = min(LARGEST_FACTOR, limit // count) if count <= LARGEST_FACTOR else 0
+        largest = min(_LARGEST_FACTOR, limit // count) if count <= _LARGEST_FACTOR else 0
     else:
         largest = min(limit // 2, limit - count if symbol == "+" else count - SMALLEST_VALUE)
     return rng.randint(2, largest) if largest >= 2 else None
@@ -144,8 +144,8 @@ def _operand(rng: Random, symbol: str, count: int, limit: int) -> int | None:
 
 def _opening_numbers(rng: Random, symbol: str, limit: int) -> tuple[int, int]:
     if symbol == "*":
-        a = rng.randint(2, min(LARGEST_FACTOR, limit // 2))
-        return a, rng.randint(2, min(LARGEST_FACTOR, limit // a))
+        a = rng.randint(2, min(_LARGEST_FACTOR, limit // 2))
+        return a, rng.randint(2, min(_LARGEST_FACTOR, limit // a))
     if symbol == "+":
         return rng.randint(2, limit // 2), rng.randint(2, limit // 2)
     return rng.randint(4, limit - 2), 0
@@ -167,11 +167,11 @@ def _next_event(
     return None
 
 
-def _running_count(story: CountStory, rng: Random, steps: int, limit: int) -> Draft | None:
+def _running_count(story: CountStory, rng: Random, steps: int, limit: int) -> _Draft | None:
     """Plans a story as a chain: each event changes the count left by the previous one."""
     event = rng.choice(story.openings)
     a, b = _opening_numbers(rng, event.symbol, limit)
-    draft, count = Draft(story.things), a
+    draft, count = _Draft(story.things), a
     draft.tell(event.told, a, b)
     if event.symbol:
         count = draft.work(a, event.symbol, b, f"{event.told}, so {story.shown}", a, b)
@@ -190,19 +190,19 @@ def _running_count(story: CountStory, rng: Random, steps: int, limit: int) -> Dr
     return draft
 
 
-WHO = ("{name}", "{friend}", "{third}", "{fourth}")
-COMPARISONS = {
+_WHO = ("{name}", "{friend}", "{third}", "{fourth}")
+_COMPARISONS = {
     "+": "%s has {a} more {things} than %s",
     "-": "%s has {a} fewer {things} than %s",
     "*": "%s has {a} times as many {things} as %s",
 }
 
 
-def _comparison(rng: Random, steps: int, limit: int) -> Draft | None:
+def _comparison(rng: Random, steps: int, limit: int) -> _Draft | None:
     """Plans numbers of people, each compared with the previous; asks for the last or for a sum."""
     sums = 2 if steps == 4 else rng.randint(0, 1)
-    people = WHO[: steps - sums + 1]
-    draft, numbers = Draft(THINGS), [rng.randint(2, limit // 2)]
+    people = _WHO[: steps - sums + 1]
+    draft, numbers = _Draft(THINGS), [rng.randint(2, limit // 2)]
     draft.tell("{name} has {a} {things}", numbers[0])
     draft.working = draft.facts.copy()
     for other, who in itertools.pairwise(people):
@@ -210,7 +210,7 @@ def _comparison(rng: Random, steps: int, limit: int) -> Draft | None:
         operand = _operand(rng, symbol, numbers[-1], limit)
         if operand is None:
             return None
-        told = COMPARISONS[symbol] % (who, other)
+        told = _COMPARISONS[symbol] % (who, other)
         draft.tell(told, operand)
         shown = f"{told}, so {who} has {{equation}} {{things}}"
         numbers.append(draft.work(numbers[-1], symbol, operand, shown, operand))
@@ -220,7 +220,7 @@ def _comparison(rng: Random, steps: int, limit: int) -> Draft | None:
     return draft if draft.value <= limit else None
 
 
-def _add_up(draft: Draft, people: Sequence[str], numbers: Sequence[int]) -> None:
+def _add_up(draft: _Draft, people: Sequence[str], numbers: Sequence[int]) -> None:
     """Asks instead for the total of two or three people."""
     first, second, *others = people
     shown = f"{first} and {second} have {{equation}} {{things}} together"
@@ -232,9 +232,9 @@ def _add_up(draft: Draft, people: Sequence[str], numbers: Sequence[int]) -> None
         draft.ask = "How many {things} do all three have together?"
 
 
-def _shopping(rng: Random, steps: int, limit: int) -> Draft | None:
+def _shopping(rng: Random, steps: int, limit: int) -> _Draft | None:
     """Asks for the price of one or two kinds of things, or for the change."""
-    draft, prices = Draft(THINGS), []
+    draft, prices = _Draft(THINGS), []
     bought = {"things": "{name} bought {a} {things} for {b} dollars each"}
     if steps > 2:
         bought["others"] = "{he} also bought {a} {others} for {b} dollars each"
@@ -258,16 +258,16 @@ def _shopping(rng: Random, steps: int, limit: int) -> Draft | None:
     return draft
 
 
-PLANS = (*(partial(_running_count, story) for story in STORIES), _comparison, _shopping)
+_PLANS = (*(partial(_running_count, story) for story in STORIES), _comparison, _shopping)
 
 TASK = Task(
     name="word_problems",
     about="word problems of two to four steps, with worked solutions",
-    draw=draw,
+    draw=_draw,
     difficulties={
         difficulty: f"no number above {largest}" for difficulty, largest in LARGEST_VALUE.items()
     },
     gen_length=128,
     verify=verify,
-    drill=drill,
+    drill=_drill,
 )

@@ -85,10 +85,10 @@ class ExpertShape(NamedTuple):
         formats, offsets, end = [], [], 0
         for (rows, inputs), (kind, per) in product(matrices, _ARRAYS[self.dtype]):
             formats.append(np.dtype((kind, (rows, inputs // (per or inputs)))))
-            offsets.append(_up(end, _ALIGNMENT))
+            offsets.append(end + -end % _ALIGNMENT)
             end = offsets[-1] + formats[-1].itemsize
         names = [str(i) for i in range(len(formats))]
-        size = _up(end, PAGE)
+        size = end + -end % PAGE
         return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
 
 
@@ -223,7 +223,3 @@ def page_aligned(size: int) -> np.ndarray:
     memory = np.empty(size + PAGE, np.uint8)
     start = -memory.ctypes.data % PAGE
     return memory[start : start + size]
-
-
-def _up(number: int, step: int) -> int:
-    return -(-number // step) * step

@@ -16,7 +16,7 @@ from jaxtyping import Bool
 from llada_jax.experts.decoding.expert_file import ExpertFile, page_aligned
 from llada_jax.model.params import FeedForward
 
-SPARE = 3
+_SPARE = 3
 """Buffers in addition to the residents': one to read into, one to compute with, one ready."""
 _Key = tuple[int, int]
 """Index of a routed layer, and of its expert."""
@@ -28,7 +28,7 @@ class ExpertSlots:
     def __init__(self, file: ExpertFile, resident: Bool[np.ndarray, "N E"]) -> None:
         """Requests the `resident` experts of each routed layer."""
         self._file, size = file, file.shape.expert_bytes
-        n_buffers = int(resident.sum()) + SPARE
+        n_buffers = int(resident.sum()) + _SPARE
         memory = page_aligned(n_buffers * size).reshape(n_buffers, size)
         self.memory_bytes = memory.nbytes
         self._free = list(memory)

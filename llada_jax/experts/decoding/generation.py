@@ -16,7 +16,7 @@ from jaxtyping import Int
 
 from llada_jax import checkpoint
 from llada_jax.api.denoisers import denoiser_for, score_rules
-from llada_jax.api.loading import Model
+from llada_jax.api.model import Model
 from llada_jax.config import require
 from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
 from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts

@@ -1,1 +1,1 @@
-"""Families of models: a table of their checkpoint formats, and readers of their configurations."""
+"""Families of models: a table of the names in their checkpoints."""

@@ -116,7 +116,7 @@ def family_of(hf: Mapping[str, Any]) -> str:
     """
     kind, named = hf.get("model_type"), hf.get("architectures") or [None]
     require(isinstance(named, list), f"architectures is {named!r}; allowed: a list of names")
-    require_supported(hf)
+    _require_supported(hf)
     architecture = named[0]
     of_type = {name: f for name, f in families().items() if kind in f.model_types}
     known = dict.fromkeys(kind for family in families().values() for kind in family.model_types)
@@ -131,7 +131,7 @@ def family_of(hf: Mapping[str, Any]) -> str:
     return fits[0]
 
 
-def require_supported(hf: Mapping[str, Any]) -> None:
+def _require_supported(hf: Mapping[str, Any]) -> None:
     """Raises ValueError with the reason for a model that is known not to be supported."""
     architectures = hf.get("architectures") or [None]
     strings = {**hf, "architectures": architectures[0]}

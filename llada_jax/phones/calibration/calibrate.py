@@ -35,12 +35,12 @@ from llada_jax.phones.uncertainty import COUNTED, TWO_SIDED, doubt_of
 
 MODEL_DOUBT = 0.03
 """Error of the cost model itself: assumed standard deviation of the logarithm of a row's time."""
-LEARNED = 0.9
+_LEARNED = 0.9
 """A number is identified if its doubt falls to this fraction of the parent's doubt."""
-STRONG = 3.0
+_STRONG = 3.0
 """Gain in log evidence that another tile or pass needs to replace the parent's."""
 TILES, PASSES = (32, 64), (32, 64, 128, 256, 1024)
-QUANTS: Mapping[str, Quant] = {"fp16": "float32", "int8": "int8", "int4": "int4"}
+_QUANTS: Mapping[str, Quant] = {"fp16": "float32", "int8": "int8", "int4": "int4"}
 _STEP = 0.02  # of the numerical derivative, in doubts
 _MIN_SLOPE = 1e-4
 """A number counts as unused if its doubt changes no row's log time by more than this."""
@@ -93,7 +93,7 @@ class CostModel:
 
     def seconds(self, profile: Profile, row: Measurement) -> float:
         """Returns the predicted time of a row. Raises ValueError for an unknown matrix."""
-        graphs = graphs_of(self._model, QUANTS[row.precision])
+        graphs = graphs_of(self._model, _QUANTS[row.precision])
         npu, cpu = profile.kernels(self.kernels), profile.cpu_kernels(self.cpu)
         price = partial(price_on_cpu, kernels=cpu, memory=profile.memory)
         call = 0.0
@@ -223,7 +223,7 @@ def calibrate(
     warn_of_contradictions(fit.errors(mode))
     deviations = np.sqrt(np.diag(covariance))
     used = np.abs(fit.slopes(mode)).max(axis=0) > _MIN_SLOPE
-    learned = np.flatnonzero(used & (deviations <= LEARNED))
+    learned = np.flatnonzero(used & (deviations <= _LEARNED))
     source = f"calibrated on {len(fitted)} rows measured on {name}; parent {parent.soc}"
     profile, paths = fit.profile(mode), [*fit.entries]
     numbers = dict(parent.numbers)
@@ -250,7 +250,7 @@ def _choose_whole_steps(
     """Returns the parent with the tiles and passes of the highest evidence, and the changes."""
     paths = [f"npu.{cost_model.kernels}.{name}" for name in ("tile_rows", "pass_rows")]
     old = tuple(parent.numbers[path].value for path in paths)
-    evidence = {old: _Fit(parent, cost_model, rows).evidence() + STRONG}
+    evidence = {old: _Fit(parent, cost_model, rows).evidence() + _STRONG}
     for choice in product(TILES, PASSES):
         if choice[0] <= choice[1] and choice != old:
             changed = parent.with_values(dict(zip(paths, choice, strict=True)))

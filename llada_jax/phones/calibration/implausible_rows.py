@@ -21,10 +21,10 @@ from llada_jax.phones.calibration.measurements import Measurement
 
 MIN_ROWS = 3
 """With two rows that contradict each other, nothing shows which one is wrong."""
-PRIOR_LIMIT = 8.0
+_PRIOR_LIMIT = 8.0
 """Standard deviations. The profiles of the package predict each other's rows to 6; microseconds
 instead of milliseconds are off by 25 or more."""
-OTHERS_LIMIT = 5.0
+_OTHERS_LIMIT = 5.0
 """Standard deviations. Throttling to two thirds of the speed is off by about 10."""
 _SHOWN = 3  # rows in one warning
 
@@ -50,18 +50,18 @@ class RowErrors(NamedTuple):
 
 
 def refuse_implausible(row_errors: RowErrors, parent: str) -> None:
-    """Raises ValueError if a row is over `PRIOR_LIMIT` deviations off the parent's prediction."""
+    """Raises ValueError if a row is over `_PRIOR_LIMIT` deviations off the parent's prediction."""
     deviations = np.sqrt(np.diag(row_errors.covariance))
     off = np.abs(row_errors.errors / deviations)
-    worst, n_bad = int(off.argmax()), int((off > PRIOR_LIMIT).sum())
+    worst, n_bad = int(off.argmax()), int((off > _PRIOR_LIMIT).sum())
     text = _describe(
-        row_errors, worst, row_errors.errors[worst], deviations[worst], PRIOR_LIMIT, parent
+        row_errors, worst, row_errors.errors[worst], deviations[worst], _PRIOR_LIMIT, parent
     )
     require(n_bad == 0, f"{text} ({n_bad} of {len(off)} rows are too far off)")
 
 
 def warn_of_contradictions(row_errors: RowErrors) -> None:
-    """Warns of rows that are over `OTHERS_LIMIT` deviations off the prediction of the others.
+    """Warns of rows that are over `_OTHERS_LIMIT` deviations off the prediction of the others.
 
     One bad row also spoils the prediction of its neighbours. So only the worst row is taken out,
     and the rest is predicted again.
@@ -72,11 +72,11 @@ def warn_of_contradictions(row_errors: RowErrors) -> None:
         deviations = np.diag(inverse) ** -0.5
         errors = inverse @ row_errors.errors[remaining] * deviations**2
         worst = int(np.abs(errors / deviations).argmax())
-        if abs(errors[worst]) <= OTHERS_LIMIT * deviations[worst]:
+        if abs(errors[worst]) <= _OTHERS_LIMIT * deviations[worst]:
             break
         error, deviation, row = errors[worst], deviations[worst], remaining.pop(worst)
         messages.append(
-            _describe(row_errors, row, error, deviation, OTHERS_LIMIT, "the other rows")
+            _describe(row_errors, row, error, deviation, _OTHERS_LIMIT, "the other rows")
         )
     if messages:
         more = f"; and {len(messages) - _SHOWN} more rows" if len(messages) > _SHOWN else ""

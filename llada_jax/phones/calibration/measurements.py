@@ -28,7 +28,7 @@ from llada_jax.config.checks import parse_json, shortened
 from llada_jax.io import atomic
 from llada_jax.io.inside import inside
 
-ROWS_FILE = "rows.csv"
+_ROWS_FILE = "rows.csv"
 RESULTS = "results"
 Graph = Literal["layers", "head", "product"]
 Precision = Literal["fp16", "int8", "int4"]
@@ -109,8 +109,8 @@ def read_measurements(path: str | PathLike[str]) -> list[Measurement]:
     the file, the line and the mistake.
     """
     path = Path(path)
-    table = path / ROWS_FILE if path.is_dir() else path
-    require(table.is_file(), f"no file {table}; allowed: a CSV file, or a folder with {ROWS_FILE}")
+    table = path / _ROWS_FILE if path.is_dir() else path
+    require(table.is_file(), f"no file {table}; allowed: a CSV file, or a folder with {_ROWS_FILE}")
     try:
         rows = [*_rows(table, path / RESULTS if path.is_dir() else None)]
     except ValueError as error:

@@ -3,6 +3,7 @@
 `Quota` is LLaDA's own sampler (arXiv 2502.09992): a fixed number of tokens in each step.
 `Threshold` is Fast-dLLM's confidence-aware parallel decoding (arXiv 2505.22618). `EntropyDistance`
 is WeDLM's (arXiv 2512.22737): tokens that are certain and near the first mask are committed first.
+`EntropyBound` is SDAR's strategy `entropy_bounded` (after arXiv 2505.24857).
 """
 
 import jax.numpy as jnp
@@ -37,6 +38,29 @@ class Threshold(Rule):
 
     def accept(self, seen: Observation) -> Bool[Array, "B C"]:
         return seen.reaches(self.threshold)
+
+
+@rule(name="entropy_bound")
+class EntropyBound(Rule):
+    """Commits the tokens of the smallest entropies while their sum is below a bound, at least one.
+
+    Attributes:
+      entropy_bound: `entropy_bound`: the sum of entropies (nats) of the tokens that a step commits
+        stays below it.
+    """
+
+    needs = frozenset({"entropy"})
+
+    entropy_bound: float = 0.35
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "entropy_bound", least=0)
+
+    def decide(self, seen: Observation, state: RuleState) -> tuple[Decision, RuleState]:
+        ascending = jnp.sort(jnp.where(seen.masked, seen.entropy, jnp.inf), axis=1)
+        below = jnp.cumsum(ascending, axis=1) < self.entropy_bound
+        least = jnp.maximum(below.sum(axis=1, keepdims=True), 1)
+        return Decision(commit=seen.masked & (ranks(-seen.entropy, seen.masked) < least)), state
 
 
 @rule(name="entropy_distance")

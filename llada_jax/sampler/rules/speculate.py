@@ -15,7 +15,6 @@ class Speculate(Rule):
     So the run generates the same tokens as autoregressive decoding.
     """
 
-    needs = frozenset({"probability"})
     revises = True
     verifies = True
     waits = True
@@ -43,7 +42,7 @@ class Speculate(Rule):
                 replace=replace,
                 stable=canvas.rescored & (position <= end),
                 remask=(canvas.rescored | canvas.state.masked) & (position > end),
-                confidence=canvas.confidence_after(replace),
+                confidence=canvas.confidence,
                 restart=end[:, 0],
             ),
         )

@@ -39,7 +39,7 @@ from llada_jax.sampling_engine.hdl.wires import (
 )
 from llada_jax.sampling_engine.instructions import PREFETCH_ROWS, REGISTERS
 
-Choice = tuple[Wire, Wire]
+_Choice = tuple[Wire, Wire]
 """The condition under which a word is the result, and the word."""
 
 
@@ -71,8 +71,8 @@ class _Engine:
         self._vector = Memory("vector", words["vector"], sizes.vlen * HALF, sizes.vlen)
         self._fp, self._int = (Memory(name, words[name], WIDTH) for name in ("fp", "int"))
         self._sequencer = Sequencer(words["program"])
-        self._integers: list[Choice] = []
-        self._numbers: list[Choice] = []
+        self._integers: list[_Choice] = []
+        self._numbers: list[_Choice] = []
         self._rows: list[tuple[Wire, list[Wire]]] = []
         with unit("registers"):
             self._gp, self._f = ([Register(WIDTH) for _ in range(n)] for n in REGISTERS.values())
@@ -222,7 +222,7 @@ class _Engine:
                     register.set(mux(writes & number.equals(i), word, kept[i]))
 
 
-def _chosen(choices: list[Choice]) -> Wire:
+def _chosen(choices: list[_Choice]) -> Wire:
     """Returns the word of the last choice with a true condition. Later choices pass fewer gates, so
     slow results should come last."""
     (_, word), *rest = choices

@@ -57,7 +57,7 @@ def order(number: Wire) -> Wire:
     return cat(mux(minus, ~number[:-1], number[:-1]), ~minus)
 
 
-def leading_zeros(word: Wire) -> Wire:
+def _leading_zeros(word: Wire) -> Wire:
     """Counts leading zeros; if the length is not a power of two, ones are appended."""
     size = 1 << (len(word) - 1).bit_length()
     count, _ = _zeros(cat(const(-1, size - len(word)), word) if size > len(word) else word)
@@ -73,7 +73,7 @@ def _zeros(word: Wire) -> tuple[Wire, Wire]:
     return cat(mux(no_high, low, high), no_high), no_high & no_low
 
 
-def shifted_left(word: Wire, places: Wire) -> Wire:
+def _shifted_left(word: Wire, places: Wire) -> Wire:
     for i in range(len(places)):
         by = 1 << i
         moved = cat(const(0, by), word[:-by]) if by < len(word) else const(0, len(word))
@@ -81,7 +81,7 @@ def shifted_left(word: Wire, places: Wire) -> Wire:
     return word
 
 
-def shifted_right(word: Wire, places: Wire) -> tuple[Wire, Wire]:
+def _shifted_right(word: Wire, places: Wire) -> tuple[Wire, Wire]:
     """Returns the shifted word, and whether a one was shifted out."""
     lost = const(0, 1)
     for i in range(len(places)):
@@ -92,14 +92,14 @@ def shifted_right(word: Wire, places: Wire) -> tuple[Wire, Wire]:
     return word, lost
 
 
-def parts(number: Wire) -> tuple[Wire, Wire]:
+def _parts(number: Wire) -> tuple[Wire, Wire]:
     """Returns exponent (1 for subnormals) and mantissa with its leading bit."""
     field = number[FRACTION:-1]
     normal = field.any()
     return cat(field[0] | ~normal, field[1:]), cat(number[:FRACTION], normal)
 
 
-def assemble(sign: Wire, below: Wire, mantissa: Wire, up: Wire) -> Wire:
+def _assemble(sign: Wire, below: Wire, mantissa: Wire, up: Wire) -> Wire:
     """Assembles a number from a mantissa with its leading bit, which is added to the exponent.
 
     `below` is the exponent minus one, or 0 if the mantissa has no leading bit. Rounding `up` may
@@ -117,22 +117,22 @@ def add(a: Wire, b: Wire) -> Wire:
     """Returns a + b one cycle later; the aligned operands are stored in registers."""
     swap = a[:-1] < b[:-1]
     large, small = mux(swap, b, a), mux(swap, a, b)
-    (exponent, mantissa), (smaller, other) = parts(large), parts(small)
-    aligned, lost = shifted_right(cat(const(0, 3), other), (exponent - smaller))
+    (exponent, mantissa), (smaller, other) = _parts(large), _parts(small)
+    aligned, lost = _shifted_right(cat(const(0, 3), other), (exponent - smaller))
     aligned = delay(cat(aligned[0] | lost, aligned[1:]).wide(_GUARDED))
     subtract, sign = delay(large[-1] ^ small[-1]), delay(large[-1])
     infinite = delay(large[FRACTION:-1].all())
     # A one that limits the normalising shift so that the exponent does not fall below its minimum.
-    last = delay(shifted_right(const(1 << _GUARDED - 1, _GUARDED), exponent)[0])
+    last = delay(_shifted_right(const(1 << _GUARDED - 1, _GUARDED), exponent)[0])
     exponent, mantissa = delay(exponent), delay(cat(const(0, 3), mantissa).wide(_GUARDED))
 
     raw = cat(const(1, 1), mantissa) + cat(subtract, mux(subtract, ~aligned, aligned))
     raw = raw[1:]
-    zeros = leading_zeros(raw | last)
-    normal = shifted_left(raw, zeros)
+    zeros = _leading_zeros(raw | last)
+    normal = _shifted_left(raw, zeros)
     below = exponent - zeros.wide(EXPONENT)
     up = normal[3] & (normal[:3].any() | normal[4])
-    total = assemble(sign & (raw.any() | ~subtract), below, normal[4:], up)
+    total = _assemble(sign & (raw.any() | ~subtract), below, normal[4:], up)
     magnitude = mux(infinite, _TOP << FRACTION, mux(raw.any(), total[:-1], 0))
     return cat(magnitude, total[-1])
 
@@ -142,7 +142,7 @@ def exponential(number: Wire) -> Wire:
     sign, exponent = number[-1], number[7:-1]
     scaled = cat(number[:7], exponent.any()) * const(_LOG2_E, _LOG2_E_BITS + 1)
     places = const(_LARGE + _LOG2_E_BITS - _FRACTION, EXPONENT) - exponent
-    power = shifted_right(scaled, places)[0][: _FRACTION + EXPONENT]
+    power = _shifted_right(scaled, places)[0][: _FRACTION + EXPONENT]
     power = delay(mux(sign, ~power, power))
     sign, large = delay(sign), delay(~(exponent < _LARGE))
 
@@ -160,9 +160,9 @@ def exponential(number: Wire) -> Wire:
     below = whole.signed(10) + 126
     tiny = below[-1]
     places = const(-126, EXPONENT) - whole[:EXPONENT]
-    shifted = shifted_right(mantissa, places)[0]
+    shifted = _shifted_right(mantissa, places)[0]
     mantissa = mux(tiny, shifted, mantissa)
-    result = assemble(const(0, 1), mux(tiny, 0, below[:EXPONENT]), mantissa[1:], mantissa[0])
+    result = _assemble(const(0, 1), mux(tiny, 0, below[:EXPONENT]), mantissa[1:], mantissa[0])
     infinite = ~sign & (large | below[EXPONENT])
     return mux(infinite, _TOP << 7, mux(large, 0, result))
 
@@ -172,9 +172,9 @@ def reciprocal(number: Wire, start: Wire) -> tuple[Wire, Wire]:
 
     Long division with two bits per cycle.
     """
-    exponent, mantissa = parts(number)
-    zeros = leading_zeros(mantissa)
-    divisor = delay(shifted_left(mantissa, zeros))
+    exponent, mantissa = _parts(number)
+    zeros = _leading_zeros(mantissa)
+    divisor = delay(_shifted_left(mantissa, zeros))
     exponent = delay(exponent.wide(EXPONENT + 2) - zeros.wide(EXPONENT + 2))
     bits = FRACTION + 3
     rest, quotient, left = Register(FRACTION + 2), Register(bits), Register(4)
@@ -193,9 +193,9 @@ def reciprocal(number: Wire, start: Wire) -> tuple[Wire, Wire]:
     below = const(252, EXPONENT + 2) - exponent + exact.wide(EXPONENT + 2)
     tiny = below[-1]
     places = cat(below[0] & tiny, ~below[0] & tiny)
-    word, lost = shifted_right(word, places)
+    word, lost = _shifted_right(word, places)
     up = word[0] & (word[1] | lost | rest.any())
-    result = assemble(number[-1], mux(tiny, 0, below[:EXPONENT]), word[1:], up)
+    result = _assemble(number[-1], mux(tiny, 0, below[:EXPONENT]), word[1:], up)
     infinite = ~tiny & below[EXPONENT:-1].any()
     result = mux(infinite, cat(const(_TOP << FRACTION, WIDTH - 1), number[-1]), result)
     return mux(number[:-1].any(), result, 0), left.equals(1)
@@ -208,17 +208,17 @@ def load_element(element: Wire, scale: Wire) -> Wire:
     sign, field = element[-1], element[fraction:-1]
     normal, missing = field.any(), element[:-1].all()
     mantissa = cat(element[:fraction], normal)
-    zeros = leading_zeros(mantissa)
-    leading = cat(const(0, _SIGNIFICAND - len(mantissa)), shifted_left(mantissa, zeros))
+    zeros = _leading_zeros(mantissa)
+    leading = cat(const(0, _SIGNIFICAND - len(mantissa)), _shifted_left(mantissa, zeros))
 
     # The exponent of BF16 minus one; subnormal elements have the exponent of the smallest normal.
     element_exponent = cat(field[0] | ~normal, field[1:]).wide(_BELOW)
     below = element_exponent + scale.wide(_BELOW) - zeros.wide(_BELOW) - (bias + 1)
     tiny = below[-1]
     places = mux(tiny, const(0, _BELOW) - below, 0)[:4]
-    word, lost = shifted_right(cat(const(0, _GUARDS), leading), places)
+    word, lost = _shifted_right(cat(const(0, _GUARDS), leading), places)
     up = word[2] & (word[3] | word[:2].any() | lost)
-    number = assemble(sign, mux(tiny, 0, below[:EXPONENT]), word[_GUARDS:], up)
+    number = _assemble(sign, mux(tiny, 0, below[:EXPONENT]), word[_GUARDS:], up)
 
     large = ~tiny & below[EXPONENT] | number[7:-1].all()
     number = mux(large, mux(sign, MINUS_INFINITY, const(LARGEST, HALF)), number)

@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 from llada_jax.sampling_engine.hdl.wires import Circuit, Wire, choose
 
 GATES = ("not", "and", "or", "xor", "mux")
-FLIP_FLOP = "flip_flop"
-TRANSISTORS = {"not": 2, "and": 6, "or": 6, "xor": 12, "mux": 12, FLIP_FLOP: 16}
+_FLIP_FLOP = "flip_flop"
+_TRANSISTORS = {"not": 2, "and": 6, "or": 6, "xor": 12, "mux": 12, _FLIP_FLOP: 16}
 """Transistors in static CMOS."""
-NAND2_TRANSISTORS = 4
-DEPTH = {"not": 0, "and": 1, "or": 1, "xor": 1, "mux": 2}
+_NAND2_TRANSISTORS = 4
+_DEPTH = {"not": 0, "and": 1, "or": 1, "xor": 1, "mux": 2}
 """Depth in two-input gates; an inverter is counted as part of its neighbour."""
 NO, YES = 0, 1
 Bits = list[int]
 """Indices of the lines of a word, lowest bit first. Lines 0 and 1 are constants."""
-SOURCES = {"input": "input", "register": FLIP_FLOP, "read": "memory"}
+_SOURCES = {"input": "input", "register": _FLIP_FLOP, "read": "memory"}
 """Drivers of lines that are not driven by gates, by kind of wire."""
 
 
-class Gate(NamedTuple):
+class _Gate(NamedTuple):
     """The driver of a line: a gate, or a source ("input", "flip_flop", "memory")."""
 
     kind: str
@@ -39,13 +39,13 @@ class Netlist:
 
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit
-        self.lines: dict[int, Gate] = {line: Gate("const", (), "") for line in (NO, YES)}
+        self.lines: dict[int, _Gate] = {line: _Gate("const", (), "") for line in (NO, YES)}
         self.bits: dict[Wire, Bits] = {}
         self._known: dict[tuple, int] = {}
         for wire in circuit.wires:
             self._unit = wire.unit
-            if wire.kind in SOURCES:
-                self.bits[wire] = [self._line(SOURCES[wire.kind], ()) for _ in range(len(wire))]
+            if wire.kind in _SOURCES:
+                self.bits[wire] = [self._line(_SOURCES[wire.kind], ()) for _ in range(len(wire))]
             else:
                 self.bits[wire] = self._lower(wire, [self.bits[word] for word in wire.inputs])
         self._drop_unused()
@@ -64,7 +64,7 @@ class Netlist:
         """Counts the gates and flip-flops of each unit."""
         counts: dict[str, Counter[str]] = {}
         for kind, _, unit in self.lines.values():
-            if kind in TRANSISTORS:
+            if kind in _TRANSISTORS:
                 counts.setdefault(unit, Counter())[kind] += 1
         return counts
 
@@ -73,12 +73,12 @@ class Netlist:
         arrival, depths = Counter[int](), Counter[str]()
         for line, (kind, inputs, unit) in self.lines.items():
             if kind in GATES:
-                arrival[line] = DEPTH[kind] + max(arrival[i] for i in inputs)
+                arrival[line] = _DEPTH[kind] + max(arrival[i] for i in inputs)
                 depths[unit] = max(depths[unit], arrival[line])
         return dict(depths)
 
     def _line(self, kind: str, inputs: tuple[int, ...]) -> int:
-        self.lines[len(self.lines)] = Gate(kind, inputs, self._unit)
+        self.lines[len(self.lines)] = _Gate(kind, inputs, self._unit)
         return len(self.lines) - 1
 
     def _gate(self, kind: str, *inputs: int) -> int:
@@ -207,4 +207,4 @@ class Netlist:
 
 def gate_equivalents(cells: Mapping[str, int]) -> float:
     """Returns the size of cells in two-input NAND gates with the same number of transistors."""
-    return sum(TRANSISTORS[kind] * count for kind, count in cells.items()) / NAND2_TRANSISTORS
+    return sum(_TRANSISTORS[kind] * count for kind, count in cells.items()) / _NAND2_TRANSISTORS

@@ -24,7 +24,7 @@ from llada_jax.sampling_engine.instructions import (
     WORD_BITS,
 )
 
-COUNT_BITS = 11
+_COUNT_BITS = 11
 """Width of the counter of an instruction's cycles; enough for the longest `length`."""
 _FIELDS = 4
 
@@ -37,7 +37,7 @@ class Sequencer:
             self._program = Memory("program", words, WORD_BITS)
             self._word, self._next = self._program.read(), self._program.read()
             self._running, self._begins = Register(1), Register(1, 1)
-            self._place, self.count = Register(self._program.places), Register(COUNT_BITS)
+            self._place, self.count = Register(self._program.places), Register(_COUNT_BITS)
             self.fields = [_field(self._word, i) for i in range(_FIELDS)]
             self._is = {
                 name: self._running & self._word[:OPCODE_BITS].equals(spec.opcode)

@@ -31,7 +31,7 @@ _EXPRESSIONS = {
     "slice": "{0}[{data} +: {width}]",
 }
 _STATE = {"register": "{0}", "read": "{data.name}[{0}]"}
-LOAD = 30
+_LOAD = 30
 """Cycles of a load in the bench, for any number of rows."""
 
 _BENCH = """\
@@ -130,7 +130,7 @@ def verilog_files(program: SamplerProgram, machine: Machine) -> dict[str, str]:
 
     Raises ValueError for vectors that are not BF16, and instructions that are not in hardware.
     """
-    cycles = round(time_program(program, Hbm(LOAD, 0), "pipelined").cycles.total)
+    cycles = round(time_program(program, Hbm(_LOAD, 0), "pipelined").cycles.total)
     circuit = engine(sizes_of(program))
     rows = hbm_words(machine.hbm)
     before = images(program, machine)
@@ -145,7 +145,7 @@ def verilog_files(program: SamplerProgram, machine: Machine) -> dict[str, str]:
         loads="\n".join(map(_LOADS.format, sizes)),
         checks="\n".join(_CHECKS.format(name, last) for name, (_, last) in sizes.items()),
         cycles=cycles,
-        load=LOAD,
+        load=_LOAD,
     )
     words = {"hbm": rows, **before, **{f"wanted_{name}": image for name, image in after.items()}}
     texts = {

@@ -146,7 +146,6 @@ class Register(Wire):
 
 
 def delay(wire: Wire, initial: int = 0, cycles: int = 1) -> Wire:
-    """Returns the wire delayed by some cycles."""
     for _ in range(cycles):
         register = Register(len(wire), initial)
         register.set(wire)

@@ -126,7 +126,7 @@ def test_a_folder_for_two_canvases_decodes_pairs_and_single_canvases(
     prompts = [PROMPT, PROMPT[:2], PROMPT[1:]]
     config = SHORT.replace(cache="blockwise")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llada_jax.api.denoisers.ExportedProgram", lambda folder: program)
+        patch.setattr("llada_jax.api.backends.ExportedProgram", lambda folder: program)
         packed = lj.generate(lj.load(folder), prompts, config, backend="litert")
     assert ran, "two canvases share a forward"
     for row, prompt in enumerate(prompts):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.model.families.config_json import config_from_hf, config_to_hf
+from llada_jax.checkpoint.config_json import config_from_hf, config_to_hf
 from llada_jax.model.families.family import families, family_of
 from llada_jax.model.layers import rotation
 from llada_jax.sampler.config import PRESETS, SamplerConfig
@@ -42,14 +42,13 @@ def test_released_configurations_are_recognised(golden, family):
 
 
 def test_the_goldens_are_of_every_family():
-    assert {*GOLDENS.values()} == {*families()}
+    assert {*GOLDENS.values(), "open_dcoder"} == {*families()}  # that one is told, not recognised
 
 
 ONE = jnp.arange(2)[None]
 YARN = golden_config("nemotron")["rope_parameters"]
 LOOK_ALIKES = {
     "LLaDA2.2": ("llada2-moe", {"expert_capacity": 48}, "choose its experts together"),
-    "merged": ("llada2-moe", {"model_type": "llada2_moe_veomni"}, "all experts of a layer"),
     "I-DLM": ("sdar-b4", {"eos_token_id": 151645}, "strictly causal, and its outputs are shifted"),
     "I-DLM b3": ("sdar-b4", {"block_size": 3}, "I-DLM is strictly causal"),
     "Open-dCoder": ("ar-qwen2", {"mask_token_id": 3}, "it is family='dream'"),

@@ -1,0 +1,330 @@
+"""Trains a DFlash drafter for an autoregressive model, on the model's own answers.
+
+    python -m experiments.train_draft model=smollm2 hydra.run.dir=outputs/draft
+    python -m experiments.train_draft model=path/to/target data.shards=16 train.steps=500
+    python -m experiments.train_draft model=smollm2 data.folder=outputs/answers drafter.n_layers=5
+
+First the target answers prompts (`answers.py`); then the drafter is trained on blocks at random
+positions of the answers. The same command resumes an interrupted run, in both parts. Every
+`train.evaluate_every` steps the drafts are compared with held-out greedy answers, which gives the
+tokens per forward of the target that decoding would have.
+
+In addition to the files of every run, the run folder gets `training.json`, `metrics.jsonl`,
+`checkpoints/`, `answers/` (or `data.folder`), and the drafter, `drafter/`.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax.training.train_state import TrainState
+
+import llada_jax as lj
+from experiments.harness.model_source import ModelSource
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, entry_point, resume_command
+from experiments.train.resume import TRAINING, Training
+from experiments.train_draft.answers import (
+    SPLITS,
+    AnswersConfig,
+    Shard,
+    make_shards,
+    padded_taps,
+    read_shards,
+)
+from llada_jax.config import LoopConfig, require, require_counts, require_numbers
+from llada_jax.draft.blocks import (
+    Blocks,
+    draft_blocks,
+    draft_loss,
+    greedy_cycles,
+    lookup_drafts,
+)
+from llada_jax.draft.files import write_drafter
+from llada_jax.draft.network import DFlashConfig, DFlashParams, default_taps, init_drafter
+from llada_jax.model.params import ModelParams
+from llada_jax.training.loop import advance, read_metrics, require_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterConfig:
+    """The shape of the drafter; heads and widths are the target's."""
+
+    n_layers: int = 3
+    taps: int = 3
+    block_length: int = 8
+    mask_id: int
+    """An id of the target that its texts never contain."""
+    n_ids: int | None = 8192
+    """Size of the draft vocabulary: the most frequent ids of the answers. None for all ids."""
+
+    def __post_init__(self) -> None:
+        require_counts(self, "n_layers", "taps", "n_ids")
+        require_counts(self, "block_length", least=2)
+        require_counts(self, "mask_id", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftTrainConfig(LoopConfig):
+    """Settings of the training (arXiv 2602.06036, appendix A.1)."""
+
+    anchors: int = 32
+    """Blocks of a sequence in a step."""
+    decay: float = 4.0
+    """Drafts at distance k count exp(-(k - 1) / decay): 4 for blocks of 8, 7 for 16."""
+    peak_lr: float = 6e-4
+    warmup: float = 0.04
+    """Share of the steps in which the learning rate rises; then it falls as a cosine."""
+    evaluated: int = 32
+    """Answers of each held-out set that are scored at `evaluate_every`; all of them at the end."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_counts(self, "anchors", "evaluated")
+        require_numbers(self, "decay", "peak_lr", above=0)
+        require_numbers(self, "warmup", least=0, most=1)
+
+    @property
+    def schedule(self) -> optax.Schedule:
+        """The learning rate by step."""
+        return optax.warmup_cosine_decay_schedule(
+            0.0, self.peak_lr, round(self.warmup * self.steps), self.steps
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(ModelSource):
+    """Settings of the verb; conf/train_draft.yaml explains each."""
+
+    data: AnswersConfig
+    drafter: DrafterConfig
+    train: DraftTrainConfig
+
+
+class HeldOut(NamedTuple):
+    """A held-out answer: its tokens, the accepted drafts of each cycle, and those of look-up."""
+
+    domain: str
+    answer: Sequence[int]
+    cycles: Sequence[int]
+    lookup: Sequence[int]
+
+
+def train_draft(config: RunConfig, run: Run) -> None:
+    """Answers the prompts, trains from the last checkpoint, scores the drafter and writes it."""
+    target = run.of(config.load())
+    require(
+        target.config.autoregressive,
+        f"model is {config.model!r}, which is not autoregressive; allowed: an autoregressive one",
+    )
+    drafter = drafter_config(config.drafter, target)
+    parts = {name: asdict(getattr(config, name)) for name in ("data", "drafter", "train")}
+    settings = {"model": target.fingerprint, "dtype": config.dtype, **parts}
+    training = Training.of(settings, resume_command("train_draft")).resumed(run.folder)
+    require_steps(run.folder, config.train)
+    run.begin()
+    run.write(TRAINING, training.as_json())
+    folder = Path(config.data.folder or run.folder / "answers")
+    make_shards(target, config.data, folder, config.train.seed, drafter.taps)
+    shards = read_shards(folder, range(len(SPLITS) + config.data.shards))
+    held_out, shards = shards[: len(SPLITS)], shards[len(SPLITS) :]
+    ids = None if drafter.n_ids is None else frequent_ids(shards, drafter.n_ids, drafter.vocab_size)
+    params = init_drafter(drafter, jax.random.key(config.train.seed))
+
+    def scored(params: DFlashParams, count: int | None) -> dict[str, list[HeldOut]]:
+        params = params._replace(ids=ids)
+        sets = zip(SPLITS, held_out, strict=True)
+        return {name: score(params, drafter, target.params, part, count) for name, part in sets}
+
+    def evaluate(params: DFlashParams) -> dict[str, float]:
+        return {
+            f"{split}_{name}": value
+            for split, answers in scored(params, config.train.evaluated).items()
+            for name, value in summary(answers, drafter.block_length - 1).items()
+        }
+
+    state = TrainState.create(apply_fn=draft_loss, params=params, tx=optimizer(config.train))
+    state = advance(
+        run.folder,
+        config.train,
+        state.replace(step=jnp.zeros((), jnp.int32)),
+        make_step(config.train, drafter, target.params, ids),
+        partial(batches, shards, config.train),
+        config.train.schedule,
+        evaluate,
+    )
+    done = state.params._replace(ids=ids)
+    write_drafter(run.folder / "drafter", drafter, done)
+    run.finish(rows(scored(state.params, None), drafter, read_metrics(run.folder)))
+
+
+def drafter_config(config: DrafterConfig, target: lj.Model) -> DFlashConfig:
+    """Returns the configuration of a drafter whose layers have the target's widths and heads."""
+    shape = target.config.replace(
+        family="qwen3", n_layers=config.n_layers, qk_norm=True, tied_embeddings=False
+    )
+    return DFlashConfig(
+        shape=shape,
+        taps=default_taps(target.config.n_layers, config.taps),
+        block_length=config.block_length,
+        mask_id=config.mask_id,
+        target_layers=target.config.n_layers,
+        target=target.fingerprint,
+        n_ids=config.n_ids and min(config.n_ids, target.config.vocab_size),
+    )
+
+
+def frequent_ids(shards: Sequence[Shard], count: int, vocab_size: int) -> jax.Array:
+    """Returns the most frequent ids of the answers, ascending; ties and ids that do not occur by
+    their number."""
+    counts = np.zeros(vocab_size, np.int64)
+    for shard in shards:
+        for row, start, end in zip(shard.tokens, shard.starts, shard.ends, strict=True):
+            np.add.at(counts, row[start:end], 1)
+    return jnp.asarray(np.sort(np.argsort(-counts, kind="stable")[:count]), jnp.int32)
+
+
+def optimizer(config: DraftTrainConfig) -> optax.GradientTransformation:
+    """Returns AdamW after clipping the global gradient norm; only matrices decay."""
+    matrices = partial(jax.tree.map, lambda leaf: leaf.ndim > 1)
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.adamw(config.schedule, b2=0.98, weight_decay=0.01, mask=matrices),
+    )
+
+
+def make_step(
+    config: DraftTrainConfig, drafter: DFlashConfig, target: ModelParams, ids: jax.Array | None
+) -> Any:
+    """Compiles `(state, blocks) -> (state, metrics)`. Products and activations have the target's
+    dtype; parameters, their gradients and the loss are float32."""
+    dtype = target.embedding.dtype
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(
+        state: TrainState, blocks: Blocks, embedding: jax.Array, head: Any
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        def loss(params: DFlashParams) -> Any:
+            cast = jax.tree.map(lambda leaf: leaf.astype(dtype), params)._replace(ids=ids)
+            return draft_loss(cast, drafter, embedding, head, blocks, config.decay)
+
+        (_, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
+        metrics["gradient_norm"] = optax.tree.norm(gradient)
+        return state.apply_gradients(grads=gradient), metrics
+
+    return lambda state, blocks: step(state, blocks, target.embedding, target.head)
+
+
+def batches(
+    shards: Sequence[Shard], config: DraftTrainConfig, first_step: int = 0
+) -> Iterator[Blocks]:
+    """Yields the blocks of steps `first_step`, `first_step + 1` and so on: each is a function of
+    the seed and the step. Every answer comes once an epoch, with other anchors."""
+    places = [(shard, row) for shard in shards for row in range(len(shard.ends))]
+    size = config.batch_size
+    per_epoch = len(places) // size
+    require(per_epoch > 0, f"batch_size is {size}; allowed: up to {len(places)}, the answers")
+    step = first_step
+    while True:
+        epoch, index = divmod(step, per_epoch)
+        order = np.random.default_rng([config.seed, epoch]).permutation(len(places))
+        chosen = [places[i] for i in order[index * size : (index + 1) * size]]
+        rng = np.random.default_rng([config.seed, 1, step])
+        anchors = np.full((size, config.anchors), -1, np.int32)
+        for out, (shard, row) in zip(anchors, chosen, strict=True):
+            # Positions i with tokens i and i + 1 in the answer.
+            positions = np.arange(shard.starts[row], shard.ends[row] - 1)
+            drawn = rng.permutation(positions)[: config.anchors]
+            out[: len(drawn)] = np.sort(drawn)
+        yield Blocks(
+            np.stack([shard.tokens[row] for shard, row in chosen]),
+            np.concatenate([padded_taps(shard, [row]) for shard, row in chosen]),
+            np.array([shard.ends[row] for shard, row in chosen], np.int32),
+            anchors,
+        )
+        step += 1
+
+
+_drafts = jax.jit(draft_blocks, static_argnums=1)
+
+
+def score(
+    params: DFlashParams,
+    drafter: DFlashConfig,
+    target: ModelParams,
+    shard: Shard,
+    count: int | None = None,
+) -> list[HeldOut]:
+    """Returns the cycles of decoding of the first `count` answers (default: all)."""
+    ids, dtype = params.ids, target.embedding.dtype
+    cast = jax.tree.map(lambda leaf: leaf.astype(dtype), params._replace(ids=None))
+    cast, most = cast._replace(ids=ids), int((shard.ends - shard.starts).max())
+    answers = []
+    for row in range(len(shard.ends))[:count]:
+        start, end, tokens = shard.starts[row], shard.ends[row], shard.tokens[row]
+        anchors = np.full((1, most), -1, np.int32)
+        anchors[0, : end - start] = np.arange(start, end)
+        blocks = Blocks(tokens[None], padded_taps(shard, [row]), np.array([end], np.int32), anchors)
+        drafts = np.asarray(_drafts(cast, drafter, target.embedding, target.head, blocks))[0]
+        answer = tokens[start:end]
+        copied = lookup_drafts(tokens[:end].tolist(), int(start), drafter.block_length - 1)
+        answers.append(
+            HeldOut(
+                shard.domains[row],
+                answer,
+                greedy_cycles(drafts[: len(answer)], answer),
+                greedy_cycles(copied, answer),
+            )
+        )
+    return answers
+
+
+def tokens_per_forward(answers: Sequence[HeldOut], kind: str = "cycles") -> float:
+    """Returns the tokens after the first one of each answer, divided by forwards of the target."""
+    forwards = sum(len(getattr(answer, kind)) for answer in answers)
+    return sum(len(answer.answer) - 1 for answer in answers) / max(1, forwards)
+
+
+def summary(answers: Sequence[HeldOut], k: int) -> dict[str, float]:
+    """Returns tokens per forward, of the drafter and of look-up, and the share of cycles whose
+    first 1, 2, ... k drafts are accepted."""
+    cycles = [accepted for answer in answers for accepted in answer.cycles]
+    shares = {f"accepted_{i}": float(np.mean(np.array(cycles) >= i)) for i in range(1, k + 1)}
+    lookup = tokens_per_forward(answers, "lookup")
+    return {"tpf": tokens_per_forward(answers), "lookup_tpf": lookup, **shares}
+
+
+def rows(
+    scored: Mapping[str, Sequence[HeldOut]],
+    drafter: DFlashConfig,
+    metrics: Sequence[Mapping[str, Any]],
+) -> list[ResultRow]:
+    """Returns the results: tokens per forward by held-out set and domain, acceptance by position,
+    and the time per step."""
+    results = []
+    for split, answers in scored.items():
+        by_domain = defaultdict(list)
+        for answer in answers:
+            by_domain[answer.domain].append(answer)
+        for domain, part in {"all": answers, **dict(sorted(by_domain.items()))}.items():
+            for name, kind in (("drafted", "cycles"), ("lookup", "lookup")):
+                value = tokens_per_forward(part, kind)
+                unit = "tokens per forward"
+                results.append(ResultRow(f"{split}/{domain}/{name}", value, unit, n=len(part)))
+        cycles = Counter(a for answer in answers for a in answer.cycles)
+        for i in range(1, drafter.block_length):
+            share = sum(n for a, n in cycles.items() if a >= i) / cycles.total()
+            results.append(ResultRow(f"{split}/accepted_{i}", share, "of cycles", n=cycles.total()))
+    seconds = [row["seconds_per_step"] for row in metrics]
+    results.append(ResultRow("seconds_per_step", float(np.median(seconds)), "s", n=len(seconds)))
+    return results
+
+
+main = entry_point("train_draft", train_draft, RunConfig)

@@ -1,0 +1,1 @@
+"""Drafters that guess the next tokens of an autoregressive model, for it to verify."""

@@ -1,0 +1,164 @@
+"""Training of a DFlash drafter, and its acceptance on finished answers (arXiv 2602.06036, 4.2).
+
+One forward runs many blocks of a sequence. Each begins at an anchor, a random position of the
+answer, and its rows see the context strictly before the anchor and their own block, as in decoding.
+Visibility depends on positions and not on the order of blocks: otherwise blocks closer than a block
+length would see context that decoding does not have yet.
+
+With greedy decoding, what a target accepts of a draft follows from its own answer: drafts are
+accepted up to the first one that differs from it. So `greedy_cycles` measures the tokens per
+forward of the target exactly, without decoding.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from llada_jax.draft.network import (
+    DFlashConfig,
+    DFlashParams,
+    best_ids,
+    context_rows,
+    draft_head,
+    run_blocks,
+)
+from llada_jax.model.head import head_logits
+from llada_jax.model.quantize import Weight
+
+
+class Blocks(NamedTuple):
+    """Sequences with N anchors each."""
+
+    tokens: Int[Array | np.ndarray, "B L"]
+    taps: Float[Array | np.ndarray, "B L n D"]
+    ends: Int[Array | np.ndarray, " B"]  # lengths of the sequences without padding
+    anchors: Int[Array | np.ndarray, "B N"]  # positions; -1 for none
+
+
+def block_visibility(
+    anchors: Int[Array, "B N"], length: int, block_length: int
+) -> Bool[Array, "B R T"]:
+    """Returns which of `length` context positions, then of the R = N * block_length rows, each row
+    sees (T = length + R)."""
+    before = jnp.arange(length) < jnp.repeat(anchors, block_length, axis=1)[..., None]
+    block = jnp.arange(anchors.shape[1] * block_length) // block_length
+    same = jnp.broadcast_to(block[:, None] == block, (len(anchors), len(block), len(block)))
+    return jnp.concatenate([before, same], axis=-1)
+
+
+def block_states(
+    params: DFlashParams, config: DFlashConfig, embedding: Float[Array, "V D"], blocks: Blocks
+) -> Float[Array, "B Nk D"]:
+    """Returns the states of the k = block_length - 1 mask rows of each block, block after block."""
+    size, (batch, n_anchors) = config.block_length, blocks.anchors.shape
+    tokens, anchors = jnp.asarray(blocks.tokens), jnp.maximum(blocks.anchors, 0)
+    rows = jnp.full((batch, n_anchors, size), config.mask_id, tokens.dtype)
+    rows = rows.at[:, :, 0].set(jnp.take_along_axis(tokens, anchors, axis=1))
+    positions = anchors[..., None] + jnp.arange(size, dtype=anchors.dtype)
+    spread = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=anchors.dtype), tokens.shape)
+    hidden = run_blocks(
+        params,
+        config,
+        embedding,
+        rows.reshape(batch, -1),
+        positions.reshape(batch, -1),
+        context_rows(params, config, jnp.asarray(blocks.taps), spread),
+        block_visibility(anchors, tokens.shape[1], size),
+    )
+    drafts = hidden.reshape(batch, n_anchors, size, -1)[:, :, 1:]
+    return drafts.reshape(batch, n_anchors * (size - 1), -1)
+
+
+def block_labels(
+    config: DFlashConfig, blocks: Blocks
+) -> tuple[Int[Array, "B N k"], Bool[Array, "B N k"]]:
+    """Returns the tokens after each anchor, and whether they exist."""
+    at = blocks.anchors[..., None] + jnp.arange(1, config.block_length)
+    exists = (blocks.anchors >= 0)[..., None] & (at < jnp.asarray(blocks.ends)[:, None, None])
+    at = jnp.where(exists, at, 0)
+    tokens = jnp.asarray(blocks.tokens)
+    found = jnp.take_along_axis(tokens, at.reshape(len(tokens), -1), axis=1)
+    return found.reshape(at.shape), exists
+
+
+def draft_loss(
+    params: DFlashParams,
+    config: DFlashConfig,
+    embedding: Float[Array, "V D"],
+    head: Weight | None,
+    blocks: Blocks,
+    decay: float,
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    """Returns the cross-entropy of the drafts in nats, weighted exp(-(k - 1) / decay) at distance k
+    from the anchor, and metrics: the share of first choices that are right at each distance.
+
+    Labels outside of a reduced draft vocabulary have no weight in the loss, and count as wrong.
+    """
+    hidden = block_states(params, config, embedding, blocks)
+    labels, exists = block_labels(config, blocks)
+    if params.ids is None:
+        index = labels
+    else:
+        rows = jnp.full(config.vocab_size, -1, jnp.int32)
+        index = rows.at[params.ids].set(jnp.arange(len(params.ids), dtype=jnp.int32))[labels]
+    logits = head_logits(hidden, draft_head(params, embedding, head)).reshape(*labels.shape, -1)
+    chosen = jnp.take_along_axis(logits, jnp.maximum(index, 0)[..., None], axis=-1)[..., 0]
+    loss = jax.nn.logsumexp(logits, axis=-1) - chosen
+    distance = jnp.arange(labels.shape[-1], dtype=jnp.float32)
+    counts = exists & (index >= 0)
+    weights = jnp.where(counts, jnp.exp(-distance / decay), 0)
+    right = (counts & (chosen == logits.max(axis=-1))).sum(axis=(0, 1))
+    shares = right / jnp.maximum(exists.sum(axis=(0, 1)), 1)
+    mean = (loss * weights).sum() / jnp.maximum(weights.sum(), 1e-6)
+    return mean, {"loss": mean, **{f"right_{k + 1}": share for k, share in enumerate(shares)}}
+
+
+def draft_blocks(
+    params: DFlashParams,
+    config: DFlashConfig,
+    embedding: Float[Array, "V D"],
+    head: Weight | None,
+    blocks: Blocks,
+) -> Int[Array, "B N k"]:
+    """Returns the drafts after each anchor, as decoding makes them."""
+    hidden = block_states(params, config, embedding, blocks)
+    ids = best_ids(params, hidden, draft_head(params, embedding, head))
+    return ids.reshape(*blocks.anchors.shape, -1)
+
+
+def greedy_cycles(drafts: Int[np.ndarray, "T k"], answer: Sequence[int]) -> list[int]:
+    """Returns the number of drafts that a greedy target accepts in each cycle of an answer.
+
+    The first token of the answer comes from the prompt's forward. The T - 1 others take one forward
+    of the target for each element of the result.
+
+    Args:
+      drafts: Drafts after each token of the answer, given the tokens up to there.
+      answer: The target's greedy answer.
+    """
+    accepted, at = [], 0
+    while at < len(answer) - 1:
+        following = answer[at + 1 : at + 1 + drafts.shape[1]]
+        right = drafts[at, : len(following)] == following
+        accepted.append(int(np.cumprod(right).sum()))
+        at += accepted[-1] + 1
+    return accepted
+
+
+def lookup_drafts(tokens: Sequence[int], start: int, count: int, longest: int = 3) -> np.ndarray:
+    """Returns drafts [T, count] after each of the tokens from `start`, copied from what followed
+    the last earlier occurrence of the longest possible n-gram; -1 for none. Needs no model."""
+    drafts = np.full((len(tokens) - start, count), -1)
+    seen: dict[tuple[int, ...], int] = {}  # the position after the last occurrence
+    for end in range(1, len(tokens) + 1):
+        grams = [tuple(tokens[end - n : end]) for n in range(min(longest, end), 0, -1)]
+        found = next((seen[gram] for gram in grams if gram in seen), None)
+        if end > start and found is not None:
+            copied = tokens[found : min(found + count, end)]
+            drafts[end - 1 - start, : len(copied)] = copied
+        seen.update(dict.fromkeys(grams, end))
+    return drafts

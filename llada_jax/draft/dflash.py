@@ -1,0 +1,80 @@
+"""A DFlash drafter in the decoding loop (arXiv 2602.06036, `network` has the formulas).
+
+Each forward of the target adds the keys and values of its rows to the drafter's context, at their
+positions. Rows of drafts that the target then rejects are overwritten by later forwards, and until
+then no block sees them: like the target's cache, the context ends at the anchor.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from llada_jax.config import ModelConfig
+from llada_jax.draft.files import require_target
+from llada_jax.draft.network import Context, DFlashConfig, DFlashParams, context_rows, draft_block
+from llada_jax.model.params import ModelParams
+from llada_jax.sampler.drafters.drafter import DraftView
+from llada_jax.sampler.rules.rule import Sizes
+from llada_jax.types import Rows, RowsOut
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("params",), meta_fields=("config",))
+@dataclass(frozen=True, eq=False)
+class DFlash:
+    """A drafter for one target: a pytree whose leaves are the arrays of `params`."""
+
+    config: DFlashConfig
+    params: DFlashParams
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's layers, from 0, whose outputs `observe` reads."""
+        return self.config.taps
+
+    @property
+    def block_length(self) -> int:
+        """Rows of a block that it was trained with: the anchor and its drafts."""
+        return self.config.block_length
+
+    def check(self, target: ModelConfig, fingerprint: str | None) -> None:
+        """Raises ValueError if the drafter was made for another target."""
+        require_target(self.config, target, fingerprint)
+
+    def init(self, sizes: Sizes) -> Context:
+        """Returns an empty context for canvases of `sizes.canvas` positions."""
+        shape = (sizes.batch, sizes.canvas, self.config.n_kv_heads, self.config.head_dim)
+        dtype = self.params.norm.dtype
+        pairs = [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in self.params.layers]
+        return tuple(pairs)
+
+    def observe(self, context: Context, rows: Rows, out: RowsOut) -> Context:
+        """Returns the context with the rows of a forward."""
+        assert out.taps is not None
+        taps = out.taps.astype(self.params.norm.dtype)
+        new = context_rows(self.params, self.config, taps, rows.positions)
+        batch, length = jnp.arange(len(rows.tokens))[:, None], context[0][0].shape[1]
+        slots = jnp.where(rows.written, rows.positions, length)  # out of range: dropped
+        return jax.tree.map(
+            lambda old, added: old.at[batch, slots].set(added.astype(old.dtype), mode="drop"),
+            context,
+            new,
+        )
+
+    def draft(self, target: ModelParams, view: DraftView, count: int) -> Int[Array, "B count"]:
+        """Returns the most probable tokens after each anchor."""
+        at = jnp.arange(view.tokens.shape[1], dtype=jnp.int32)[None, :]
+        anchor = jnp.take_along_axis(view.tokens, view.anchor[:, None], axis=1)[:, 0]
+        return draft_block(
+            self.params,
+            self.config,
+            target.embedding,
+            target.head,
+            view.memory,
+            at < view.anchor[:, None],
+            anchor,
+            view.anchor,
+            count,
+        )

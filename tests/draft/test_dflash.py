@@ -1,0 +1,96 @@
+"""A DFlash drafter in the decoding loop: context, taps and tokens."""
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import llada_jax as lj
+from llada_jax.backend.exported.manifest import MANIFEST
+from llada_jax.config import ModelConfig
+from llada_jax.draft.dflash import DFlash
+from llada_jax.draft.network import DFlashConfig, context_rows, init_drafter, tapped
+from llada_jax.model.forward import forward
+from llada_jax.model.params import init_params
+
+GOLDEN = Path(__file__).parents[1] / "goldens" / "dflash"
+TARGET = ModelConfig(
+    family="llama", vocab_size=40, width=16, n_layers=4, n_heads=2, n_kv_heads=1, head_dim=8,
+    ffn_width=24, rope_theta=1e4, norm_eps=1e-5, max_length=64, causal="finished", eos_id=39,
+)  # fmt: skip
+SHAPE = TARGET.replace(family="qwen3", n_layers=1, qk_norm=True, eos_id=None)
+PROMPTS = [[5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8]]
+
+
+@functools.cache
+def pair() -> lj.Model:
+    """Returns a random target with a random drafter."""
+    config = DFlashConfig(shape=SHAPE, taps=(2, 0), block_length=4, mask_id=38, target_layers=4)
+    params = init_params(TARGET, jax.random.key(0))
+    params = params._replace(layers=jax.tree.map(lambda leaf: 3 * leaf, params.layers))
+    drafter = DFlash(config, init_drafter(config, jax.random.key(1)))
+    return lj.Model(TARGET, params, None).with_drafter(drafter)
+
+
+def preset(**changes):
+    return lj.SamplerConfig.preset("draft", gen_length=10, block_length=4, **changes)
+
+
+def test_the_context_has_the_targets_states_of_the_certain_tokens():
+    model = pair()
+    decoding, state = lj.start(model, PROMPTS, preset(eos_early_stop=False))
+    step = jax.jit(lj.step)
+    for _ in range(4):
+        state, record = step(decoding, state)
+    assert (record.counts.draft_rows == 3).all()
+    drafter, positions = model.drafter, jnp.arange(state.tokens.shape[1])[None]
+    tokens = jnp.minimum(state.tokens, TARGET.vocab_size - 1)  # masks are no tokens here
+    taps = tapped(model.params, TARGET, tokens, drafter.taps)
+    expected = context_rows(drafter.params, drafter.config, taps, jnp.tile(positions, (2, 1)))
+    for row, end in enumerate(state.n_cached.tolist()):
+        assert len(PROMPTS[row]) < end < len(PROMPTS[row]) + 10
+        for kept, wanted in zip(*map(jax.tree.leaves, (state.draft, expected)), strict=True):
+            np.testing.assert_allclose(kept[row, :end], wanted[row, :end], rtol=0, atol=1e-4)
+    while not state.done.all():
+        state, record = step(decoding, state)
+    best = forward(model.params, TARGET, jnp.minimum(state.tokens, 39)).argmax(-1)
+    for row, prompt in enumerate(PROMPTS):
+        generated = slice(len(prompt), len(prompt) + 10)
+        before = slice(len(prompt) - 1, len(prompt) + 9)
+        np.testing.assert_array_equal(state.tokens[row, generated], best[row, before])
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"block_length": 5}, {}, "block_length is 5; allowed: up to 4, which the drafter"),
+        ({}, {"backend": "litert"}, "it reads states that only XLA returns"),
+    ],
+)
+def test_a_run_that_the_drafter_cannot_serve_is_refused(changes, options, message):
+    with pytest.raises(ValueError, match=message):
+        lj.generate(pair(), PROMPTS, preset().replace(**changes), **options)
+
+
+def test_a_model_without_a_drafter_is_named():
+    with pytest.raises(ValueError, match="drafter is 'own' and the model has none; allowed: "):
+        lj.generate(pair().replace(drafter=None), PROMPTS, preset())
+
+
+def test_a_drafter_is_loaded_with_its_target(tmp_path):
+    model = lj.load(GOLDEN / "target", "float32", drafter=GOLDEN / "drafter")
+    assert model.drafter.check(model.config, model.fingerprint) is None
+    with pytest.raises(FileNotFoundError):
+        lj.load(GOLDEN / "target", drafter=tmp_path)
+    with pytest.raises(ValueError, match="is an export; allowed with a drafter: a checkpoint"):
+        (tmp_path / MANIFEST).touch()
+        lj.load(tmp_path, drafter=GOLDEN / "drafter")
+
+
+@pytest.mark.parametrize("change", [{"n_layers": 5}, {"vocab_size": 41}, {"causal": None}])
+def test_a_drafter_of_another_target_is_refused(change):
+    with pytest.raises(ValueError, match="allowed: "):
+        lj.Model(TARGET.replace(**change), None, None).with_drafter(pair().drafter)
