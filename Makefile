@@ -5,11 +5,16 @@ VENV ?= .venv
 PYTHON_VERSIONS ?= 3.13 3.12 3.11
 WORKERS ?= 2
 ARGS ?=
-STRICT_TESTS ?= tests/api tests/model tests/sampler/test_goldens.py \
+# Traced code of every package: XLA optimizes these tests, which takes twice the time.
+STRICT_TESTS ?= tests/api/test_decoding.py tests/api/test_step.py tests/backend/test_lower.py \
+  tests/constraint/test_reach.py tests/evaluation/test_likelihood.py \
+  tests/experts/decoding/test_recording.py tests/model tests/revision/test_matmul.py \
+  tests/sampler/test_compiled_program.py tests/sampler/test_goldens.py tests/training/test_loss.py \
   $(filter-out tests/test_docs.py tests/test_site.py tests/test_wheel.py, $(wildcard tests/test_*.py))
 
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install -qq --constraint constraints.txt
+# By file, since tests of a file share fixtures and programs; workers end within seconds of each other.
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 # The newest usable interpreter, by path. A pyenv shim may be on PATH and yet refuse to start, so

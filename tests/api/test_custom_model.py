@@ -33,19 +33,25 @@ def test_rows_see_the_cached_keys_and_values():
     assert cached.cache_length[-1].tolist() == [5 + 7 - 1, 2 + 7 - 1]
 
 
-def test_rules_that_measure_noise_streams_and_steps_work():
+def test_rules_that_measure_and_steps_work():
     model = mixer(1)
     staged = CONFIG.replace(threshold=None, accept="staged", theta_visible=0.3, theta_stable=0.6)
     assert lj.generate(model, PROMPTS, staged).nfe.min() > 0
-    sampled = CONFIG.replace(temperature=0.5)
-    expected = lj.generate(model, PROMPTS, sampled, seed=[1, 2])
-    for index, result in enumerate(lj.generate_stream(model, PROMPTS, sampled, seed=[1, 2])):
-        np.testing.assert_array_equal(result.generated[0], expected.generated[index])
     decoding, state = lj.start(model, PROMPTS, CONFIG)
     state, _ = jax.jit(lj.step)(decoding, state)
     assert state.nfe.tolist() == [1, 1]
 
 
+@pytest.mark.slow
+def test_noise_and_streams_work():
+    model = mixer(1)
+    sampled = CONFIG.replace(temperature=0.5)
+    expected = lj.generate(model, PROMPTS, sampled, seed=[1, 2])
+    for index, result in enumerate(lj.generate_stream(model, PROMPTS, sampled, seed=[1, 2])):
+        np.testing.assert_array_equal(result.generated[0], expected.generated[index])
+
+
+@pytest.mark.slow
 def test_tasks_are_evaluated():
     tiny = lj.load("tiny")
     config = tiny.config

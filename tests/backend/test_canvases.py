@@ -110,9 +110,10 @@ def assert_tokens_of_singles(
         assert together.nfe[row] == alone.nfe[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "cache", "batch"),
-    [pytest.param("float32", "blockwise", 3, marks=pytest.mark.slow), ("int8", "dual", 4)],
+    [("float32", "blockwise", 3), ("int8", "dual", 4)],
 )
 def test_litert_gives_a_batch_the_tokens_of_singles(
     dtype: str, cache: Any, batch: int, monkeypatch: pytest.MonkeyPatch
