@@ -111,7 +111,7 @@ def test_the_help_of_each_command_has_three_examples_that_parse(name, capsys):
 
 @pytest.mark.parametrize(
     ("line", "found"), [("llada ge", "generate"), ("llada chat --pre", "--preset"),
-                        ("llada chat --preset blo", "blockwise"), ("llada inspect sm", "small")],
+                        ("llada chat --preset blo", "blockwise"), ("llada inspect sma", "small")],
 )  # fmt: skip
 def test_bash_completes(line, found, capsys):
     assert run("completion", "bash") == 0
