@@ -126,7 +126,7 @@ def test_chat_prints_nothing_after_the_beginning_of_a_stop_string(capsys):
 
 @pytest.mark.parametrize(
     ("line", "found"), [("llada ge", "generate"), ("llada chat --pre", "--preset"),
-                        ("llada chat --preset blo", "blockwise"), ("llada inspect sm", "small")],
+                        ("llada chat --preset blo", "blockwise"), ("llada inspect sma", "small")],
 )  # fmt: skip
 def test_bash_completes(line, found, capsys):
     assert run("completion", "bash") == 0

@@ -17,6 +17,7 @@ from llada_jax.backend.resources import available_cores
 from llada_jax.io import atomic
 
 FLOAT32 = "F32"
+_DRAFTED = 10  # tokens
 _FILE_TYPES = {FLOAT32: 0, "Q8_0": 7}  # of `general.file_type`
 
 
@@ -86,11 +87,11 @@ class LlamaCpp:
         threads = threads or available_cores()
         self._model: Any = llama_cpp.Llama(
             str(path),
-            n_ctx=length,
+            n_ctx=length + _DRAFTED * looks_up,  # drafts may exceed the text
             n_threads=threads,
             n_threads_batch=threads,
             logits_all=every_row,
-            draft_model=LlamaPromptLookupDecoding() if looks_up else None,
+            draft_model=LlamaPromptLookupDecoding(num_pred_tokens=_DRAFTED) if looks_up else None,
             type_k=kind,
             type_v=kind,
             verbose=False,

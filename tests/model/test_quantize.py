@@ -144,3 +144,13 @@ def test_a_function_is_a_matrix() -> None:
     weight = jnp.arange(6.0).reshape(2, 3)
     x = jnp.arange(12.0).reshape(4, 3)
     np.testing.assert_array_equal(linear(x, lambda rows: rows @ weight.T), linear(x, weight))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_single_row_is_multiplied_as_two(bits: Bits) -> None:
+    """XLA's CPU is slow for one row."""
+    weight = quantize(np.random.default_rng(3).normal(size=(24, 64)).astype(np.float32), bits)
+    rows = jax.random.normal(jax.random.key(4), (2, 1, 64))
+    product = jax.jit(linear)
+    assert "tensor<2x64x" in product.lower(rows[:1], weight).as_text()
+    np.testing.assert_allclose(product(rows[:1], weight), product(rows, weight)[:1], rtol=1e-5)
