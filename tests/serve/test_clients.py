@@ -53,14 +53,16 @@ def test_lm_eval_chats_with_the_server(tmp_path, monkeypatch):
         "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 16},
         "metric_list": [{"metric": "exact_match"}],
     }  # fmt: skip
+    (tmp_path / "asked.yaml").write_text(json.dumps(task))
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     with serving() as (_, address):
         url = f"{address}/v1/chat/completions"
         found = lm_eval.simple_evaluate(
-            "local-chat-completions", tasks=[task], apply_chat_template=True,
+            "local-chat-completions", tasks=["asked"], apply_chat_template=True,
             model_args={"model": "tiny", "base_url": url, "num_concurrent": 1, "max_retries": 1},
-            task_manager=TaskManager(include_defaults=False), bootstrap_iters=0,
+            task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+            bootstrap_iters=0,
         )  # fmt: skip
     assert found["results"]["asked"]["exact_match,none"] == pytest.approx(2 / 3)
 
