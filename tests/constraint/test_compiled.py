@@ -13,11 +13,11 @@ import llada_jax as lj
 from llada_jax.constraint import compiled
 from llada_jax.constraint.automaton import END, NEVER
 from llada_jax.constraint.batch import CompiledConstraints, compile_constraints, grammar_of
-from llada_jax.constraint.byte_automaton import byte_automaton, matches
+from llada_jax.constraint.byte_automaton import byte_automaton
 from llada_jax.constraint.expression import parse_regex
 from llada_jax.constraint.spelling import spelled_tokens
 from llada_jax.text import Tokenizer
-from tests.constraint.tiny import accepts
+from tests.constraint.tiny import accepts, matches
 
 ENDS = (0, 6)
 
