@@ -109,7 +109,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             ]
         },
         1,
-        3,
     ),
     "address": _object(
         "street city country",
@@ -205,7 +204,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
                 position=_string(maxLength=80),
                 start=_string(pattern="^[0-9]{4}-(0[1-9]|1[0-2])$"),
                 end=_string(pattern="^([0-9]{4}-(0[1-9]|1[0-2])|present)$"),
-                highlights=_list(_string(maxLength=200), 0, 5),
+                highlights=_list(_string(maxLength=200)),
             )
         ),
         education=_list(
@@ -286,7 +285,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         workers=_integer(1, 256),
         timeout=_number(exclusiveMinimum=0, maximum=3600),
         log_level={"enum": ["debug", "info", "warning", "error"]},
-        allowed_origins=_list(_string(format="uri"), 0, 10),
+        allowed_origins=_list(_string(format="uri")),
         environment=_MAP,
     ),
     "CI workflow": _object(

@@ -367,24 +367,3 @@ def _require_size(states: int, most: int = MAX_STATES) -> None:
         states <= most,
         f"the constraint's automaton over bytes has more than {most} states; allowed: up to {most}",
     )
-
-
-def matches(automaton: ByteAutomaton, text: bytes) -> bool:
-    """Returns whether a whole text is one of the automaton's."""
-    state, count = automaton.start, 0
-    for byte in text:
-        column = automaton.class_of[byte]
-        after = automaton.next_state[state, column]
-        if after < 0:
-            return False
-        if automaton.stays[state, column]:
-            count += automaton.count[state, column]
-            count = min(count, automaton.limit[after]) if automaton.saturates[state] else count
-        elif count < automaton.leaves_from[state]:
-            return False
-        else:
-            count = automaton.count[state, column]
-        if count > automaton.limit[after]:
-            return False
-        state = after
-    return bool(count >= automaton.accepts_from[state])

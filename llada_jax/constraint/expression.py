@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from llada_jax.config import require
-
 MAX_REPEAT = 1 << 14
 _MAX_GROUPS = 100  # nested groups; each takes four of Python's 1000 stack frames
 _LAST = sys.maxunicode
@@ -327,7 +325,3 @@ def with_length(node: Node, least: int, most: int | None) -> Node | None:
                 bounded = Repeat(part.part, count, min(limits, default=None))
                 return Concat((*parts[:i], bounded, *parts[i + 1 :]))
     return None
-
-
-def require_text(pattern: Any) -> None:
-    require(isinstance(pattern, str), f"regex is {pattern!r}; allowed: text")

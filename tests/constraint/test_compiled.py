@@ -13,11 +13,11 @@ import llada_jax as lj
 from llada_jax.constraint import compiled
 from llada_jax.constraint.automaton import END, NEVER
 from llada_jax.constraint.batch import CompiledConstraints, grammar_of
-from llada_jax.constraint.byte_automaton import byte_automaton, matches
+from llada_jax.constraint.byte_automaton import byte_automaton
 from llada_jax.constraint.expression import parse_regex
 from llada_jax.constraint.spelling import spelled_tokens
 from llada_jax.text import Tokenizer
-from tests.constraint.tiny import accepts
+from tests.constraint.tiny import accepts, matches
 
 ENDS = (0, 6)
 
@@ -137,7 +137,8 @@ def test_what_is_no_expression_is_refused(pattern, problem):
     assert "\n" not in str(refused.value)
 
 
-def test_an_automaton_is_limited_in_states_and_work():
+def test_an_automaton_is_limited_in_states_and_work(monkeypatch):
+    monkeypatch.setattr("llada_jax.constraint.byte_automaton._MAX_WORK", 1 << 14)
     for pattern in ("(a|b)*a(a|b){15}", "((a{99}){99}){99}"):
         with pytest.raises(ValueError, match="over bytes"):
             byte_automaton(parse_regex(pattern))

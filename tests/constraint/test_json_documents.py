@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from experiments.bench.schemas import SCHEMAS
-from llada_jax.constraint.byte_automaton import ByteAutomaton, byte_automaton, matches
+from llada_jax.constraint.byte_automaton import ByteAutomaton, byte_automaton
 from llada_jax.constraint.patterns import json_schema
+from tests.constraint.tiny import matches
 
 CHECKER = jsonschema.FormatChecker()
 

@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
-from llada_jax.constraint import byte_automaton
+from llada_jax.constraint.byte_automaton import byte_automaton
 from llada_jax.constraint.patterns import choice, json_schema, regex
+from tests.constraint import tiny
 from tests.constraint.random_forms import schema_and_text
 
 PERSON = {
@@ -38,7 +39,7 @@ TREE = {
 def matches(schema, text: str, **options) -> bool:
     node = json_schema(schema, **{"spaces": None, **options}).node
     assert node is not None
-    found = byte_automaton.matches(byte_automaton.byte_automaton(node), text.encode())
+    found = tiny.matches(byte_automaton(node), text.encode())
     if found:
         json.loads(text)
     return found

@@ -8,6 +8,27 @@ from llada_jax.constraint.byte_automaton import NEVER, ByteAutomaton
 LENGTH = 6
 
 
+def matches(automaton: ByteAutomaton, text: bytes) -> bool:
+    """Returns whether a whole text is one of the automaton's."""
+    state, count = automaton.start, 0
+    for byte in text:
+        column = automaton.class_of[byte]
+        after = automaton.next_state[state, column]
+        if after < 0:
+            return False
+        if automaton.stays[state, column]:
+            count += automaton.count[state, column]
+            count = min(count, automaton.limit[after]) if automaton.saturates[state] else count
+        elif count < automaton.leaves_from[state]:
+            return False
+        else:
+            count = automaton.count[state, column]
+        if count > automaton.limit[after]:
+            return False
+        state = after
+    return bool(count >= automaton.accepts_from[state])
+
+
 def over_bytes(table: np.ndarray, accepts: np.ndarray) -> ByteAutomaton:
     """Returns an automaton without counters from a table of states by bytes."""
     zeros, no = np.zeros(len(table), np.int32), np.zeros(len(table), bool)

@@ -24,9 +24,9 @@ CHAT = [{"role": "user", "content": "Anna had 6 apples. She ate 1. How many are 
 
 
 @contextmanager
-def serving(model="tiny", **settings):
+def serving(model="tiny", backend="xla", **settings):
     """Runs a server in a thread; yields its service and address."""
-    service = Service(lj.load(model), SAMPLER, ServerSettings(**settings))
+    service = Service(lj.load(model), SAMPLER, ServerSettings(**settings), backend=backend)
     config = uvicorn.Config(service.app(), port=0, log_level="error", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
