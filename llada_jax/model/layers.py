@@ -96,7 +96,7 @@ def rope_stretch(config: ModelConfig) -> Float[np.ndarray, " half"] | float:
     return 1 + slowed * (1 / config.rope_factor - 1)
 
 
-def _rotate(x: Float[Array, "B R K Dh"], angles: Rotation) -> Float[Array, "B R K Dh"]:
+def rotate(x: Float[Array, "B R K Dh"], angles: Rotation) -> Float[Array, "B R K Dh"]:
     """Applies RoPE to each head's leading dimensions (half rotation, as GPT-NeoX), in float32."""
     half = angles.cos.shape[-1]
     wide = x.astype(jnp.float32)
@@ -205,7 +205,7 @@ def mix_heads(
             out = out + along_last(added, out)
         out = out.reshape(*out.shape[:2], -1, config.head_dim)
         heads.append(out if norm is None else rms_norm(out, norm, config.norm_eps))
-    query, key, value = _rotate(heads[0], angles), _rotate(heads[1], angles), heads[2]
+    query, key, value = rotate(heads[0], angles), rotate(heads[1], angles), heads[2]
     return attend_with(query, (key, value), bias, cached), (key, value)
 
 
