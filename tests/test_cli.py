@@ -4,11 +4,14 @@ import argparse
 import io
 import shlex
 import subprocess
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import llada_jax as lj
 from llada_jax import cli
+from llada_jax.sampler.state import STABLE
 
 QUICK = ["--set", "gen_length=8", "--set", "block_length=8"]
 
@@ -108,6 +111,17 @@ def test_the_help_of_each_command_has_three_examples_that_parse(name, capsys):
         parsed = cli.parser().parse_args(shlex.split(command)[1:])
         assert isinstance(parsed, argparse.Namespace)
     assert len(cli.EXAMPLES[name]) == 3
+
+
+def test_chat_prints_nothing_after_the_beginning_of_a_stop_string(capsys):
+    model = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: "".join(map(chr, ids))))
+    model.config = SimpleNamespace(eos_id=0, eot_id=None, stop_ids=())
+    sampler = lj.SamplerConfig.preset("blockwise", stop=("###",))
+    printer = cli._Printer(model, sampler)
+    for text in ("ab", "ab#", "ab##", "ab#c", "ab#c###d"):
+        status = np.full((1, len(text)), STABLE)
+        printer(SimpleNamespace(tokens=np.array([[*map(ord, text)]]), state=status))
+    assert capsys.readouterr().out == "ab#c"
 
 
 @pytest.mark.parametrize(

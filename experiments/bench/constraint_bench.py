@@ -25,7 +25,8 @@ from experiments.harness.timers import best_of, times_in_turns
 from llada_jax.config import ModelConfig
 from llada_jax.constraint.automaton import Automaton
 from llada_jax.constraint.batch import CompiledConstraints, grammar_of, locate_texts
-from llada_jax.constraint.compiled import pattern_automaton, read_automaton, write_automaton
+from llada_jax.constraint.compiled import node_automaton, read_automaton, write_automaton
+from llada_jax.constraint.expression import parse_regex
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.reach import TextSpans
 from llada_jax.model.forward import cache_for
@@ -65,7 +66,8 @@ def time_constraints(
     spelled = spellings(one.vocab_size, seed)
     for count in states:
         name, pattern = f"constraint/{count}", rf"\[[a-zA-Z ]{{0,{count - 5}}}\]"
-        make = partial(pattern_automaton, pattern, spelled, (EOS,), one.vocab_size)
+        node = parse_regex(pattern)
+        make = partial(node_automaton, node, spelled, (EOS,), one.vocab_size)
         automaton, seconds = best_of(make)
         yield ResultRow(f"{name}/states", len(automaton.transitions), "states")
         yield ResultRow(f"{name}/classes", automaton.transitions.shape[1], "classes")

@@ -43,7 +43,7 @@ def load(
         Hugging Face hub (`org/name[@revision]`), which is read from the hub's cache or downloaded
         into it (extra `hub`).
       dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading). Default: the stored
-        dtype, or float32 for bundled models.
+        dtype, or float32 for models known by name.
       family: A `Family` that describes a checkpoint of an unknown family, which is known from then
         on; or a family's name, which overrides the one in the checkpoint's configuration. Other
         distributions can add families by entry points of the group `llada_jax.families`.

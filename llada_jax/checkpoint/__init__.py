@@ -61,7 +61,7 @@ def load_params(
     """
     require_choice("dtype", dtype, Dtype)
     checkpoint, tokenizer_folder = open_checkpoint(source, family, ignore_keys, adapter)
-    if str(source) in bundled_names():
+    if str(source) in (*bundled_names(), *PACKAGED):
         dtype = dtype or "float32"
     return checkpoint.config, read_params(checkpoint, dtype, experts, mesh), tokenizer_folder
 

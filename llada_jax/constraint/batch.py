@@ -31,15 +31,16 @@ def grammar_of(texts: CompiledConstraints, ends: Sequence[int]) -> Grammar:
     """Merges the automata of all patterns into tables over common classes of ids.
 
     Two ids share a class if they share one in every automaton; all ids that end a text share one.
-    Sizes are padded to powers of two, so that patterns of similar size share compiled programs.
+    Sizes are padded to powers of two, and at least to `_LEAST`, so that patterns of similar size,
+    and all small ones, share compiled programs.
     """
     automata = list(texts.automata.values())
     class_of = np.zeros(len(automata[0].class_of), np.int64)
     for automaton in automata:
         keys = class_of * automaton.transitions.shape[1] + automaton.class_of
         _, first, class_of = np.unique(keys, return_index=True, return_inverse=True)
-    n_states = _padded(max(len(automaton.transitions) for automaton in automata))
-    n_classes, n_used = _padded(len(first)), len(first)
+    n_states = _padded(max(len(automaton.transitions) for automaton in automata), "states")
+    n_classes, n_used = _padded(len(first), "classes"), len(first)
     transitions = np.full((len(automata), n_states, n_classes), DEAD, np.int32)
     distance = np.full((len(automata), n_states), FAR, np.int32)
     for pattern, automaton in enumerate(automata):
@@ -65,8 +66,11 @@ def grammar_of(texts: CompiledConstraints, ends: Sequence[int]) -> Grammar:
     return Grammar(**arrays, confidence=texts.constraints[0].confidence)
 
 
-def _padded(count: int) -> int:
-    return max(16, 1 << (count - 1).bit_length())
+_LEAST = {"states": 256, "classes": 64, "edges": 1024}  # little work next to a forward pass
+
+
+def _padded(count: int, kind: str) -> int:
+    return max(_LEAST[kind], 1 << (count - 1).bit_length())
 
 
 def locate_texts(
@@ -141,7 +145,7 @@ def _edges(
         codes = np.unique(live[:, None] * size + table[live])
         both = np.stack([codes // size, codes % size])
         pairs.append(both[:, distance[both[1]] < FAR])
-    size = _padded(max(edges.shape[1] for edges in pairs))
+    size = _padded(max(edges.shape[1] for edges in pairs), "edges")
     padded = np.full((2, len(pairs), size), DEAD, np.int32)
     for pattern, edges in enumerate(pairs):
         padded[:, pattern, : edges.shape[1]] = edges

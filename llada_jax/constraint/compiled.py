@@ -5,20 +5,24 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from llada_jax.config import require
-from llada_jax.constraint.automaton import FAR, Automaton, text_automaton, token_automaton
+from llada_jax.constraint.automaton import (
+    FAR,
+    MAX_STATES,
+    Automaton,
+    text_automaton,
+    token_automaton,
+)
 from llada_jax.constraint.batch import CompiledConstraints, Constraints
-from llada_jax.constraint.byte_automaton import engine_version, regex_automaton
+from llada_jax.constraint.byte_automaton import byte_automaton
+from llada_jax.constraint.expression import Node
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.spelling import canonical_steps, spelled_tokens
 from llada_jax.io.archive import load_archive, save_archive
 from llada_jax.io.cache_folder import cache_folder
 from llada_jax.text import Tokenizer
 
-MOST_STATES = 4096
-_FORMAT = 2
+_FORMAT = 3  # also raised if a pattern's automaton changes
 
 
 def compile_constraints(
@@ -58,26 +62,26 @@ def compiled(
     Ids of the model's vocabulary that the tokenizer lacks are never allowed.
 
     Raises ValueError for an invalid pattern, one with too many states, and one without a text that
-    the tokenizer can spell; ImportError for a regex without the extra.
+    the tokenizer can spell.
     """
     pattern = constraint.pattern
-    engine = engine_version() if isinstance(pattern, str) else None
-    inputs = [tokenizer.backend.to_str(), *constraint.texts, list(ends), vocab_size, engine]
+    inputs = [tokenizer.backend.to_str(), *constraint.texts, list(ends), vocab_size, _FORMAT]
     digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
     path = cache_folder() / "automata" / f"{digest}.npz"
     automaton = read_automaton(path)
     if automaton is None:
-        if isinstance(pattern, str):
-            canonical = tokenizer if constraint.spelling == "own" else None
-            spelled = spelled_tokens(tokenizer)
-            automaton = pattern_automaton(pattern, spelled, ends, vocab_size, canonical)
+        node = constraint.node
+        if node is None:
+            texts = _encode(pattern, tokenizer)
+            automaton = text_automaton(texts, ends, vocab_size, MAX_STATES)
         else:
-            automaton = text_automaton(_encode(pattern, tokenizer), ends, vocab_size, MOST_STATES)
-        states = len(automaton.transitions)
-        require(
-            states <= MOST_STATES,
-            f"the automaton of {pattern!r:.80} has {states} states; allowed: up to {MOST_STATES}",
-        )
+            canonical = tokenizer if constraint.spelling == "own" else None
+            automaton = node_automaton(node, spelled_tokens(tokenizer), ends, vocab_size, canonical)
+            require(
+                automaton.shortest < FAR,
+                f"{pattern!r:.80} has no text that the tokenizer spells; allowed: texts of its "
+                "tokens",
+            )
         write_automaton(path, automaton)
     return automaton
 
@@ -110,25 +114,16 @@ def read_automaton(path: Path) -> Automaton | None:
     return Automaton(**{**arrays, "start": int(arrays["start"])})
 
 
-def pattern_automaton(
-    pattern: str,
+def node_automaton(
+    node: Node,
     spelled: Mapping[int, bytes],
     ends: Sequence[int],
     vocab: int,
     canonical: Tokenizer | None = None,
 ) -> Automaton:
-    """Returns the automaton of a regular expression over ids with their bytes. With the tokenizer
-    as `canonical`, texts without alternatives must have its tokens. Errors as `compiled`."""
-    over_bytes = regex_automaton(pattern)
-    table = np.full((over_bytes["states"], 256), -1, np.int32)
-    state, byte, after = np.array(over_bytes["edges"], np.int32).reshape(-1, 3).T
-    table[state, byte] = after
-    accepts = np.isin(np.arange(len(table)), over_bytes["accepts"])
+    """Returns the automaton of an expression over ids with their bytes. With the tokenizer as
+    `canonical`, texts without alternatives must have its tokens. Errors as `compiled`."""
+    over_bytes = byte_automaton(node)
     tokens = {i: spelling for i, spelling in spelled.items() if i not in ends}
-    only = None if canonical is None else canonical_steps(table, accepts, tokens, canonical)
-    automaton = token_automaton(table, over_bytes["start"], accepts, tokens, ends, vocab, only)
-    require(
-        automaton.shortest < FAR,
-        f"{pattern!r:.80} has no text that the tokenizer spells; allowed: texts of its tokens",
-    )
-    return automaton
+    only = None if canonical is None else canonical_steps(over_bytes, tokens, canonical)
+    return token_automaton(over_bytes, tokens, ends, vocab, only)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from llada_jax.config import require, require_choices, require_counts
-from llada_jax.constraint.schema import schema_pattern
+from llada_jax.constraint.expression import Node, parse_regex
+from llada_jax.constraint.schema import JsonSchema, json_schema_of, schema_node
 
 Measure = Literal["raw", "allowed"]
 Spelling = Literal["own", "any"]
@@ -16,7 +17,7 @@ class Constraint:
     """A set of allowed texts; made by `regex`, `json_schema` and `choice`.
 
     Attributes:
-      pattern: A regular expression in Rust's syntax, or the texts themselves.
+      pattern: A regular expression, a checked JSON schema, or the texts themselves.
       confidence: Distribution in which a token's confidence is its probability. `raw`: the model's.
         `allowed`: the model's, restricted to the tokens that the constraint allows at the position,
         so that a token without alternatives has confidence 1 and needs no forward pass.
@@ -26,28 +27,38 @@ class Constraint:
         begins after the prompt.
     """
 
-    pattern: str | tuple[str, ...]
+    pattern: str | JsonSchema | tuple[str, ...]
     confidence: Measure = "allowed"
     spelling: Spelling = "own"
     begins: int = 0
 
     @property
-    def texts(self) -> tuple[str | tuple[str, ...], Spelling]:
+    def texts(self) -> tuple[Any, Spelling]:
         """The fields on which the automaton depends."""
         return self.pattern, self.spelling
+
+    @property
+    def node(self) -> Node | None:
+        """The tree of the expression or schema, or None for a list of texts."""
+        if isinstance(self.pattern, JsonSchema):
+            return schema_node(self.pattern)
+        return parse_regex(self.pattern) if isinstance(self.pattern, str) else None
 
     def __post_init__(self) -> None:
         require_choices(self)
         require_counts(self, "begins", least=0)
+        _ = self.node  # raises an error for what has no tree
 
 
 def regex(pattern: str, **options: Any) -> Constraint:
-    """Returns the constraint that the whole text matches a regular expression. Using it needs the
-    extra `constraint`.
+    """Returns the constraint that the whole text matches a regular expression.
 
     Args:
-      pattern: In Rust's syntax, without anchors, look-around and word boundaries.
+      pattern: Characters, classes, groups, alternatives and repetitions, without anchors,
+        look-around, references and word boundaries; `\\d`, `\\w` and `\\s` are ASCII.
       options: Other attributes of `Constraint`.
+
+    Raises ValueError for anything else in the pattern.
     """
     require(isinstance(pattern, str), f"regex is {pattern!r}; allowed: text")
     return Constraint(pattern, **options)
@@ -67,7 +78,7 @@ def json_schema(
     Raises ValueError, which names the location (as `$.properties.age.enum`), for a malformed or too
     large schema, and for keywords that an automaton cannot guarantee.
     """
-    return Constraint(schema_pattern(schema, depth, spaces), **options)
+    return Constraint(json_schema_of(schema, depth, spaces), **options)
 
 
 def choice(texts: Sequence[str], **options: Any) -> Constraint:

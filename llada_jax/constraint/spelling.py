@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
 
 from llada_jax.config import require
+from llada_jax.constraint.byte_automaton import ByteAutomaton
 from llada_jax.text import Tokenizer
 
 _LOOKAHEAD = 64  # bytes after a state that are tokenized to find its next token
@@ -68,21 +68,25 @@ def _of_piece(piece: str) -> bytes:
 
 
 def canonical_steps(
-    next_state: Int[np.ndarray, "S 256"],
-    accepts: Bool[np.ndarray, " S"],
-    tokens: Mapping[int, bytes],
-    tokenizer: Tokenizer,
-) -> dict[int, int]:
-    """Returns the next state by the tokenizer's own token, for each state with a single next byte;
-    arguments as `token_automaton`. States for which the tokenizer's split begins with other bytes
-    are left out: it may add a space, or complete a character that began before."""
-    is_forced = ((next_state >= 0).sum(axis=1) == 1) & ~accepts
-    byte, steps = next_state.argmax(axis=1), {}
+    over_bytes: ByteAutomaton, tokens: Mapping[int, bytes], tokenizer: Tokenizer
+) -> dict[int, tuple[int, int]]:
+    """Returns the next state and count by the tokenizer's own token, for each state with a single
+    next byte and without a counter; `tokens` has the bytes of each id. States for which the
+    tokenizer's split begins with other bytes are left out: it may add a space, or complete a
+    character that began before."""
+    sizes = np.bincount(over_bytes.class_of)
+    following = over_bytes.next_state
+    is_forced = (np.where(following >= 0, sizes, 0).sum(axis=1) == 1) & ~over_bytes.counts
+    is_forced &= over_bytes.accepts_from > 0
+    column = following.argmax(axis=1)
+    byte = np.argsort(over_bytes.class_of, kind="stable")[np.cumsum(sizes)[column] - 1]
+    steps = {}
     for state in map(int, np.flatnonzero(is_forced)):
-        path, text = [state], b""
-        while is_forced[path[-1]] and len(text) < _LOOKAHEAD:
-            text += bytes([byte[path[-1]]])
-            path.append(int(next_state[path[-1], text[-1]]))
+        path, text = [(state, 0)], b""
+        while is_forced[last := path[-1][0]] and len(text) < _LOOKAHEAD:
+            text += bytes([byte[last]])
+            at = last, column[last]
+            path.append((int(following[at]), int(over_bytes.count[at])))
         words = text.rstrip(b" ")  # a final space may share a token with the text after it
         first = tokenizer.encoding(words.decode(errors="ignore")).ids[:1]
         spelled = tokens.get(first[0], b"") if first else b""

@@ -146,6 +146,8 @@ class StepSpec:
         sizes = self.window.sizes(layout, context)
         if self.config.drafter is not None:  # an anchor alone, or with drafts; and the prompt
             sizes = {1, context.block_length, max(sizes)}
+        elif self.model.causal == "finished" and context.block_length == 1:
+            sizes = set(sizes) - {2}  # each forward commits a token: two are never open
         if block is not None:
             sizes = {-(-size // block) * block for size in sizes} | {2 * block}
         buckets = {min(size + self.shift, layout.length) for size in sizes}

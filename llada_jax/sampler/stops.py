@@ -54,6 +54,22 @@ def before_stop(text: str, strings: Sequence[str]) -> str:
     return text[: min((text.find(stop) for stop in strings if stop in text), default=len(text))]
 
 
+def settled_text(text: str, strings: Sequence[str]) -> str:
+    """Returns the part of a text that further tokens cannot change: the text before the first stop
+    string, or all but an incomplete UTF-8 character or the beginning of a stop string at the end.
+    """
+    ended = before_stop(text, strings)
+    if ended != text:
+        return ended
+    length = len(text.rstrip("\ufffd"))
+    for stop in strings:
+        for size in range(min(len(stop) - 1, len(text)), 0, -1):
+            if text.endswith(stop[:size]):
+                length = min(length, len(text) - size)
+                break
+    return text[:length]
+
+
 def stop_at_strings(state: DecodeState, ends: TextEnds, eos_id: int) -> DecodeState:
     """Marks sequences done that have a stop string in their final tokens, and fills them up with
     EOS, as after an EOS."""

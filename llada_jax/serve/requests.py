@@ -78,52 +78,20 @@ def parse_api_request(
     Raises:
       ValueError: A bad field; the message names it and the allowed values.
     """
-    other = "prompt" if chat else "messages"
-    for name, value in body.items():
-        known = (name in KNOWN and name != other) or name in IGNORED or name in NEUTRAL
-        allowed = ", ".join(sorted(KNOWN - {other}))
-        require(known, f"{name!r:.60} is no field of this request; allowed: {allowed}")
-        if name in NEUTRAL and value is not None:
-            allowed = " or ".join(map(json.dumps, NEUTRAL[name]))
-            require(value in NEUTRAL[name], f"{name} is {value!r:.60}; allowed: {allowed}, or none")
-    fields = {name: value for name, value in body.items() if value is not None}
-    extension = _typed(fields, "llada", {}, dict, "an object")
-    for name in extension:
-        allowed = ("sampler", "preset", "choices")
-        require(name in allowed, f"llada has {name!r:.60}; allowed: {', '.join(allowed)}")
+    fields, extension = _known_fields(body, chat)
     name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
     max_tokens = _whole(fields, name, sampler.gen_length, 1, model.config.max_length)
-    stop = fields.get("stop", [])
-    stop = [stop] if isinstance(stop, str) else stop
-    require(
-        isinstance(stop, list) and len(stop) <= MAX_STOPS,
-        f"stop is {stop!r:.60}; allowed: a text, or up to {MAX_STOPS}",
-    )
-    changes: dict[str, Any] = {"stop": stop}
-    if "temperature" in fields:
-        changes["temperature"] = _number(fields, "temperature", 0, 2)
-    settings = _sampler(extension, sampler, changes, max_tokens)
+    settings = _sampler(extension, sampler, _changes(fields), max_tokens)
     n = _whole(fields, "n", 1, 1, MAX_SEQUENCES)
     prompts = _chat(fields, model) if chat else _prompts(fields, model)
     require(
         n * len(prompts) <= MAX_SEQUENCES,
         f"n is {n} with {len(prompts)} prompts; allowed: up to {MAX_SEQUENCES} answers",
     )
-    logprobs, n_top = _logprobs(fields, chat)
-    require(
-        n_top == 0 or settings.temperature == 0,
-        f"top_logprobs is {n_top} and temperature is {settings.temperature}; allowed: 0 (a forward "
-        "reports the token that it commits alone)",
-    )
+    logprobs, n_top = _logprobs(fields, chat, settings)
     options = _typed(fields, "stream_options", {}, dict, "an object")
-    choices = extension.get("choices", [])
-    require(
-        isinstance(choices, list)
-        and len(choices) <= MAX_CHOICES
-        and all(isinstance(choice, str) and choice for choice in choices),
-        f"llada.choices is {choices!r:.60}; allowed: up to {MAX_CHOICES} texts, none empty",
-    )
     stream = _typed(fields, "stream", False, bool, "true or false")
+    choices = _choices(extension)
     require(
         not choices or not (stream or n > 1 or len(prompts) > 1),
         "llada.choices are with stream, n or several prompts; allowed: one prompt, without stream",
@@ -138,8 +106,52 @@ def parse_api_request(
         include_usage=_typed(options, "include_usage", False, bool, "true or false"),
         logprobs=logprobs,
         top_logprobs=n_top,
-        choices=tuple(choices),
+        choices=choices,
     )
+
+
+def _known_fields(body: Mapping[str, Any], chat: bool) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Returns the fields that are not null, and the fields of `llada`. Refuses unknown ones, and
+    those that would have to change the answer and cannot."""
+    other = "prompt" if chat else "messages"
+    for name, value in body.items():
+        known = (name in KNOWN and name != other) or name in IGNORED or name in NEUTRAL
+        allowed = ", ".join(sorted(KNOWN - {other}))
+        require(known, f"{name!r:.60} is no field of this request; allowed: {allowed}")
+        if name in NEUTRAL and value is not None:
+            allowed = " or ".join(map(json.dumps, NEUTRAL[name]))
+            require(value in NEUTRAL[name], f"{name} is {value!r:.60}; allowed: {allowed}, or none")
+    fields = {name: value for name, value in body.items() if value is not None}
+    extension = _typed(fields, "llada", {}, dict, "an object")
+    for name in extension:
+        allowed = ("sampler", "preset", "choices")
+        require(name in allowed, f"llada has {name!r:.60}; allowed: {', '.join(allowed)}")
+    return fields, extension
+
+
+def _changes(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sampler's settings that are fields of OpenAI's interface."""
+    stop = fields.get("stop", [])
+    stop = [stop] if isinstance(stop, str) else stop
+    require(
+        isinstance(stop, list) and len(stop) <= MAX_STOPS,
+        f"stop is {stop!r:.60}; allowed: a text, or up to {MAX_STOPS}",
+    )
+    changes: dict[str, Any] = {"stop": stop}
+    if "temperature" in fields:
+        changes["temperature"] = _number(fields, "temperature", 0, 2)
+    return changes
+
+
+def _choices(extension: Mapping[str, Any]) -> tuple[str, ...]:
+    choices = extension.get("choices", [])
+    require(
+        isinstance(choices, list)
+        and len(choices) <= MAX_CHOICES
+        and all(isinstance(choice, str) and choice for choice in choices),
+        f"llada.choices is {choices!r:.60}; allowed: up to {MAX_CHOICES} texts, none empty",
+    )
+    return tuple(choices)
 
 
 def _typed(fields: Mapping[str, Any], name: str, default: Any, kind: type, allowed: str) -> Any:
@@ -254,20 +266,24 @@ def _prompts(fields: Mapping[str, Any], model: lj.Model) -> list[list[int]]:
     return token_ids
 
 
-def _logprobs(fields: Mapping[str, Any], chat: bool) -> tuple[bool, int]:
+def _logprobs(fields: Mapping[str, Any], chat: bool, sampler: lj.SamplerConfig) -> tuple[bool, int]:
     """Returns whether log-probabilities are requested, and the number of top tokens per position.
 
     Chats have a flag and a number, text completions only a number.
     """
-    if not chat:
-        n_top = _whole(fields, "logprobs", 0, 0, 1)
-        return "logprobs" in fields, n_top
-    wanted = _typed(fields, "logprobs", False, bool, "true or false")
-    n_top = fields.get("top_logprobs", 0)
+    reason = "(a forward reports the token that it commits alone)"
+    if chat:
+        wanted = _typed(fields, "logprobs", False, bool, "true or false")
+        n_top = fields.get("top_logprobs", 0)
+        require(
+            n_top in (0, 1) and not isinstance(n_top, bool) and (wanted or n_top == 0),
+            f"top_logprobs is {n_top!r:.60}; allowed: 0 or 1, with logprobs {reason}",
+        )
+    else:
+        wanted, n_top = "logprobs" in fields, _whole(fields, "logprobs", 0, 0, 1)
     require(
-        n_top in (0, 1) and not isinstance(n_top, bool) and (wanted or n_top == 0),
-        f"top_logprobs is {n_top!r:.60}; allowed: 0 or 1, with logprobs (a forward reports the "
-        "token that it commits alone)",
+        n_top == 0 or sampler.temperature == 0,
+        f"top_logprobs is {n_top} and temperature is {sampler.temperature}; allowed: 0 {reason}",
     )
     return wanted, n_top
 

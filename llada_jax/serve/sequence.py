@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 import llada_jax as lj
 from llada_jax.sampler.prompts import end_ids
 from llada_jax.sampler.state import VISIBLE
-from llada_jax.sampler.stops import before_end, before_stop, final_tokens
+from llada_jax.sampler.stops import before_end, before_stop, final_tokens, settled_text
 
 Finish = Literal["stop", "length"]
 
@@ -165,7 +165,7 @@ class Sequence:
         elif done or len(answer) >= limit:
             self.finish = "length"
         else:
-            text = text[: _safe_length(text, sampler.stop)]
+            text = settled_text(text, sampler.stop)
         self.text = max(self.text, text, key=len)
         self.tokens = self._tokens_of(tokens, self.text)
 
@@ -177,15 +177,3 @@ class Sequence:
         if self.request.decode(tokens) == text:
             count = len(tokens)
         return tokens[:count]
-
-
-def _safe_length(text: str, stops: tuple[str, ...]) -> int:
-    """Returns the number of characters that further tokens cannot change: all but an incomplete
-    UTF-8 character or the beginning of a stop string at the end."""
-    length = len(text.rstrip("\ufffd"))
-    for stop in stops:
-        for size in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:size]):
-                length = min(length, len(text) - size)
-                break
-    return length

@@ -10,7 +10,6 @@ import asyncio
 import hmac
 import json
 import logging
-import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +23,7 @@ import numpy as np
 
 import llada_jax as lj
 from llada_jax.checkpoint import bundled_names
-from llada_jax.config import LatencyTable, require
+from llada_jax.config import LatencyTable
 from llada_jax.config.timed_buckets import MODELLED
 from llada_jax.evaluation.likelihood import log_likelihoods
 from llada_jax.sampler.config import PRESETS
@@ -32,6 +31,7 @@ from llada_jax.serve.engine import SHUTDOWN, Engine, QueueFull
 from llada_jax.serve.metrics import Metrics
 from llada_jax.serve.requests import ApiRequest, parse_api_request, parse_body
 from llada_jax.serve.sequence import Request, Sequence
+from llada_jax.serve.settings import ServerSettings
 
 try:
     from starlette.applications import Starlette
@@ -48,33 +48,8 @@ except ImportError as error:
 
 PAGE = Path(__file__).with_name("page.html")
 PHONES = {soc: LatencyTable.named(soc) for soc in MODELLED}
+_CONTEXT = 8  # tokens; a character has at most four
 _log = logging.getLogger("llada_jax.serve")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerSettings:
-    """The server's address and limits."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = None
-    places: int = 8
-    """Maximum number of sequences that are decoded at a time."""
-    queue: int = 64
-    """Maximum number of sequences in the queue."""
-    timeout: float = 300.0
-    """Time limit of a request in seconds, the wait in the queue included."""
-    max_body: int = 1 << 20
-    """Maximum size of a request's body in bytes."""
-    grace: int = 30
-    """Seconds in which running requests may finish after SIGINT or SIGTERM."""
-
-    def __post_init__(self) -> None:
-        require(0 <= self.port < 1 << 16, f"port is {self.port}; allowed: 0 to {(1 << 16) - 1}")
-        require(
-            math.isfinite(self.timeout) and self.timeout > 0,
-            f"timeout is {self.timeout}; allowed: above 0, and finite",
-        )
 
 
 class ApiError(Exception):
@@ -121,12 +96,15 @@ class Service:
         options = {"model": self.model, "sampler": self.sampler, "seed": self.seed}
         return await run_in_threadpool(partial(parse_api_request, body, chat=chat, **options))
 
-    async def submit(self, api_request: ApiRequest) -> "tuple[Request, asyncio.Queue[Any]]":
-        """Submits a request to the engine, and returns it with the asyncio queue of its events."""
+    async def submit(
+        self, api_request: ApiRequest, *, cells: bool = False
+    ) -> "tuple[Request, asyncio.Queue[Any]]":
+        """Submits a request to the engine, and returns it with the asyncio queue of its events,
+        which have `cells` if the canvas is to be shown."""
         loop, events = asyncio.get_running_loop(), asyncio.Queue()
 
         def changed(sequence: Sequence | None) -> None:
-            event = None if sequence is None else _Event.of(sequence)
+            event = None if sequence is None else _Event.of(sequence, cells)
             try:
                 loop.call_soon_threadsafe(events.put_nowait, event)
             except RuntimeError:  # the loop has ended
@@ -252,7 +230,7 @@ class Service:
         api_request = await self.parse(http, chat=True)
         if len(api_request.prompts) != 1 or api_request.choices:
             raise ApiError(400, "n or llada.choices are set; allowed on a canvas: one answer")
-        request, events = await self.submit(api_request)
+        request, events = await self.submit(api_request, cells=True)
 
         async def steps() -> AsyncIterator[Any]:
             assert self.model.tokenizer is not None
@@ -438,20 +416,11 @@ class _Event:
     forward: int
     rows: int
     cells: list[tuple[int, int, int, float, int]]
-    """Position, token, state, confidence and draft of each changed position; -1 if there is no
-    token to show or no draft."""
+    """Position, token, state, confidence and draft of each changed position, if the canvas is
+    shown; -1 if there is no token to show or no draft."""
 
     @classmethod
-    def of(cls, sequence: Sequence) -> "_Event":
-        last, start = sequence.last, sequence.n_prompt
-        cells = []
-        for at in sequence.changes if last is not None else ():
-            assert last is not None
-            index = start + at
-            draft = -1 if last.drafts is None else int(last.drafts[index])
-            confidence = round(float(last.confidence[index]), 4)
-            token, status = int(last.tokens[index]), int(last.status[index])
-            cells.append((at, token if status > 2 else -1, status, confidence, draft))
+    def of(cls, sequence: Sequence, cells: bool) -> "_Event":
         return cls(
             sequence.index,
             sequence.text,
@@ -460,8 +429,20 @@ class _Event:
             sequence.finish,
             sequence.forwards,
             sequence.rows[-1] if sequence.rows else 0,
-            cells,
+            _cells(sequence) if cells else [],
         )
+
+
+def _cells(sequence: Sequence) -> list[tuple[int, int, int, float, int]]:
+    last, cells = sequence.last, []
+    for at in sequence.changes if last is not None else ():
+        assert last is not None
+        index = sequence.n_prompt + at
+        draft = -1 if last.drafts is None else int(last.drafts[index])
+        confidence = round(float(last.confidence[index]), 4)
+        token, status = int(last.tokens[index]), int(last.status[index])
+        cells.append((at, token if status > 2 else -1, status, confidence, draft))
+    return cells
 
 
 @dataclass(frozen=True)
@@ -534,7 +515,7 @@ class _ResponseFormat:
         chosen = [values[at] for at in positions]
         if not self.chat:
             top = [{t: v} for t, v in zip(text_of, chosen, strict=True)]
-            offsets = [len(self.request.decode(tokens[:at])) for at in positions]
+            offsets = text_offsets(self.request.decode, tokens, positions)
             return {"tokens": text_of, "token_logprobs": chosen, "text_offset": offsets,
                     "top_logprobs": top if self.api_request.top_logprobs else None}  # fmt: skip
         content = []
@@ -547,6 +528,17 @@ class _ResponseFormat:
         sequences = self.request.sequences
         n_prompt = sum(map(len, {tuple(prompt) for prompt in self.request.prompts}))
         return _usage(n_prompt, sum(len(sequence.tokens) for sequence in sequences))
+
+
+def text_offsets(decode: Callable[[Any], str], tokens: list[int], positions: range) -> list[int]:
+    """Returns where the text of the tokens at some positions begins. Tokens are decoded after a few
+    others, with which they may share a character."""
+    offset, offsets = len(decode(tokens[: positions.start])), []
+    for at in positions:
+        before = tokens[max(0, at - _CONTEXT) : at]
+        offsets.append(offset)
+        offset += len(decode([*before, tokens[at]])) - len(decode(before))
+    return offsets
 
 
 def _content(chat: bool, text: str) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Folders in the Hugging Face layout: loading, writing, and refused folders."""
 
 import json
+import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from llada_jax.checkpoint import huggingface, save_huggingface
+from llada_jax.checkpoint import huggingface, load_params, save_huggingface
 from llada_jax.checkpoint.config_json import config_from_hf, config_to_hf
 from llada_jax.model.families.family import families
 from llada_jax.model.params import Experts, init_params
@@ -386,3 +388,23 @@ def test_a_conversion_to_llamas_names_is_the_same_model(tmp_path: Path) -> None:
     assert len(renamed) == len(tensors)
     folder = write_folder(tmp_path, golden_config("llada-gqa"), renamed)
     assert same_bits(loaded(folder)[1], loaded(GOLDENS / "llada-gqa")[1])
+
+
+def test_dfactorys_stacked_experts_are_the_same_model(tmp_path: Path) -> None:
+    tensors, experts = golden_tensors("llada2-moe"), defaultdict(list)
+    for name in sorted(tensors, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]):
+        if ".experts." in name:
+            layer, _, matrix = re.split(r"\.experts\.(\d+)\.", name.removesuffix(".weight"))
+            experts[f"{layer}.experts.{matrix}"].append(tensors.pop(name))
+    stacked = {name: np.stack(matrices) for name, matrices in experts.items()}
+    hf = {**golden_config("llada2-moe"), "model_type": "llada2_moe_veomni"}
+    folder = write_folder(tmp_path, hf, {**tensors, **stacked})
+    assert same_bits(loaded(folder)[1], loaded(GOLDENS / "llada2-moe")[1])
+
+
+@pytest.mark.slow
+def test_open_dcoder_computes_what_its_reference_does() -> None:
+    config, params, _ = load_params(GOLDENS / "open-dcoder", None, "open_dcoder")
+    assert config.shift_logits and config.mask_id == 95
+    tokens, expected, _ = golden_forward("open-dcoder")
+    np.testing.assert_allclose(logits(config, params, tokens), expected, atol=TOLERANCE)

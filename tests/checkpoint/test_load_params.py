@@ -73,7 +73,9 @@ def test_a_packaged_model_is_found_without_importing_its_package(
     with pytest.raises(FileNotFoundError, match=command):
         load_params("smollm2")
     path = write_gguf(tmp_path / module / file, "llada-gqa", "F32")
-    assert load_params("smollm2")[2] == model_path("smollm2") == path
+    _, params, tokenizer_path = load_params("smollm2")
+    assert tokenizer_path == model_path("smollm2") == path
+    assert params.embedding.dtype == jnp.float32
 
 
 def test_a_gguf_file_with_a_tokenizer_next_to_it(tmp_path: Path) -> None:

@@ -42,9 +42,11 @@ def _part(
         text = compact("".join(rng.choices(_CHARACTERS, k=count)))
         return {"type": kind, **{f"{end}Length": n for end, n in bounds.items()}}, text
     if kind in ("integer", "number"):
-        texts = ["0", "7", "120"] + (["0.5", "1e9", "20.25E-7"] if kind == "number" else [])
-        text = rng.choice(texts)
-        return rng.choice([({"type": kind}, f"-{text}"), ({"type": kind, "minimum": 0}, text)])
+        is_number = kind == "number"
+        texts = ["0", "7", "120", *["0.5", "20.25"] * is_number]
+        positive = {"type": kind, "minimum": 0}, rng.choice(texts)
+        text = rng.choice([*texts, *["1e9", "20.25E-7"] * is_number])
+        return rng.choice([({"type": kind}, f"-{text}"), positive])
     if kind in ("boolean", "null"):
         return {"type": kind}, "null" if kind == "null" else rng.choice(["true", "false"])
     if kind == "types":

@@ -3,8 +3,19 @@
 import numpy as np
 
 from llada_jax.constraint.automaton import FAR, Automaton, token_automaton
+from llada_jax.constraint.byte_automaton import NEVER, ByteAutomaton
 
 LENGTH = 6
+
+
+def over_bytes(table: np.ndarray, accepts: np.ndarray) -> ByteAutomaton:
+    """Returns an automaton without counters from a table of states by bytes."""
+    zeros, no = np.zeros(len(table), np.int32), np.zeros(len(table), bool)
+    return ByteAutomaton(
+        class_of=np.arange(256), next_state=table, count=np.zeros_like(table),
+        stays=np.zeros(table.shape, bool), limit=zeros, counts=no, saturates=no, leaves_from=zeros,
+        most=zeros, of_chars=no, accepts_from=np.where(accepts, 0, NEVER), start=0,
+    )  # fmt: skip
 
 
 def drawn(rng: np.random.Generator, n_tokens: int = 4) -> Automaton:
@@ -20,7 +31,7 @@ def drawn(rng: np.random.Generator, n_tokens: int = 4) -> Automaton:
         words = [b"a", b"b", b"ab", b"ba"]
         tokens = dict(enumerate(words[i] for i in rng.permutation(4)[:n_tokens]))
         ends = (n_tokens, n_tokens + 1)
-        found = token_automaton(table, 0, accepts, tokens, ends, n_tokens + 3)
+        found = token_automaton(over_bytes(table, accepts), tokens, ends, n_tokens + 3)
         if found.shortest <= LENGTH:
             return found
 
@@ -61,4 +72,4 @@ def by_letters(
         table[state, [ord(letter) for letter in letters]] = after
     tokens = {i: bytes([65 + i]) for i in range(vocab) if i not in ends}
     final = np.isin(np.arange(states), list(accepting))
-    return token_automaton(table, 0, final, tokens, ends, vocab)
+    return token_automaton(over_bytes(table, final), tokens, ends, vocab)

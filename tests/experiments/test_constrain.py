@@ -24,7 +24,6 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("spelling", ["own", "any"])
 def test_examples_are_texts_of_the_schema_in_its_automaton_s_tokens(tmp_path, spelling):
-    pytest.importorskip("outlines_core")
     run_experiment(entry.main, ["examples=20", "seed=3", f"hydra.run.dir={tmp_path / 'run'}"])
     model = lj.load("small")
     file = tmp_path / "run" / "examples.jsonl"
@@ -47,7 +46,6 @@ def test_examples_contain_their_result_and_come_from_the_training_split():
 
 @pytest.mark.slow
 def test_unconstrained_answers_are_checked_against_the_schema(tmp_path, random_model):
-    pytest.importorskip("outlines_core")
     folder = tmp_path / "run"
     asked = [f"model={random_model}", *SMALL, "ways=[unheld,allowed]", f"hydra.run.dir={folder}"]
     run_experiment(entry.main, asked)

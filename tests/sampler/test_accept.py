@@ -1,5 +1,7 @@
 """Accept rules on hand-made and on random candidates."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.observe import even_quota
-from llada_jax.sampler.rules.rule import ranks
+from llada_jax.sampler.observe import even_quota, linear_masks
+from llada_jax.sampler.rules.rule import RuleState, ranks
 from llada_jax.types import Scores
 from tests.sampler.blocks import commits, observed
 
@@ -62,6 +64,32 @@ def test_confident_and_near_masks_come_first():
     settings = dict(accept="entropy_distance", max_entropy=0.5, distance_penalty=0.1)
     assert accepted([0.5] * 4, entropy=[0.4, 0.6, 0.1, 0.3], **settings) == [0, 2]
     assert accepted([0.5] * 3, entropy=[0.9, 0.7, 2.0], **settings) == [1], "the best of both"
+
+
+def test_the_smallest_entropies_are_committed_up_to_a_sum():
+    settings = dict(accept="entropy_bound", entropy_bound=0.5)
+    assert accepted([0.5] * 4, entropy=[0.3, 0.1, 0.2, 0.05], **settings) == [1, 2, 3]
+    assert accepted([0.5] * 2, entropy=[0.5, 0.6], **settings) == [0], "one is always taken"
+    assert accepted([0.5] * 2, is_open=[False, True], entropy=[0.1, 0.9], **settings) == [1]
+
+
+def test_path_planning_masks_what_the_model_is_least_sure_of():
+    config = SamplerConfig.preset("p2")
+    masked = jnp.asarray(padded([True, True, True, False, False]))
+    confidence = jnp.asarray(padded(np.float32([0.1, 0.9, 0.5, 0.2, 0.8])))
+    nothing = jnp.zeros_like(confidence)
+    scores = Scores(nothing.astype(jnp.int32), confidence, nothing, nothing)
+    seen = observed(scores, masked, jnp.asarray([1], jnp.int32), config)  # 2 masks are left
+    seen = replace(seen, committed=jnp.asarray(padded([False, False, False, True, True])))
+    decision, _ = config.rule.decide(seen, RuleState())
+    assert np.flatnonzero(decision.commit[0]).tolist() == [1, 2]
+    assert np.flatnonzero(seen.committed & decision.remask).tolist() == [3]
+
+
+def test_masks_that_are_left_are_rounded_as_open_dcoder_rounds_them():
+    """In float32, 56 times 1 - 25/56 is less than 31."""
+    left = linear_masks(jnp.full(56, 56), jnp.arange(56), 56)
+    assert left.tolist() == [55 - step - (step == 24) for step in range(56)]
 
 
 def test_random_ranks_by_random_numbers():

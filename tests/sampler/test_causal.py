@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 import llada_jax as lj
 from llada_jax.model.forward import forward
 from llada_jax.sampler.replay import KEPT, event_states
+from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import STABLE
+from llada_jax.sampler.windows.window import CanvasLayout
 from tests.checkpoint.folders import GOLDENS, TOLERANCE
 from tests.sampler.in_order import in_order
 
@@ -65,6 +67,8 @@ def test_an_autoregressive_model_decodes_one_token_per_forward():
     for preset in ("nemotron", "self_speculation"):
         with pytest.raises(ValueError, match=r"the model has no \[MASK\], as .*; allowed: 1"):
             lj.generate(golden("ar-qwen3"), [[1, 2]], PRESET(preset, gen_length=32))
+    layout = CanvasLayout(length=64, prompt_length=32, n_blocks=GEN)
+    assert StepSpec(golden("ar-qwen3").config, ONE).buckets(layout) == (1, 33)
 
 
 def test_a_block_sees_itself_and_finished_tokens():

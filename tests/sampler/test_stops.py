@@ -5,7 +5,7 @@ import pytest
 
 import llada_jax as lj
 from llada_jax.sampler.state import MASKED, PROMPT, STABLE, VISIBLE
-from llada_jax.sampler.stops import before_stop, final_tokens
+from llada_jax.sampler.stops import before_stop, final_tokens, settled_text
 from tests.sampler.toy import EOS, toy_decode
 
 PROMPTS = [[1, 2, 3], [4, 5]]
@@ -114,3 +114,9 @@ def test_a_model_stops_and_a_stream_equals_generate():
     assert result.text[0] == whole.text[0][:2] and result.nfe[0] <= whole.nfe[0]
     stream = lj.generate_stream(model, prompts, config.replace(stop=(stop,)), places=2)
     assert [each.text[0] for each in stream] == result.text
+
+
+def test_settled_text_cannot_be_taken_back():
+    assert settled_text("abc", ()) == "abc" and settled_text("ab\ufffd", ()) == "ab"
+    assert settled_text("ab##", ("###",)) == "ab" and settled_text("abc", ("bcd", "c!")) == "a"
+    assert settled_text("ab###c", ("###",)) == "ab"

@@ -7,7 +7,7 @@ import pytest
 
 import llada_jax as lj
 from llada_jax.sampler.state import MASKED, PROMPT, STABLE, VISIBLE
-from llada_jax.serve.sequence import Forward, Request, _safe_length
+from llada_jax.serve.sequence import Forward, Request
 
 
 class Letters:
@@ -64,8 +64,3 @@ def test_an_end_a_limit_and_a_stop_string_finish():
     assert (found.text, found.finish) == ("ab", None), "c may begin the stop string"
     found.advance(forward("abcd....", "ssss...."), done=False)
     assert (found.text, found.finish, len(found.tokens)) == ("ab", "stop", 2)
-
-
-def test_safe_length():
-    assert _safe_length("abc", ()) == 3 and _safe_length("ab\ufffd", ()) == 2
-    assert _safe_length("ab##", ("###",)) == 2 and _safe_length("abc", ("bcd", "c!")) == 1

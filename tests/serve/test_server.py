@@ -16,16 +16,17 @@ import httpx
 import openai
 import uvicorn
 
-from llada_jax.serve.server import ServerSettings, Service
+from llada_jax.serve.server import Service, text_offsets
+from llada_jax.serve.settings import ServerSettings
 
 SAMPLER = lj.SamplerConfig.preset("blockwise", gen_length=16, block_length=8)
 CHAT = [{"role": "user", "content": "Anna had 6 apples. She ate 1. How many are left?"}]
 
 
 @contextmanager
-def serving(**settings):
+def serving(model="tiny", **settings):
     """Runs a server in a thread; yields its service and address."""
-    service = Service(lj.load("tiny"), SAMPLER, ServerSettings(**settings))
+    service = Service(lj.load(model), SAMPLER, ServerSettings(**settings))
     config = uvicorn.Config(service.app(), port=0, log_level="error", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -108,6 +109,18 @@ def test_samples_have_the_seeds_of_a_batch(client, model):
     assert [each.text for each in found.choices] == expected.text
 
 
+def test_offsets_count_characters_that_tokens_share():
+    """Tokens are bytes, as single characters of Latin-1."""
+    tokens = list("aé€b".encode())
+
+    def decode(ids):
+        return bytes(ids).decode(errors="ignore")
+
+    every = [len(decode(tokens[:at])) for at in range(len(tokens))]
+    assert text_offsets(decode, tokens, range(len(tokens))) == every
+    assert text_offsets(decode, tokens * 20, range(133, 136)) == [76, 77, 77]
+
+
 def test_stop_and_max_tokens(client, expected):
     stop = expected[3:6]
     found = client.chat.completions.create(model="tiny", messages=CHAT, stop=[stop])
@@ -118,7 +131,6 @@ def test_stop_and_max_tokens(client, expected):
 
 
 def test_json_and_choices(client):
-    pytest.importorskip("outlines_core", reason="needs the extra constraint")
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     found = client.chat.completions.create(model="tiny", messages=CHAT, response_format=form)

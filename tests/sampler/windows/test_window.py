@@ -1,13 +1,16 @@
 """Every span fits a bucket, for all windows, prompts and blocks."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llada_jax.config import LatencyTable
+from llada_jax.config import LatencyTable, Parity
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.spec import StepSpec, layout_of
+from llada_jax.sampler.spec import StepSpec, layout_of, sequence_bounds
 from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
 
 SHIFTED = CONFIG.replace(shift_logits=True)
@@ -47,6 +50,43 @@ def test_padding_beyond_a_span_changes_nothing():
         together = toy_decode([short, company], config)
         alone = toy_decode([short], config)
         np.testing.assert_array_equal(together.generated[0], alone.generated[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "first", "end", "blocks", "floor"),
+    [
+        ({}, 8, 40, [1, 1, 2], 16),
+        ({"last_block": "cut"}, 8, 33, [1, 1, 2], 16),
+        ({"block_origin": "prompt"}, 13, 37, [-1, 0, 0], 21),
+        ({"block_origin": "prompt", "last_block": "cut"}, 13, 33, [-1, 0, 0], 21),
+    ],
+)
+def test_blocks_begin_on_the_canvas_or_at_the_prompts_end(settings, first, end, blocks, floor):
+    parity = Parity(**settings)
+    bounds = sequence_bounds(np.array([13], np.int32), 20, 8, 8, parity, infill=False)
+    assert [int(bound[0]) for bound in bounds] == [first, end]
+    spec = StepSpec(BLOCK_CAUSAL, SamplerConfig(parity=parity))
+    state: Any = SimpleNamespace(origin=np.array([first], np.int32))
+    assert spec.model_blocks(state, np.array([[12, 13, 16]])).tolist() == [blocks]
+    assert spec.block_floor(state, np.array([22])).tolist() == [floor]
+    assert spec.block_floor(state, np.array([0])).tolist() == [0]
+
+
+def test_any_length_has_a_cut_last_block():
+    config = SamplerConfig.preset("wedlm", gen_length=20, block_length=8)
+    assert (config.n_blocks, config.steps, config.steps_per_block) == (3, 20, 7)
+
+
+@pytest.mark.slow
+def test_a_cut_last_block_leaves_the_others_as_they_are():
+    settings = dict(block_length=8, steps=24, cache="blockwise", last_block="cut")
+    cut, whole = (
+        toy_decode([[3, 1, 4], [1]], SamplerConfig.from_flat(gen_length=length, **settings))
+        for length in (20, 24)
+    )
+    for short, long in zip(cut.generated, whole.generated, strict=True):
+        assert len(short) == 20
+        np.testing.assert_array_equal(short[:16], long[:16])
 
 
 def test_prefill_is_as_long_as_the_longest_prompt_needs():
