@@ -43,7 +43,7 @@ from llada_jax.model.quantize import is_quantized
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
-_SINGLE_FILE = "model.safetensors"
+SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 SaveDtype = Literal["float32", "bfloat16"]
 
@@ -127,15 +127,15 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     index = folder / INDEX_FILE
     if index.is_file():
         return _mapped_tensors(folder, _file_of(folder, read_object(index)))
-    if not (folder / _SINGLE_FILE).is_file():
+    if not (folder / SINGLE_FILE).is_file():
         pickled = sorted(path.name for path in folder.glob("*.bin"))
         require(
             not pickled,
-            f"{folder} has its weights in {listed(pickled)}; allowed: {_SINGLE_FILE} (convert it "
+            f"{folder} has its weights in {listed(pickled)}; allowed: {SINGLE_FILE} (convert it "
             "first: save_pretrained of transformers writes it)",
         )
-        raise FileNotFoundError(f"no {_SINGLE_FILE} and no {INDEX_FILE} in {folder}")
-    return tensors_of(folder / _SINGLE_FILE)
+        raise FileNotFoundError(f"no {SINGLE_FILE} and no {INDEX_FILE} in {folder}")
+    return tensors_of(folder / SINGLE_FILE)
 
 
 def _file_of(folder: Path, index: Mapping[str, Any]) -> dict[str, str]:
@@ -153,8 +153,8 @@ def _mapped_tensors(folder: Path, file_of: Mapping[str, str]) -> dict[str, Store
     if missing:
         raise FileNotFoundError(f"{folder} lacks {listed(missing)}, named by {INDEX_FILE}")
     require(  # files of other tensors, such as adapters, are allowed
-        _SINGLE_FILE in files or not (folder / _SINGLE_FILE).exists(),
-        f"{folder} has {_SINGLE_FILE}, which {INDEX_FILE} does not name; allowed: one of the two",
+        SINGLE_FILE in files or not (folder / SINGLE_FILE).exists(),
+        f"{folder} has {SINGLE_FILE}, which {INDEX_FILE} does not name; allowed: one of the two",
     )
     stored: dict[str, StoredTensor] = {}
     for name, file in files.items():
@@ -228,7 +228,7 @@ def save_huggingface(
     tensors = _tensors(sources, jax.tree.leaves(params, is_leaf=is_quantized), np.dtype(dtype))
     with new_folder(Path(folder)) as part:
         try:
-            save_file(tensors, part / _SINGLE_FILE, metadata={"format": "pt"})
+            save_file(tensors, part / SINGLE_FILE, metadata={"format": "pt"})
         except SafetensorError as error:  # the library's class for errors of the system
             raise OSError(f"{folder} was not written: {error}") from error
         (part / CONFIG_FILE).write_text(json.dumps(hf, indent=2, sort_keys=True) + "\n")

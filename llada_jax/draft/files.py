@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from llada_jax.checkpoint.config_json import config_from_hf, config_to_hf
 from llada_jax.checkpoint.huggingface import CONFIG_FILE, SINGLE_FILE, tensors_of
 from llada_jax.checkpoint.sources import FLOATS, listed, param_sources
 from llada_jax.config import ModelConfig, require
 from llada_jax.config.checks import read_object
 from llada_jax.draft.network import DFlashConfig, DFlashParams, default_taps, drafter_specs
 from llada_jax.io.atomic import new_folder
-from llada_jax.model.families.config_json import config_from_hf, config_to_hf
 from llada_jax.model.families.family import families
 from llada_jax.model.finite import require_finite_tree
 from llada_jax.model.params import parameter_name
