@@ -294,7 +294,7 @@ def _automaton(
     transitions[2:, 2:] = columns[:, useful]
     accepting = np.concatenate([[True, False], accepts[live]])
     transitions[accepting, END] = ENDED
-    distance = np.append(np.int32([0, FAR]), distance[live])
+    distance = np.append(np.array([0, FAR], np.int32), distance[live])
     return Automaton(class_of, transitions, distance, int(number[start]))
 
 

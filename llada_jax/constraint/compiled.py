@@ -17,6 +17,7 @@ from llada_jax.constraint.batch import CompiledConstraints, Constraints
 from llada_jax.constraint.byte_automaton import byte_automaton
 from llada_jax.constraint.expression import Node
 from llada_jax.constraint.patterns import Constraint
+from llada_jax.constraint.schema import JsonSchema
 from llada_jax.constraint.spelling import canonical_steps, spelled_tokens
 from llada_jax.io.archive import load_archive, save_archive
 from llada_jax.io.cache_folder import cache_folder
@@ -72,6 +73,7 @@ def compiled(
     if automaton is None:
         node = constraint.node
         if node is None:
+            assert not isinstance(pattern, str | JsonSchema)
             texts = _encode(pattern, tokenizer)
             automaton = text_automaton(texts, ends, vocab_size, MAX_STATES)
         else:

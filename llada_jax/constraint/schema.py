@@ -380,9 +380,10 @@ class _Schema:
                 else not any(_TYPES[kind].matches(value) for kind in kinds)
                 for value in values
             )
-        if _values(second) is not None:
+        values = _values(second)
+        if values is not None:
             kinds = _types(first)
-            return not any(_TYPES[k].matches(value) for k in kinds for value in _values(second))
+            return not any(_TYPES[kind].matches(value) for kind in kinds for value in values)
         kinds, others = ({*_types(part)} for part in (first, second))
         kinds, others = (
             {"number" if k == "integer" else k for k in names} for names in (kinds, others)

@@ -122,7 +122,7 @@ def changed(value, rng: Random):
     if isinstance(value, str) and rng.random() < 0.7:
         at = rng.randrange(len(value) + 1)
         return value[:at] + rng.choice(["", "A", "-", "é", '"', "0" * 30]) + value[at + 1 :]
-    if type(value) in (int, float) and rng.random() < 0.7:
+    if isinstance(value, int | float) and type(value) is not bool and rng.random() < 0.7:
         return rng.choice([-value, value * 10 + 1, value + 1, value - 1, 0, value / 7])
     return rng.choice([None, "", -1, 5000, "x" * 1001, [], {}, True, 3.5])
 

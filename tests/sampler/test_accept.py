@@ -83,6 +83,7 @@ def test_path_planning_masks_what_the_model_is_least_sure_of():
     seen = replace(seen, committed=jnp.asarray(padded([False, False, False, True, True])))
     decision, _ = config.rule.decide(seen, RuleState())
     assert np.flatnonzero(decision.commit[0]).tolist() == [1, 2]
+    assert decision.remask is not None
     assert np.flatnonzero(seen.committed & decision.remask).tolist() == [3]
 
 
