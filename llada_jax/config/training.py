@@ -58,7 +58,7 @@ class LoopConfig:
         require_choices(self)
         require_counts(self, "steps", "batch_size", "log_every", "checkpoint_every",
                        "keep_checkpoints")  # fmt: skip
-        require_counts(self, "evaluate_every", least=0)
+        require_counts(self, "seed", "evaluate_every", least=0)
         require_seed("seed", self.seed)
         require_numbers(self, "clip_norm", above=0)
         # Running means restart at each log line, so a resumed run must start right after one.
@@ -122,7 +122,7 @@ class TrainConfig(LoopConfig):
         )
         require_counts(self, "block_length", "max_gen_length", "length_multiple", "group_steps",
                        "accumulate")  # fmt: skip
-        require_counts(self, "seed", "warmup_steps", "decay_steps", least=0)
+        require_counts(self, "warmup_steps", "decay_steps", least=0)
         require_numbers(self, "weight_decay", "balance_weight", "router_z_weight", least=0)
         require_numbers(self, "block_share", "cut_share", least=0, most=1)
         require_numbers(self, "peak_lr", above=0)
