@@ -9,7 +9,7 @@ ARGS ?=
 STRICT_TESTS ?= tests/api/test_decoding.py tests/api/test_step.py tests/backend/test_lower.py \
   tests/constraint/test_reach.py tests/evaluation/test_likelihood.py \
   tests/experts/decoding/test_recording.py tests/model tests/revision/test_matmul.py \
-  tests/sampler/test_compiled_program.py tests/sampler/test_goldens.py tests/training/test_loss.py \
+  tests/sampler/test_goldens.py tests/training/test_loss.py \
   $(filter-out tests/test_docs.py tests/test_site.py tests/test_wheel.py, $(wildcard tests/test_*.py))
 
 BIN := $(VENV)/bin
