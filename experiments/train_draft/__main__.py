@@ -109,7 +109,7 @@ class RunConfig(ModelSource):
 
 
 class HeldOut(NamedTuple):
-    """A held-out answer: its tokens, the accepted drafts of each cycle, and those of look-up."""
+    """A held-out answer: its tokens, and the accepted drafts of each cycle, also for look-up."""
 
     domain: str
     answer: Sequence[int]

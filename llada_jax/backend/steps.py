@@ -204,7 +204,9 @@ def _attend(
     parts = [HeadsFirst(*(part.swapaxes(0, 1) for part in fresh))]
     parts = [cached, *parts] if cached.keys.shape[1] else parts
     scores = jnp.concatenate([_by_head(grouped, part.keys, 2) for part in parts], axis=-1)
-    shares = softmax(scores.reshape(kv_heads, -1, *bias.shape) + bias[None, None]).reshape(scores.shape)
+    shares = softmax(scores.reshape(kv_heads, -1, *bias.shape) + bias[None, None]).reshape(
+        scores.shape
+    )
     out, start = jnp.float32(0), 0
     for part in parts:
         stop = start + part.values.shape[1]

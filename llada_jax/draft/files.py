@@ -1,6 +1,6 @@
 """Reads and writes the folder of a DFlash drafter: `config.json` and `model.safetensors`.
 
-The names are those of released drafters: the layers' as in a Qwen3 checkpoint without `model.`, and
+The names are as in released drafters: the layers' as in a Qwen3 checkpoint without `model.`, and
 `fc`, `hidden_norm` and `norm`. Embedding and head are the target's and are not in the folder. Two
 optional parts are not in released drafters: the target's fingerprint, and a reduced draft
 vocabulary, stored as EAGLE-3 does (`d2t`: the id of draft row i is i + d2t[i]).

@@ -121,7 +121,7 @@ def drafter_specs(config: DFlashConfig) -> DFlashParams:
 
 
 def init_drafter(config: DFlashConfig, key: Key[Array, ""]) -> DFlashParams:
-    """Draws float32 parameters: matrices as those of a model, norms at one."""
+    """Draws float32 parameters: matrices as for a model, norms at one."""
     of_fc, of_layers = jax.random.split(key)
     specs: Any = drafter_specs(config)
     # Without a vocabulary, since the drafter has no embedding.

@@ -105,7 +105,7 @@ def event_states(trace: TraceData) -> Int[np.ndarray, " X"]:
 
     A committed token was visible if its next event can only happen to visible tokens. If it has no
     next event, the rule decides; a custom rule is not imported, and its tokens count as stable, as
-    do those of a run with a drafter.
+    do all tokens of a run with a drafter.
     """
     sampler = dict(trace.settings["sampler"])
     known = ":" not in (sampler["accept"] or "") and not sampler.get("drafter")

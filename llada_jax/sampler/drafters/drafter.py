@@ -2,7 +2,8 @@
 
 That token, the anchor, has not been fed to the model yet. The next forward feeds it and the drafts
 as causal rows, so that the row of each token verifies the next one (`drafting.py`). The output is
-that of decoding token by token, whatever a drafter proposes; good drafts save forwards.
+the same as if tokens were decoded one by one, whatever a drafter proposes; good drafts save
+forwards.
 """
 
 from typing import Any, NamedTuple, dataclass_transform

@@ -1,7 +1,7 @@
 """Path planning (P2, arXiv 2502.03540) as Open-dCoder decodes with it.
 
 Each step scores every token of the block again, and a linear schedule says how many positions are
-masks after it: those of the lowest confidence, whether they were masks or tokens before.
+masks after it: the ones with the lowest confidence, whether they were masks or tokens before.
 """
 
 from llada_jax.sampler.rules.rule import Decision, Observation, Rule, RuleState, ranks, rule
