@@ -13,7 +13,7 @@ In addition to the files of every run, the run folder gets `training.json`, `met
 `checkpoints/`, `answers/` (or `data.folder`), and the drafter, `drafter/`.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -321,10 +321,10 @@ def rows(
                 value = tokens_per_forward(part, kind)
                 unit = "tokens per forward"
                 results.append(ResultRow(f"{split}/{domain}/{name}", value, unit, n=len(part)))
-        cycles = Counter(a for answer in answers for a in answer.cycles)
-        for i in range(1, drafter.block_length):
-            share = sum(n for a, n in cycles.items() if a >= i) / cycles.total()
-            results.append(ResultRow(f"{split}/accepted_{i}", share, "of cycles", n=cycles.total()))
+        n_cycles = sum(len(answer.cycles) for answer in answers)
+        for name, share in summary(answers, drafter.block_length - 1).items():
+            if name.startswith("accepted_"):
+                results.append(ResultRow(f"{split}/{name}", share, "of cycles", n=n_cycles))
     seconds = [row["seconds_per_step"] for row in metrics]
     results.append(ResultRow("seconds_per_step", float(np.median(seconds)), "s", n=len(seconds)))
     return results

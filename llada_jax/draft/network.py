@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.config import ModelConfig, require, require_counts
 from llada_jax.model.architecture.parameters import ParamSpec
-from llada_jax.model.forward import hidden_states, run_layers, shared_layer
+from llada_jax.model.forward import forward_canvas, run_layers
 from llada_jax.model.head import first_maximum, head_logits
 from llada_jax.model.layers import HIDDEN_SCORE, CachedLayer, rms_norm, rotate, rotation
 from llada_jax.model.params import Layer, ModelParams, abstract_params, init_params
@@ -141,15 +141,9 @@ def tapped(
     live: Bool[Array, "B L"] | None = None,
 ) -> Float[Array, "B L n D"]:
     """Returns the outputs of some of a target's layers at every position, before its final norm."""
-    outputs = {}
-
-    def run(layer: Layer, config: ModelConfig, hidden: Array, *rest: Any) -> Any:
-        out = shared_layer(layer, config, hidden, *rest)
-        outputs[rest[-1].index] = out[0]
-        return out
-
-    hidden_states(params, model, tokens, live, run)
-    return jnp.stack([outputs[tap] for tap in taps], axis=2)
+    outputs = forward_canvas(params, model, tokens, live, taps=taps).taps
+    assert outputs is not None
+    return outputs
 
 
 def context_rows(

@@ -192,11 +192,24 @@ def hidden_states(
     live: Bool[Array, "B L"] | None = None,
     run: RunLayer = shared_layer,
 ) -> Float[Array, "B L D"]:
-    """Returns the states of every position after the final norm, the head's input.
+    """Returns the states of every position after the final norm, the head's input. Arguments as
+    `forward_canvas`."""
+    return forward_canvas(params, config, tokens, live, run).hidden
+
+
+def forward_canvas(
+    params: ModelParams,
+    config: ModelConfig,
+    tokens: Int[Array, "B L"],
+    live: Bool[Array, "B L"] | None = None,
+    run: RunLayer = shared_layer,
+    taps: Sequence[int] = (),
+) -> RowsOut:
+    """Runs every position of canvases, without a cache.
 
     Args:
       live: Positions that exist (default: all); positions count the live ones.
-      run: Runs each layer, as for `forward_rows`.
+      run, taps: As for `forward_rows`.
     """
     live = jnp.ones(tokens.shape, bool) if live is None else live
     positions = jnp.maximum(jnp.cumsum(live, axis=1, dtype=jnp.int32) - 1, 0)
@@ -204,7 +217,8 @@ def hidden_states(
     nothing = jnp.zeros((tokens.shape[0], 0), bool)
     cache_order = None if order is None else order[:, :0]
     rows = make_rows(tokens, positions, live, nothing, order, cache_order)
-    return forward_rows(params, config, rows, cache_for(params, config, len(tokens), 0), run).hidden
+    cache = cache_for(params, config, len(tokens), 0)
+    return forward_rows(params, config, rows, cache, run, taps)
 
 
 def attention_order(
