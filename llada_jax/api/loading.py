@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jax.sharding import Mesh
 
@@ -14,13 +15,14 @@ from llada_jax.api.model import Model, require_own_jax
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.checkpoint import describe_checkpoint
 from llada_jax.config import ModelConfig, require
-from llada_jax.draft.dflash import DFlash
-from llada_jax.draft.files import read_drafter
 from llada_jax.io.content import content_hash
 from llada_jax.model.families.family import Family, add_family, families
 from llada_jax.model.mesh import agreed, require_device
 from llada_jax.model.params import param_count
 from llada_jax.text import TOKENIZER_SOURCES, Tokenizer
+
+if TYPE_CHECKING:
+    from llada_jax.draft.dflash import DFlash
 
 
 def load(
@@ -71,7 +73,7 @@ def load(
         for name, part in (("an adapter", adapter), ("a drafter", drafter)):
             require(part is None, f"{source} is an export; allowed with {name}: a checkpoint")
         return _load_exported(Path(source), dtype)
-    own = None if drafter is None else DFlash(*read_drafter(drafter))
+    own = None if drafter is None else _read_drafter(drafter)
     settings = f"model {source}, dtype {dtype}, mesh {mesh and dict(mesh.shape)}"
     before = checkpoint.file_states(source, adapter)
     config, params, tokenizer_folder = checkpoint.load_params(
@@ -99,6 +101,13 @@ def load(
         )
     model = Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
     return model if own is None else model.with_drafter(own)
+
+
+def _read_drafter(folder: str | os.PathLike[str]) -> "DFlash":
+    from llada_jax.draft.dflash import DFlash  # loads the sampler
+    from llada_jax.draft.files import read_drafter
+
+    return DFlash(*read_drafter(folder))
 
 
 def with_tokenizer_ids(
