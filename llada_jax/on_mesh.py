@@ -88,13 +88,13 @@ def batch_axis(mesh: Mesh, batch: int) -> str | None:
 
 def batch_specs(tree: Any, axis: str | None) -> Any:
     """Returns each array's `PartitionSpec`: the batch on `axis`, key-value heads on `model`."""
-    cached = P(None, axis, None, MODEL)
+    cached, written = P(axis, MODEL), P(axis, None, MODEL)
 
     def spec(leaf: Any) -> Any:
         if isinstance(leaf, KVCache):
             return KVCache(cached, cached)  # pyright: ignore
         if isinstance(leaf, RowsOut):
-            return RowsOut(P(axis), cached, cached)  # pyright: ignore
+            return RowsOut(P(axis), written, written)  # pyright: ignore
         if isinstance(leaf, HeadRequest):
             arrays = [field.name for field in fields(leaf) if "static" not in field.metadata]
             rows = {name: P(axis) for name in arrays if getattr(leaf, name) is not None}

@@ -5,6 +5,7 @@ position that none of them replaces. An order of positions makes attention causa
 positions of the same order and of lower ones.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
@@ -49,10 +50,10 @@ def filled_order(masked: Bool[Array, "B R"], positions: Int[Array, "B R"]) -> In
 
 def write_rows(cache: KVCache, rows: Rows, out: RowsOut) -> KVCache:
     """Returns the cache with the written rows' keys and values at their positions."""
-    batch, length = jnp.arange(rows.tokens.shape[0])[:, None], cache.keys.shape[2]
-    slots = jnp.where(rows.written, rows.positions, length)  # out of range: dropped
-    keys, values = (
-        old.at[:, batch, slots].set(new, mode="drop")
-        for old, new in zip(cache, (out.keys, out.values), strict=True)
+    batch = jnp.arange(rows.tokens.shape[0])[:, None]
+    slots = jnp.where(rows.written, rows.positions, cache.length)  # out of range: dropped
+    return jax.tree.map(
+        lambda old, new: old.at[batch, :, slots].set(new, mode="drop"),
+        cache,
+        KVCache(out.keys, out.values),
     )
-    return KVCache(keys, values)

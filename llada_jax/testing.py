@@ -45,8 +45,8 @@ def forward_rows(salt: Any, rows: Rows, cache: KVCache) -> RowsOut:
     The others are features of the hash, so that rules that read states get a realistic width.
     """
     own = (rows.tokens * 31 + rows.positions * 17 + salt) % 101
-    keys = own[None, :, :, None, None]
-    from_cache = jnp.where(rows.sees_cache, cache.keys[0, :, None, :, 0, 0], 0)
+    keys = (own[:, :, None, None],)
+    from_cache = jnp.where(rows.sees_cache, cache.keys[0][..., 0], 0)
     from_rows = jnp.where(rows.sees_rows, own[:, None, :], 0)
     visible: Any = sum(part.sum(-1, dtype=jnp.int32) for part in (from_cache, from_rows)) % 1009
     frequency = jnp.arange(1, TOY.width - 1, dtype=jnp.float32)[None, None, :]
@@ -90,8 +90,8 @@ def measure_rows(
 
 def empty_cache(salt: Any, batch: int, length: int) -> KVCache:
     """Returns a cache of integers, with one number for a key."""
-    shape = (1, batch, length, 1, 1)
-    return KVCache(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32))
+    zeros = partial(jnp.zeros, (batch, 1, length, 1), jnp.int32)
+    return KVCache((zeros(),), (zeros(),))
 
 
 @lru_cache

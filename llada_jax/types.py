@@ -40,24 +40,32 @@ class Rows(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """Keys (after RoPE) and values of canvas positions, per layer. L may be 0: nothing cached.
+    """Keys (after RoPE) and values of canvas positions, an array for each layer. L may be 0.
 
-    A backend that stores keys and values itself gives the sampler a cache without layers (N = 0).
+    The products of attention read these arrays as they are: with positions before heads, or with
+    all layers in one array, XLA would copy the whole cache in each step. A backend that stores keys
+    and values itself gives the sampler a cache of one layer without heads (K = 0).
     """
 
-    keys: Float[Array, "N B L K Dh"]
-    values: Float[Array, "N B L K Dh"]
+    keys: tuple[Float[Array, "B K L Dh"], ...]
+    values: tuple[Float[Array, "B K L Dh"], ...]
+
+    @property
+    def length(self) -> int:
+        """The number of positions, L."""
+        return self.keys[0].shape[2]
 
 
 class RowsOut(NamedTuple):
-    """The output of a forward: states after the final norm, and the rows' keys and values.
+    """The output of a forward: states after the final norm, and the rows' keys and values, an array
+    for each layer.
 
     `taps` are the outputs of n layers, for a drafter that reads them, or None.
     """
 
     hidden: Float[Array, "B R D"]
-    keys: Float[Array, "N B R K Dh"]
-    values: Float[Array, "N B R K Dh"]
+    keys: tuple[Float[Array, "B R K Dh"], ...]
+    values: tuple[Float[Array, "B R K Dh"], ...]
     taps: Float[Array, "B R n D"] | None = None
 
 

@@ -7,7 +7,7 @@ first shard has templates that training never sees, the second one domains that 
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
@@ -38,6 +38,7 @@ _HELD_OUT = 6  # one of so many templates of a training domain
 _PERIODS = range(1, 41)
 _MIN_LOOP = 16
 _TAP_BATCH = 16
+_TAP_WIDTH = 64  # lengths are multiples of it, so few programs are compiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,33 +161,45 @@ def make_shards(
     )
     read_taps = jax.jit(partial(tapped, model=model.config, taps=taps))
     for index, part in zip(tqdm(missing, unit="shard"), wanted, strict=True):
-        result = next(results)
-        tokens = np.zeros((size, config.max_length), np.int32)
-        ends = np.zeros(size, np.int64)
-        for row, ((_, prompt), ids, raw) in enumerate(
-            zip(part, result.answers, result.generated, strict=True)
-        ):
-            # Only an answer that ended in time is followed by the token that ended it.
-            answer = without_loop([*ids.tolist(), *raw[len(ids) : len(ids) + 1].tolist()])
-            ends[row] = len(prompt) + len(answer)
-            tokens[row, : ends[row]] = [*prompt, *answer]
-        states = []
-        for first in range(0, size, _TAP_BATCH):
-            out = np.asarray(read_taps(model.params, tokens=tokens[first : first + _TAP_BATCH]))
-            states += [row[:end] for row, end in zip(out, ends[first:], strict=False)]
+        tokens, ends = _sequences(part, next(results), config)
+        states = _states(partial(read_taps, model.params), tokens, ends)
         with atomic.new_file(_file(folder, index, "taps.npy")) as path, path.open("wb") as file:
             np.save(file, np.concatenate(states).astype(ml_dtypes.bfloat16).view(np.uint16))
+        starts = np.array([len(prompt) for _, prompt in part])
+        domains = np.array([domain for domain, _ in part])
         with atomic.new_file(_file(folder, index)) as path, path.open("wb") as file:
-            starts = np.array([len(prompt) for _, prompt in part])
-            domains = np.array([domain for domain, _ in part])
-            np.savez(
-                file,
-                tokens=tokens,
-                starts=starts,
-                ends=ends,
-                domains=domains,
-                seconds=np.array(result.seconds),
-            )
+            np.savez(file, tokens=tokens, starts=starts, ends=ends, domains=domains)
+
+
+def _sequences(
+    chats: Sequence[tuple[str, list[int]]], result: lj.Result, config: AnswersConfig
+) -> tuple[Int[np.ndarray, "n L"], Int[np.ndarray, " n"]]:
+    """Returns the prompts with their answers, padded, and their lengths."""
+    tokens = np.zeros((len(chats), config.max_length), np.int32)
+    ends = np.zeros(len(chats), np.int64)
+    answers = zip(chats, result.answers, result.generated, strict=True)
+    for row, ((_, prompt), ids, raw) in enumerate(answers):
+        # Only an answer that ended in time is followed by the token that ended it.
+        answer = without_loop([*ids.tolist(), *raw[len(ids) : len(ids) + 1].tolist()])
+        ends[row] = len(prompt) + len(answer)
+        tokens[row, : ends[row]] = [*prompt, *answer]
+    return tokens, ends
+
+
+def _states(
+    read_taps: Callable[..., Float[jax.Array, "B L n D"]],
+    tokens: Int[np.ndarray, "n L"],
+    ends: Int[np.ndarray, " n"],
+) -> list[Float[np.ndarray, "l n D"]]:
+    """Returns the taps of each sequence. Sequences of about the same length run together, so that
+    few rows are padding."""
+    states = {}
+    order = np.argsort(ends)
+    for rows in np.split(order, range(_TAP_BATCH, len(order), _TAP_BATCH)):
+        width = -(-ends[rows].max() // _TAP_WIDTH) * _TAP_WIDTH
+        out = np.asarray(read_taps(tokens=tokens[rows, :width]))
+        states |= {row: taps[: ends[row]] for row, taps in zip(rows.tolist(), out, strict=True)}
+    return [states[row] for row in range(len(ends))]
 
 
 def _chats(

@@ -35,8 +35,9 @@ class ModelFunctions(NamedTuple):
         values. A row has to obey `rows.sees_cache` and `rows.sees_rows`, and change nothing if it
         is not `rows.live`; the cache is read only.
       logits: `(params, hidden)`, states [B, Q, D] to logits [B, Q, V].
-      empty_cache: `(params, batch, length)` to a cache of zeros, [N, B, L, K, Dh]; `length` may be
-        0. N, K and Dh are as in the rows' keys and values, [N, B, R, K, Dh].
+      empty_cache: `(params, batch, length)` to a cache of zeros, an array [B, K, L, Dh] for each
+        layer; `length` may be 0. Layers, K and Dh are as in the rows' keys and values, an array
+        [B, R, K, Dh] for each layer.
     """
 
     forward_rows: Callable[[Params, Rows, KVCache], RowsOut]

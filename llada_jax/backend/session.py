@@ -89,12 +89,11 @@ class Session:
         return Denoiser(self.forward_rows, self.score_rows, self.empty_cache, traceable=False)
 
     def empty_cache(self, params: Params, batch: int, length: int) -> KVCache:
-        """Discards all canvases. The returned cache has no layers, because the session has its
-        own."""
+        """Discards all canvases. The returned cache has no heads, because the session has its own."""
         self._canvases = [CanvasCache() for _ in range(batch)]
         self._length = length
-        shape = (0, batch, length, 0, 0)
-        return KVCache(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
+        nothing = (jnp.zeros((batch, 0, length, 0), jnp.float32),)
+        return KVCache(nothing, nothing)
 
     def forward_rows(self, params: Params, rows: Rows, cache: KVCache) -> RowsOut:
         """Runs the live rows, several canvases per forward pass if possible."""
@@ -111,7 +110,7 @@ class Session:
                 bucket, states = self._run(pack, [live_rows[b] for b in pack.canvases])
                 for slot, b in enumerate(pack.canvases):
                     hidden[b, live[b]] = states[slot * bucket.rows :][: len(live[b])]
-        nothing = np.zeros((0, batch, n_rows, 0, 0), np.float32)
+        nothing = (np.zeros((batch, n_rows, 0, 0), np.float32),)
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore
 
     def _run(self, pack: Pack, live: Sequence[LiveRows]) -> tuple[Bucket, Float[np.ndarray, "R D"]]:

@@ -45,7 +45,7 @@ class DFlash:
 
     def init(self, sizes: Sizes) -> Context:
         """Returns an empty context for canvases of `sizes.canvas` positions."""
-        shape = (sizes.batch, sizes.canvas, self.config.n_kv_heads, self.config.head_dim)
+        shape = (sizes.batch, self.config.n_kv_heads, sizes.canvas, self.config.head_dim)
         dtype = self.params.norm.dtype
         pairs = [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in self.params.layers]
         return tuple(pairs)
@@ -55,10 +55,12 @@ class DFlash:
         assert out.taps is not None
         taps = out.taps.astype(self.params.norm.dtype)
         new = context_rows(self.params, self.config, taps, rows.positions)
-        batch, length = jnp.arange(len(rows.tokens))[:, None], context[0][0].shape[1]
+        batch, length = jnp.arange(len(rows.tokens))[:, None], context[0][0].shape[2]
         slots = jnp.where(rows.written, rows.positions, length)  # out of range: dropped
         return jax.tree.map(
-            lambda old, added: old.at[batch, slots].set(added.astype(old.dtype), mode="drop"),
+            lambda old, added: old.at[batch, :, slots].set(
+                added.swapaxes(1, 2).astype(old.dtype), mode="drop"
+            ),
             context,
             new,
         )

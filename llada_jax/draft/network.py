@@ -27,7 +27,7 @@ from llada_jax.model.layers import HIDDEN_SCORE, CachedLayer, rms_norm, rotate, 
 from llada_jax.model.params import Layer, ModelParams, abstract_params, init_params
 from llada_jax.model.quantize import Weight, linear
 
-Context = tuple[tuple[Float[Array, "B L K Dh"], Float[Array, "B L K Dh"]], ...]
+Context = tuple[tuple[Float[Array, "B K L Dh"], Float[Array, "B K L Dh"]], ...]
 """Keys (after norm and RoPE) and values of context positions, one pair a draft layer."""
 
 
@@ -151,7 +151,7 @@ def context_rows(
     config: DFlashConfig,
     taps: Float[Array, "B R n D"],
     positions: Int[Array, "B R"],
-) -> tuple[tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]], ...]:
+) -> tuple[tuple[Float[Array, "B K R Dh"], Float[Array, "B K R Dh"]], ...]:
     """Returns the keys (after norm and RoPE) and values of context rows, one pair a draft layer.
 
     Args:
@@ -170,7 +170,8 @@ def context_rows(
             for matrix in (weights.key, weights.value)
         )
         assert weights.key_norm is not None
-        pairs.append((rotate(rms_norm(key, weights.key_norm, eps), angles), value))
+        key = rotate(rms_norm(key, weights.key_norm, eps), angles)
+        pairs.append((key.swapaxes(1, 2), value.swapaxes(1, 2)))
     return tuple(pairs)
 
 
@@ -191,7 +192,7 @@ def run_blocks(
     """
     hidden = embedding[tokens].astype(params.norm.dtype)
     bias = jnp.where(visible, jnp.float32(0), HIDDEN_SCORE)
-    caches = [CachedLayer(key[None], value[None], 0) for key, value in context]
+    caches = [CachedLayer(*pair, index) for index, pair in enumerate(context)]
     angles = rotation(config.shape, positions)
     hidden, _, _ = run_layers(params.layers, config.shape, hidden, angles, bias, caches)
     return rms_norm(hidden, params.norm, config.shape.norm_eps)

@@ -12,7 +12,9 @@ would avoid that, but on a CPU it copies the weights of a layer before each prod
 step up to 1.5 times as slow (docs/cpu.md).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -163,12 +165,17 @@ def forward_rows(
         params.embedding[rows.tokens],
         rotation(config, rows.positions),
         attention_bias(rows),
-        (CachedLayer(*cache, index) for index in range(config.n_layers)),
+        cached_layers(cache),
         run_tapped if taps else run,
     )
     hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
     tapped = jnp.stack([outputs[layer] for layer in taps], axis=2) if taps else None
-    return RowsOut(hidden, jnp.stack(keys), jnp.stack(values), tapped)
+    return RowsOut(hidden, tuple(keys), tuple(values), tapped)
+
+
+def cached_layers(cache: KVCache) -> Iterator[CachedLayer]:
+    """Returns what each layer reads of a cache."""
+    return map(CachedLayer, *cache, itertools.count())
 
 
 def forward(
@@ -245,6 +252,10 @@ def cache_for(
     place: jax.sharding.Sharding | None = None,
 ) -> KVCache:
     """Returns an empty cache for canvases of `length`, in the activations' dtype."""
-    shape = (config.n_layers, batch, length, config.n_kv_heads, config.head_dim)
-    dtype = params.embedding.dtype
-    return KVCache(*(jnp.zeros(shape, dtype, device=place) for _ in range(2)))
+    shape = (batch, config.n_kv_heads, length, config.head_dim)
+
+    def layers() -> tuple[Float[Array, "B K L Dh"], ...]:
+        zeros = partial(jnp.zeros, shape, params.embedding.dtype, device=place)
+        return tuple(zeros() for _ in range(config.n_layers))
+
+    return KVCache(layers(), layers())

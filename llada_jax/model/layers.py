@@ -37,11 +37,10 @@ _piece = partial(jax.jit, inline=True)
 
 
 class CachedLayer(NamedTuple):
-    """Cached keys and values of layer `index`; L may be 0. They are sliced inside the layer: a host
-    that runs compiled layers one by one would otherwise copy them."""
+    """Cached keys and values of layer `index`; L may be 0."""
 
-    keys: Float[Array, "N B L K Dh"]
-    values: Float[Array, "N B L K Dh"]
+    keys: Float[Array, "B K L Dh"]
+    values: Float[Array, "B K L Dh"]
     index: int | Int[Array, ""]
 
 
@@ -124,24 +123,29 @@ def attend(
 
     The scores of cached positions and of rows are joined, which copies R numbers for each position
     and head; joining keys and values would copy Dh. For the same reason the query is scaled, not
-    the scores.
+    the scores. The rows of all query heads of a key head are one operand, so that XLA multiplies
+    matrices, not vectors.
 
     Args:
       alike: See `softmax`.
     """
     keys, values = _visible_parts(fresh, cached)
-    batch, n_rows, _, head_dim = query.shape
+    batch, n_rows, n_heads, head_dim = query.shape
+    n_kv_heads = fresh[0].shape[2]
     scaled = (query.astype(jnp.float32) * head_dim**-0.5).astype(query.dtype)
-    grouped = scaled.reshape(batch, n_rows, keys[0].shape[2], -1, head_dim)
+    grouped = scaled.reshape(batch, n_rows, n_kv_heads, -1, head_dim).transpose(0, 2, 3, 1, 4)
+    grouped = grouped.reshape(batch, n_kv_heads, -1, head_dim)
     wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
-    scores = jnp.concatenate([wide("brkgd,btkd->bkgrt", grouped, part) for part in keys], axis=-1)
-    shares = softmax(scores + bias[:, None, None], alike).astype(query.dtype)
-    out, start = jnp.float32(0), 0
+    scores = jnp.concatenate([wide("bkqd,bktd->bkqt", grouped, part) for part in keys], axis=-1)
+    by_head = scores.reshape(batch, n_kv_heads, -1, n_rows, scores.shape[-1])
+    shares = softmax(by_head + bias[:, None, None], alike).astype(query.dtype)
+    shares, out, start = shares.reshape(scores.shape), jnp.float32(0), 0
     for part in values:
-        share = shares[..., start : start + part.shape[1]]
-        start += part.shape[1]
-        out = out + wide("bkgrt,btkd->brkgd", share, part)
-    return out.astype(query.dtype).reshape(batch, n_rows, -1)
+        share = shares[..., start : start + part.shape[2]]
+        start += part.shape[2]
+        out = out + wide("bkqt,bktd->bkqd", share, part)
+    out = out.astype(query.dtype).reshape(batch, n_heads, n_rows, head_dim)
+    return out.swapaxes(1, 2).reshape(batch, n_rows, -1)
 
 
 def softmax(scores: Float[Array, "*rows n"], alike: bool = False) -> Float[Array, "*rows n"]:
@@ -172,13 +176,12 @@ def _sum_of_halves(x: Float[Array, "*rows n"]) -> Float[Array, "*rows 1"]:
 
 def _visible_parts(
     fresh: KeysValues, cached: CachedLayer
-) -> tuple[Sequence[Float[Array, "B t K Dh"]], Sequence[Float[Array, "B t K Dh"]]]:
+) -> tuple[Sequence[Float[Array, "B K t Dh"]], Sequence[Float[Array, "B K t Dh"]]]:
     """Returns keys and values in parts: the cached positions, if there are any, and the rows."""
-    keys, values = fresh
+    keys, values = (part.swapaxes(1, 2) for part in fresh)
     if cached.keys.shape[2] == 0:
         return [keys], [values]
-    old_keys, old_values = cached.keys[cached.index], cached.values[cached.index]
-    return [old_keys.astype(keys.dtype), keys], [old_values.astype(values.dtype), values]
+    return [cached.keys.astype(keys.dtype), keys], [cached.values.astype(values.dtype), values]
 
 
 @partial(_piece, static_argnums=(0, 1))
@@ -228,7 +231,8 @@ def fused_attend(
     same call is a plain graph of XLA, so that it can be tested on a CPU.
     """
     on_gpu = jax.default_backend() == "gpu" and str(query.dtype) in CUDNN_DTYPES
-    joined = (jnp.concatenate(parts, axis=1) for parts in _visible_parts(fresh, cached))
+    parts = _visible_parts(fresh, cached)
+    joined = (jnp.concatenate(part, axis=2).swapaxes(1, 2) for part in parts)
     with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes dtypes
         out = jax.nn.dot_product_attention(
             query, *joined, mask=bias[:, None] == 0, implementation="cudnn" if on_gpu else None

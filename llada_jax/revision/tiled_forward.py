@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from llada_jax.config import ModelConfig, require
-from llada_jax.model.forward import cache_for, run_layer, run_layers
+from llada_jax.model.forward import cache_for, cached_layers, run_layer, run_layers
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, score_rows, start_scores
-from llada_jax.model.layers import CachedLayer, attention_bias, rms_norm, rotation
+from llada_jax.model.layers import attention_bias, rms_norm, rotation
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import QuantArray
 from llada_jax.revision.tile_multiplier import TileMultiplier
@@ -78,14 +78,13 @@ def _forward_tiled_rows(
         _embed(params.embedding, rows.tokens),
         rotation(config, rows.positions),
         attention_bias(rows),
-        (CachedLayer(*cache, index) for index in range(config.n_layers)),
+        cached_layers(cache),
         run_layer,
     )
     hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
     return RowsOut(
         hidden.astype(params.embedding.dtype),
-        jnp.stack(keys).astype(cache.keys.dtype),
-        jnp.stack(values).astype(cache.values.dtype),
+        *(tuple(part.astype(cache.keys[0].dtype) for part in parts) for parts in (keys, values)),
     )
 
 

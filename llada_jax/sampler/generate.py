@@ -362,7 +362,7 @@ def _check_worker(
         "model of its own for the worker",
     )
     require(
-        len(denoiser.empty_cache(params, 1, 0).keys) > 0,
+        denoiser.empty_cache(params, 1, 0).keys[0].shape[1] > 0,
         "refresh is 'worker' and the backend keeps keys and values to itself, where no worker "
         "can read them; allowed: 'rows', 'none'",
     )

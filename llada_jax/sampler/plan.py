@@ -284,7 +284,7 @@ def _order(
 
 def _cached(state: DecodeState) -> tuple[Bool[Array, "B T"], Int[Array, "1 T"]]:
     """Returns the cached positions that may be read, and all positions of the cache."""
-    slots = jnp.arange(state.cache.keys.shape[2], dtype=jnp.int32)[None, :]
+    slots = jnp.arange(state.cache.length, dtype=jnp.int32)[None, :]
     return slots < state.n_cached[:, None], slots
 
 

@@ -129,7 +129,7 @@ def rows_result(
     cache, draft = state.cache, state.draft
     if spec.config.drafter is not None:
         draft = spec.config.drafter.observe(params, draft, rows, out)
-    if cache.keys.shape[2]:
+    if cache.length:
         cache = write_rows(cache, rows, out)
     batch = plan.n_rows.shape[0]  # without the second batch of rows for guidance
     return RowsResult(

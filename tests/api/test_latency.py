@@ -26,14 +26,14 @@ def fake(forwards: list, scored: list, score: float = 0.0) -> Denoiser:
     def forward_rows(params, rows, cache):
         forwards.append(jax.tree.map(np.asarray, rows))
         hidden = jnp.zeros((*rows.tokens.shape, 1))
-        return RowsOut(hidden, hidden, hidden)
+        return RowsOut(hidden, (hidden,), (hidden,))
 
     def score_rows(params, hidden, noise_keys):
         scored.append(hidden.shape[1])
         return Scores(*(jnp.full(hidden.shape[:2], score) for _ in Scores._fields))  # pyright: ignore
 
     def empty_cache(params, batch, length):
-        empty = jnp.zeros((0, batch, length, 0, 0))
+        empty = (jnp.zeros((batch, 0, length, 0)),)
         return KVCache(empty, empty)
 
     return Denoiser(forward_rows, score_rows, empty_cache, traceable=False)

@@ -239,10 +239,10 @@ def test_two_threads_on_one_program_get_their_own_rows(monkeypatch: pytest.Monke
                 np.testing.assert_array_equal(hidden, token + 200)
 
 
-def test_the_cache_of_the_sampler_has_no_layers() -> None:
+def test_the_cache_of_the_sampler_has_no_heads() -> None:
     cache = Session(Recorder(), ScoreRules()).empty_cache(None, 3, LENGTH)
-    assert isinstance(cache, KVCache)
-    assert cache.keys.shape == cache.values.shape == (0, 3, LENGTH, 0, 0)
+    assert [part.shape for part in jax.tree.leaves(cache)] == [(3, 0, LENGTH, 0)] * 2
+    assert cache.length == LENGTH
 
 
 @settings(max_examples=15)

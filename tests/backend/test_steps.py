@@ -56,8 +56,8 @@ def a_forward(config: ModelConfig, cached: int):
     visible = rng.random((1, cached)) < 0.7
     rows = make_rows(jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(live),
                      jnp.asarray(visible))  # fmt: skip
-    shape = (config.n_layers, 1, cached, config.n_kv_heads, config.head_dim)
-    cache = KVCache(*(jnp.asarray(rng.standard_normal(shape), jnp.float32) for _ in range(2)))
+    shape = (2, config.n_layers, 1, config.n_kv_heads, cached, config.head_dim)
+    cache = KVCache(*map(tuple, jnp.asarray(rng.standard_normal(shape), jnp.float32)))
     out = jax.jit(forward_rows, static_argnums=1)(random_params(config), config, rows, cache)
     return rows, cache, out
 
@@ -70,10 +70,10 @@ def inputs_of(config: ModelConfig, rows, cache: KVCache, layers: range) -> Array
         "sin": angles.sin[0, :, 0],
         "bias": attention_bias(rows)[0],
     }
-    if cache.keys.shape[2]:
+    if cache.length:
         for layer in layers:
-            inputs[f"keys_{layer}"] = cache.keys[layer, 0].swapaxes(0, 1)
-            inputs[f"values_{layer}"] = cache.values[layer, 0].swapaxes(0, 1)
+            inputs[f"keys_{layer}"] = cache.keys[layer][0]
+            inputs[f"values_{layer}"] = cache.values[layer][0]
     return {name: np.asarray(array) for name, array in inputs.items()}
 
 

@@ -53,7 +53,7 @@ def test_the_context_has_the_targets_states_of_the_certain_tokens():
     for row, end in enumerate(state.n_cached.tolist()):
         assert len(PROMPTS[row]) < end < len(PROMPTS[row]) + 10
         for kept, wanted in zip(*map(jax.tree.leaves, (state.draft, expected)), strict=True):
-            np.testing.assert_allclose(kept[row, :end], wanted[row, :end], rtol=0, atol=1e-4)
+            np.testing.assert_allclose(kept[row, :, :end], wanted[row, :, :end], rtol=0, atol=1e-4)
     while not state.done.all():
         state, record = step(decoding, state)
     best = forward(model.params, TARGET, jnp.minimum(state.tokens, 39)).argmax(-1)

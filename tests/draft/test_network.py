@@ -66,7 +66,7 @@ def drafts(anchor: int, count: int = 4, ids=None, dtype=jnp.float32) -> list[int
     visible = positions < anchor
     rows = jax.jit(context_rows, static_argnums=1)
     context = jax.tree.map(
-        lambda x: jnp.where(visible[..., None, None], x, jnp.array(1e3, dtype)),
+        lambda x: jnp.where(visible[:, None, :, None], x, jnp.array(1e3, dtype)),
         rows(drafter, config, target_taps(config.taps).astype(dtype), positions),
     )
     anchors = TOKENS[:, anchor], jnp.array([anchor], jnp.int32)

@@ -35,9 +35,9 @@ def cached_rows(config):
     positions = jnp.tile(jnp.arange(4, 9, dtype=jnp.int32), (2, 1))
     rows = make_rows(TOKENS, positions, jnp.ones((2, 5), bool), jnp.arange(9)[None] < 4)
     cache = cache_for(params, config, 2, 9)
-    keys = jax.random.split(jax.random.key(0))
-    drawn = (jax.random.normal(key, part.shape) for key, part in zip(keys, cache, strict=True))
-    return params, rows, KVCache(*drawn)
+    keys = iter(jax.random.split(jax.random.key(0), 2 * config.n_layers))
+    drawn = jax.tree.map(lambda part: jax.random.normal(next(keys), part.shape), cache)
+    return params, rows, drawn
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,8 @@ def test_each_layer_reads_its_own_cache():
     run = jax.jit(forward_rows, static_argnums=1)
     plain = run(params, DENSE, rows, cache)
     for layer in range(3):
-        changed = KVCache(cache.keys, cache.values.at[layer].add(1.0))
+        values = [part + float(index == layer) for index, part in enumerate(cache.values)]
+        changed = KVCache(cache.keys, tuple(values))
         found = run(params, DENSE, rows, changed)
         differs = [bool((a != b).any()) for a, b in zip(found.values, plain.values, strict=True)]
         assert differs == [later > layer for later in range(3)]

@@ -69,9 +69,9 @@ def model_of(config):
 
 
 def cache_of(config, batch, length=CACHED, dtype=jnp.float32):
-    shape = (config.n_layers, batch, length, config.n_kv_heads, config.head_dim)
-    rng = np.random.default_rng(1)
-    return KVCache(*(jnp.asarray(rng.standard_normal(shape), dtype) for _ in range(2)))
+    shape = (2, config.n_layers, batch, config.n_kv_heads, length, config.head_dim)
+    drawn = jnp.asarray(np.random.default_rng(1).standard_normal(shape), dtype)
+    return KVCache(*map(tuple, drawn))
 
 
 def some_rows(batch=2, length=CACHED):

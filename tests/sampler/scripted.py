@@ -37,7 +37,7 @@ class Scripted:
         hidden = np.stack(
             [np.full((batch, count), forward), rows.positions, rows.tokens == MASK], axis=-1
         )
-        nothing = np.zeros((0, batch, count, 0, 0))
+        nothing = (np.zeros((batch, count, 0, 0)),)
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore
 
     def _score(self, params, hidden, keys):
@@ -48,5 +48,5 @@ class Scripted:
 
     def _empty(self, params, batch, length):
         self.fed.clear()
-        nothing = np.zeros((0, batch, length, 0, 0), np.float32)
+        nothing = (np.zeros((batch, 0, length, 0), np.float32),)
         return KVCache(nothing, nothing)  # pyright: ignore

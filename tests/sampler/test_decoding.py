@@ -44,7 +44,7 @@ SHORT_PROMPTS = st.lists(st.integers(0, 20), min_size=1, max_size=7)
 def score_whole_canvas(salt, tokens):
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     live, nothing = jnp.ones(tokens.shape, bool), jnp.zeros((1, 0), bool)
-    cache = KVCache(*[jnp.zeros((1, 1, 0, 1, 1), jnp.int32)] * 2)
+    cache = KVCache(*[(jnp.zeros((1, 1, 0, 1), jnp.int32),)] * 2)
     hidden = forward_rows(salt, make_rows(tokens, positions, live, nothing), cache).hidden
     return score_rows(salt, hidden, None, ScoreRules(forbidden=(MASK,)))
 

@@ -176,7 +176,7 @@ def test_a_worker_needs_the_keys_and_values():
         raise AssertionError("nothing may run")
 
     def empty_cache(params, batch, length):
-        return jax.tree.map(lambda array: array[:0], denoiser.empty_cache(params, batch, length))
+        return jax.tree.map(lambda array: array[:, :0], denoiser.empty_cache(params, batch, length))
 
     aside = replace(denoiser, forward_rows=forward_rows, empty_cache=empty_cache, traceable=False)
     with pytest.raises(ValueError, match=r"keeps keys and values to itself.*; allowed: 'rows', '"):

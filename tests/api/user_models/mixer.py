@@ -27,8 +27,8 @@ def new_params(seed=0):
 def forward_rows(params, rows, cache):
     at = jnp.minimum(rows.positions, CONFIG.max_length - 1)
     own = params["embedding"][rows.tokens] + params["place"][at]
-    values = own[None, :, :, None, :]  # one layer, one head
-    cached = jnp.where(rows.sees_cache[..., None], cache.values[0, :, None, :, 0], 0)
+    values = (own[:, :, None, :],)  # one layer, one head
+    cached = jnp.where(rows.sees_cache[..., None], cache.values[0], 0)
     fresh = jnp.where(rows.sees_rows[..., None], own[:, None], 0)
     count = rows.sees_cache.sum(-1) + rows.sees_rows.sum(-1)
     mean = (cached.sum(2) + fresh.sum(2)) / jnp.maximum(count, 1).astype(own.dtype)[..., None]
@@ -40,8 +40,8 @@ def logits(params, hidden):
 
 
 def empty_cache(params, batch, length):
-    zeros = jnp.zeros((1, batch, length, 1, WIDTH))
-    return KVCache(zeros, jnp.zeros_like(zeros))
+    keys, values = jnp.zeros((2, batch, 1, length, WIDTH))
+    return KVCache((keys,), (values,))
 
 
 def mixer(seed=0, **changes):
