@@ -89,7 +89,7 @@ class Session:
         return Denoiser(self.forward_rows, self.score_rows, self.empty_cache, traceable=False)
 
     def empty_cache(self, params: Params, batch: int, length: int) -> KVCache:
-        """Discards all canvases. The returned cache has no heads, because the session has its own."""
+        """Discards all canvases. The session has its own caches, so the returned one is empty."""
         self._canvases = [CanvasCache() for _ in range(batch)]
         self._length = length
         nothing = (jnp.zeros((batch, 0, length, 0), jnp.float32),)

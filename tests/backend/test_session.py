@@ -21,7 +21,7 @@ from llada_jax.backend.steps import cache_names
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.layers import HIDDEN_SCORE, rotation
-from llada_jax.types import KVCache, Rows
+from llada_jax.types import Rows
 from tests.backend.example_backend import ExampleBackend
 from tests.backend.models import GQA, Arrays, random_params
 
