@@ -45,11 +45,12 @@ from llada_jax.draft.blocks import (
     draft_blocks,
     draft_loss,
     greedy_cycles,
-    lookup_drafts,
 )
 from llada_jax.draft.files import write_drafter
 from llada_jax.draft.network import DFlashConfig, DFlashParams, default_taps, init_drafter
 from llada_jax.model.params import ModelParams
+from llada_jax.sampler.drafters.drafter import DraftView
+from llada_jax.sampler.drafters.lookup import Lookup
 from llada_jax.training.loop import advance, read_metrics, require_steps
 
 
@@ -258,6 +259,13 @@ def batches(
 _drafts = jax.jit(draft_blocks, static_argnums=1)
 
 
+@partial(jax.jit, static_argnums=2)
+def _copied(tokens: jax.Array, anchors: jax.Array, count: int) -> jax.Array:
+    """Returns the drafts of look-up after each anchor."""
+    texts = jnp.broadcast_to(tokens, (len(anchors), len(tokens)))
+    return Lookup().draft((), DraftView(texts, anchors), count)
+
+
 def score(
     params: DFlashParams,
     drafter: DFlashConfig,
@@ -277,13 +285,13 @@ def score(
         blocks = Blocks(tokens[None], padded_taps(shard, [row]), np.array([end], np.int32), anchors)
         drafts = np.asarray(_drafts(cast, drafter, target.embedding, target.head, blocks))[0]
         answer = tokens[start:end]
-        copied = lookup_drafts(tokens[:end].tolist(), int(start), drafter.block_length - 1)
+        copied = _copied(tokens, np.maximum(anchors[0], 0), drafter.block_length - 1)
         answers.append(
             HeldOut(
                 shard.domains[row],
                 answer,
                 greedy_cycles(drafts[: len(answer)], answer),
-                greedy_cycles(copied, answer),
+                greedy_cycles(np.asarray(copied)[: len(answer)], answer),
             )
         )
     return answers

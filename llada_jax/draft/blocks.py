@@ -148,18 +148,3 @@ def greedy_cycles(drafts: Int[np.ndarray, "T k"], answer: Sequence[int]) -> list
         accepted.append(int(np.cumprod(right).sum()))
         at += accepted[-1] + 1
     return accepted
-
-
-def lookup_drafts(tokens: Sequence[int], start: int, count: int, longest: int = 3) -> np.ndarray:
-    """Returns drafts [T, count] after each of the tokens from `start`, copied from what followed
-    the last earlier occurrence of the longest possible n-gram; -1 for none. Needs no model."""
-    drafts = np.full((len(tokens) - start, count), -1)
-    seen: dict[tuple[int, ...], int] = {}  # the position after the last occurrence
-    for end in range(1, len(tokens) + 1):
-        grams = [tuple(tokens[end - n : end]) for n in range(min(longest, end), 0, -1)]
-        found = next((seen[gram] for gram in grams if gram in seen), None)
-        if end > start and found is not None:
-            copied = tokens[found : min(found + count, end)]
-            drafts[end - 1 - start, : len(copied)] = copied
-        seen.update(dict.fromkeys(grams, end))
-    return drafts

@@ -17,7 +17,6 @@ from llada_jax.draft.blocks import (
     draft_blocks,
     draft_loss,
     greedy_cycles,
-    lookup_drafts,
 )
 from llada_jax.draft.network import context_rows
 from llada_jax.model.head import head_logits
@@ -126,12 +125,3 @@ def test_cycles_count_accepted_drafts():
     # 1 and 2 are accepted, the target adds 3; after 3 both are accepted, and the answer ends.
     assert greedy_cycles(drafts, answer) == [2, 2]
     assert greedy_cycles(np.zeros((6, 3), int), answer) == [0] * 5
-
-
-def test_lookup_copies_what_followed_the_longest_match():
-    tokens = [1, 2, 3, 9, 2, 3, 1, 2, 3]
-    drafts = lookup_drafts(tokens, 5, 3)
-    # After 2 3: what followed at position 3; after 1: position 1; after 1 2 and 1 2 3: their first.
-    assert drafts.tolist() == [[9, 2, 3], [2, 3, 9], [3, 9, 2], [9, 2, 3]]
-    assert lookup_drafts([1, 2, 3], 0, 2).tolist() == [[-1, -1]] * 3
-    assert lookup_drafts([4, 4], 0, 2).tolist() == [[-1, -1], [4, -1]]
