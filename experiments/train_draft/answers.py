@@ -50,16 +50,14 @@ class AnswersConfig:
     shards: int = 64
     """Training shards."""
     shard_size: int = 128
-    """Prompts in a shard, and in each held-out set."""
+    """Prompts in a shard, and in each held-out set; they are decoded in one batch."""
     gen_length: int = 160
     max_prompt: int = 160
     """Tokens of the longest prompt; longer ones are left out."""
     temperature: float = 0.0
-    places: int = 64
-    """Prompts that are decoded at a time."""
 
     def __post_init__(self) -> None:
-        require_counts(self, "shards", "shard_size", "gen_length", "max_prompt", "places")
+        require_counts(self, "shards", "shard_size", "gen_length", "max_prompt")
         require_numbers(self, "temperature", least=0)
 
     @property
@@ -129,7 +127,7 @@ def make_shards(
     if tokenizer is None:
         raise ValueError("the model has no tokenizer; allowed: one that has")
     settings = {**asdict(config), "seed": seed, "taps": list(taps), "model": model.fingerprint}
-    settings = {key: settings[key] for key in settings if key not in ("folder", "shards", "places")}
+    settings = {key: settings[key] for key in settings if key not in ("folder", "shards")}
     stored = folder / "settings.json"
     if stored.exists():
         difference = first_difference(json.loads(stored.read_text()), settings)
@@ -146,22 +144,19 @@ def make_shards(
         *_chats("domains", size, config, seed, tokenizer),
         *_chats("train", size * config.shards, config, seed, tokenizer),
     ]
-    wanted = [chats[index * size : (index + 1) * size] for index in missing]
-    # A seed for each prompt, so that answers do not depend on the shards that are missing.
-    numbers = [seed * 1_000_003 + index * size + i for index in missing for i in range(size)]
-    results = lj.generate_stream(
-        model,
-        [ids for part in wanted for _, ids in part],
-        SamplerConfig.preset(
-            "autoregressive", gen_length=config.gen_length, temperature=config.temperature
-        ),
-        places=min(config.places, size),
-        together=size,
-        seed=jax.vmap(jax.random.key)(np.asarray(numbers, np.uint32)),
-    )
+    longest = max((ids for _, ids in chats), key=len)
     read_taps = jax.jit(partial(tapped, model=model.config, taps=taps))
-    for index, part in zip(tqdm(missing, unit="shard"), wanted, strict=True):
-        tokens, ends = _sequences(part, next(results), config)
+    sampler = SamplerConfig.preset(
+        "autoregressive", gen_length=config.gen_length, temperature=config.temperature
+    )
+    for index in tqdm(missing, unit="shard"):
+        part = chats[index * size : (index + 1) * size]
+        # With the longest prompt all batches have one shape, so one program decodes them.
+        prompts = [*(ids for _, ids in part), longest]
+        # A seed for each prompt, so that answers do not depend on the shards that are missing.
+        numbers = (seed * 1_000_003 + index * size + np.arange(len(prompts))).astype(np.uint32)
+        result = lj.generate(model, prompts, sampler, seed=jax.vmap(jax.random.key)(numbers))
+        tokens, ends = _sequences(part, result, config)
         states = _states(partial(read_taps, model.params), tokens, ends)
         with atomic.new_file(_file(folder, index, "taps.npy")) as path, path.open("wb") as file:
             np.save(file, np.concatenate(states).astype(ml_dtypes.bfloat16).view(np.uint16))
@@ -177,7 +172,7 @@ def _sequences(
     """Returns the prompts with their answers, padded, and their lengths."""
     tokens = np.zeros((len(chats), config.max_length), np.int32)
     ends = np.zeros(len(chats), np.int64)
-    answers = zip(chats, result.answers, result.generated, strict=True)
+    answers = zip(chats, result.answers, result.generated, strict=False)
     for row, ((_, prompt), ids, raw) in enumerate(answers):
         # Only an answer that ended in time is followed by the token that ended it.
         answer = without_loop([*ids.tolist(), *raw[len(ids) : len(ids) + 1].tolist()])
