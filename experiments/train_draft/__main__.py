@@ -47,7 +47,13 @@ from llada_jax.draft.blocks import (
     greedy_cycles,
 )
 from llada_jax.draft.files import write_drafter
-from llada_jax.draft.network import DFlashConfig, DFlashParams, default_taps, init_drafter
+from llada_jax.draft.network import (
+    DFlashConfig,
+    DFlashParams,
+    default_taps,
+    init_drafter,
+    start_from_target,
+)
 from llada_jax.model.params import ModelParams
 from llada_jax.sampler.drafters.drafter import DraftView
 from llada_jax.sampler.drafters.lookup import Lookup
@@ -137,7 +143,8 @@ def train_draft(config: RunConfig, run: Run) -> None:
     shards = read_shards(folder, range(len(SPLITS) + config.data.shards))
     held_out, shards = shards[: len(SPLITS)], shards[len(SPLITS) :]
     ids = None if drafter.n_ids is None else frequent_ids(shards, drafter.n_ids, drafter.vocab_size)
-    params = init_drafter(drafter, jax.random.key(config.train.seed))
+    drawn = init_drafter(drafter, jax.random.key(config.train.seed))
+    params = start_from_target(drawn, drafter, target.params)
 
     def scored(params: DFlashParams, count: int | None) -> dict[str, list[HeldOut]]:
         params = params._replace(ids=ids)
@@ -168,6 +175,8 @@ def train_draft(config: RunConfig, run: Run) -> None:
 
 def drafter_config(config: DrafterConfig, target: lj.Model) -> DFlashConfig:
     """Returns the configuration of a drafter whose layers have the target's widths and heads."""
+    most = target.config.n_layers
+    require(config.n_layers <= most, f"n_layers is {config.n_layers}; allowed: up to {most}")
     shape = target.config.replace(
         family="qwen3", n_layers=config.n_layers, qk_norm=True, tied_embeddings=False
     )

@@ -24,7 +24,7 @@ from llada_jax.model.architecture.parameters import ParamSpec
 from llada_jax.model.forward import forward_canvas, run_layers
 from llada_jax.model.head import first_maximum, head_logits
 from llada_jax.model.layers import HIDDEN_SCORE, CachedLayer, rms_norm, rotate, rotation
-from llada_jax.model.params import Layer, ModelParams, abstract_params, init_params
+from llada_jax.model.params import Attention, Layer, ModelParams, abstract_params, init_params
 from llada_jax.model.quantize import Weight, linear
 
 Context = tuple[tuple[Float[Array, "B K L Dh"], Float[Array, "B K L Dh"]], ...]
@@ -131,6 +131,28 @@ def init_drafter(config: DFlashConfig, key: Key[Array, ""]) -> DFlashParams:
     body = init_params(shape, of_layers)
     fc = specs.fc.init_std * jax.random.normal(of_fc, specs.fc.shape)
     return DFlashParams(fc, jnp.ones(config.width), body.layers, body.final_norm)
+
+
+def start_from_target(
+    drafter: DFlashParams, config: DFlashConfig, target: ModelParams
+) -> DFlashParams:
+    """Returns drawn parameters with the target's last layers and norm in place of the drafter's.
+
+    The fusion passes on the last tap and a part of what was drawn. Training from here reaches a
+    loss in a fraction of the steps that it takes from drawn layers.
+    """
+
+    def copied(own: Layer, source: Layer) -> Layer:
+        matrices = {name: getattr(source.attention, name) for name in Attention._fields[:4]}
+        attention = own.attention._replace(**matrices)  # its norms of queries and keys stay
+        return source._replace(attention=attention)
+
+    layers = tuple(map(copied, drafter.layers, target.layers[-len(drafter.layers) :]))
+    last = jnp.eye(config.width, drafter.fc.shape[1], drafter.fc.shape[1] - config.width)
+    norms = jnp.stack([layer.attention_norm for layer in layers])
+    started = DFlashParams(0.3 * drafter.fc + last, norms.mean(axis=0), layers, target.final_norm)
+    # Copies, since a training step consumes its input.
+    return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), started)
 
 
 def tapped(

@@ -226,7 +226,7 @@ def attend_in_turn(query, keys, values, bias, caches):
     for canvas, cache in enumerate(caches):
         own = slice(canvas * FEW, (canvas + 1) * FEW)
         fresh = keys[:, own], values[:, own]
-        old = CachedLayer(*(part.swapaxes(0, 1)[None, None] for part in cache), 0)
+        old = CachedLayer(*(part[None] for part in cache), 0)
         parts.append(attend(query[:, own], fresh, bias[:, own], old))
     return jnp.concatenate(parts, axis=1)
 

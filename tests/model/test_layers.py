@@ -18,7 +18,7 @@ def test_a_fused_kernel_matches_ours(dtype, within, kv_heads):
 
     query = drawn(2, 5, 4, 8)
     old, fresh = ([scale * drawn(2, t, kv_heads, 8) for scale in (1, 0.125)] for t in (6, 5))
-    cached = CachedLayer(*(part[None] for part in old), 0)
+    cached = CachedLayer(*(part.swapaxes(1, 2) for part in old), 0)
     sees = rng.random((2, 5, 11)) < 0.6
     sees[:, :, 6] = True
     bias = jnp.asarray(np.where(sees, 0, HIDDEN_SCORE), jnp.float32)

@@ -90,13 +90,9 @@ def assert_near(found, expected, at):
 def assert_same_rows(found, expected, live):
     at = np.asarray(live)
     assert_near(found.hidden, expected.hidden, at)
-    for name in ("keys", "values"):
-        flat = (
-            np.asarray(getattr(out, name)).reshape(*getattr(out, name).shape[:3], -1)
-            for out in (found, expected)
-        )
-        for ours, theirs in zip(*flat, strict=True):
-            assert_near(ours, theirs, at)
+    pairs = zip(found.keys + found.values, expected.keys + expected.values, strict=True)
+    for part in pairs:
+        assert_near(*(np.asarray(heads).reshape(*heads.shape[:2], -1) for heads in part), at)
 
 
 def test_the_tiled_forward_matches_forward_rows(multiply):
@@ -137,7 +133,7 @@ def test_keys_have_the_dtype_of_the_cache(multiply):
     rows = some_rows()
     wide = denoiser.forward_rows(packed, rows, cache_of(CONFIG, 2))
     narrow = denoiser.forward_rows(packed, rows, cache_of(CONFIG, 2, dtype=jnp.bfloat16))
-    assert narrow.keys.dtype == narrow.values.dtype == jnp.bfloat16
+    assert {part.dtype for part in narrow.keys + narrow.values} == {jnp.dtype("bfloat16")}
     np.testing.assert_allclose(
         narrow.hidden[0, :3], wide.hidden[0, :3], atol=0.05 * float(jnp.abs(wide.hidden).max())
     )
