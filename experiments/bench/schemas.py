@@ -1,8 +1,8 @@
 """The suite `schemas`: the time to compile JSON schemas as people write them.
 
-Each schema of `schemas.yaml` is compiled for the first 50,000 tokens of the tokenizer of `model`: from the schema to
-the automaton over tokens, as before the first request with it. Times are of the processor, which
-other programs disturb less. The tests check the same schemas.
+Each schema of `schemas.yaml` is compiled for the first 50,000 tokens of the tokenizer of `model`:
+from the schema to the automaton over tokens, as before the first request with it. Times are of the
+processor, which other programs disturb less. The tests check the same schemas.
 """
 
 import time
