@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import llada_jax as lj
-from llada_jax.config import require
 from llada_jax.model.mesh import mesh_of
 from llada_jax.sampler.record import StepView
 from llada_jax.serve.requests import MAX_TOP_LOGPROBS
@@ -136,13 +135,11 @@ class Engine:
     """Decodes requests in a worker thread. Any thread may submit them.
 
     Args:
-      places: Maximum number of sequences that are decoded at a time.
-      max_waiting: Maximum number of sequences and calls in the queue.
+      places: Maximum number of sequences that are decoded at a time, 1 or more.
+      max_waiting: Maximum number of sequences and calls in the queue, 1 or more.
     """
 
     def __init__(self, model: lj.Model, backend: str, places: int, max_waiting: int) -> None:
-        require(places >= 1, f"places is {places}; allowed: 1 or more")
-        require(max_waiting >= 1, f"queue is {max_waiting}; allowed: 1 or more")
         self.model, self.backend = model, backend
         self.places, self.max_waiting = places, max_waiting
         self.forwards = 0

@@ -154,7 +154,7 @@ class Service:
         if api_request.choices:
             return await self.score_choices(api_request, chat)
         request, events = await self.submit(api_request)
-        response = _ResponseFormat(self.name, chat, api_request, request)
+        response = ResponseFormat(self.name, chat, api_request, request)
         if api_request.stream:
             return self.event_stream(self.chunks(response, events))
         async for _ in self.changes(http, request, events):
@@ -164,7 +164,7 @@ class Service:
         return JSONResponse(response.whole())
 
     async def chunks(
-        self, response: "_ResponseFormat", events: "asyncio.Queue[Any]"
+        self, response: "ResponseFormat", events: "asyncio.Queue[Any]"
     ) -> AsyncIterator[Any]:
         """Yields the chunks of a streamed response, each with the text that is new."""
         for index in range(len(response.request.sequences)):
@@ -215,7 +215,7 @@ class Service:
         ]
         content = _content(chat, choices[best])
         choice = {"index": 0, **content, "finish_reason": "stop", "logprobs": None}
-        head = _ResponseFormat(self.name, chat, api_request, None).head()
+        head = ResponseFormat(self.name, chat, api_request, None).head()
         usage = _usage(len(pairs[best][0]), len(pairs[best][1]))
         extension = {"choices": labels}
         return JSONResponse({**head, "choices": [choice], "usage": usage, "llada": extension})
@@ -443,7 +443,7 @@ def _cells(sequence: Sequence) -> list[tuple[int, int, int, float, int]]:
 
 
 @dataclass(frozen=True)
-class _ResponseFormat:
+class ResponseFormat:
     """Builds responses, and the chunks of streamed ones, in OpenAI's format."""
 
     model: str
@@ -508,10 +508,10 @@ class _ResponseFormat:
         if not self.api_request.logprobs:
             return None
         tokens, values, top = source.tokens, source.logprobs, source.top
-        n_top = self.api_request.top_logprobs
+        n_top, tokenizer = self.api_request.top_logprobs, self.request.model.tokenizer
 
         def entry(token: int, value: float) -> dict[str, Any]:
-            text = self.request.decode([token])
+            text = tokenizer.decode([token], skip_special_tokens=False)
             return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
         content = []
