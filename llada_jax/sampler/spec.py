@@ -241,7 +241,7 @@ class StepSpec:
             f"rule {type(self.rule).__name__} needs {', '.join(sorted(needs))}, which the backend "
             "does not compute; allowed: another backend, as xla, or rules without these needs",
         )
-        require_counts(self, "top_logprobs", least=0, most=self.model.vocab_size)
+        require_counts(self, "top_logprobs", least=0)
         require(
             self.measures or self.top_logprobs <= int(config.temperature == 0),
             f"top_logprobs is {self.top_logprobs} and the backend reports the predicted token "

@@ -56,10 +56,15 @@ def unmeasured(top_logprobs, **settings):
     return decode(denoiser, jnp.int32(5), CONFIG, PROMPTS, config, **options)
 
 
-@pytest.mark.parametrize(("count", "temperature"), [(2, 0.0), (1, 0.5)])
-def test_a_backend_that_only_predicts_refuses_more(count, temperature):
-    message = f"top_logprobs is {count} and the backend reports .*; allowed: 0, or 1 at temperat"
-    with pytest.raises(ValueError, match=message):
+ALONE = " and the backend reports the predicted token alone; allowed: 0, or 1 at temperature 0"
+
+
+@pytest.mark.parametrize(
+    ("count", "temperature", "rest"),
+    [(2, 0.0, ALONE), (1, 0.5, ALONE), (-1, 0.0, "; allowed: 0 or more")],
+)
+def test_other_counts_are_refused(count, temperature, rest):
+    with pytest.raises(ValueError, match=f"^top_logprobs is {count}{rest}$"):
         unmeasured(count, temperature=temperature)
 
 
