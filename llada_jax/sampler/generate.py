@@ -79,8 +79,7 @@ class Result:
     """The most probable ids of each row's generation, [G, k], in the forward that committed each
     token; None if they were not requested. Log-probabilities are of the distribution that the
     confidences are of: without [MASK] and sampling noise, at temperature 1. A constraint does not
-    change them. Positions without a prediction have none: EOS after the end, and what a constraint
-    left no choice for."""
+    change them. A position that no forward has scored has ids -1, as EOS after the end."""
 
     @property
     def trace(self) -> Trace:
