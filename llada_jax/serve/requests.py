@@ -276,7 +276,10 @@ def _logprobs(fields: Mapping[str, Any], chat: bool) -> tuple[bool, int]:
         return "logprobs" in fields, _whole(fields, "logprobs", 0, 0, MAX_TOP_LOGPROBS)
     wanted = _typed(fields, "logprobs", False, bool, "true or false")
     n_top = _whole(fields, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
-    require(wanted or not n_top, f"top_logprobs is {n_top} without logprobs; allowed: 0, or logprobs true")
+    require(
+        wanted or not n_top,
+        f"top_logprobs is {n_top} without logprobs; allowed: 0, or logprobs true",
+    )
     return wanted, n_top
 
 

@@ -105,7 +105,9 @@ def test_a_stream_never_takes_text_back(client, expected):
 def test_top_logprobs_are_those_of_generate(client, model):
     prompt = model.tokenizer.encode("2+2=", add_special_tokens=True)
     config = SAMPLER.replace(temperature=0.9)
-    top, *_ = lj.generate(model, [prompt], config, seed=5, top_logprobs=4).top_logprobs or ()
+    result = lj.generate(model, [prompt], config, seed=5, top_logprobs=4)
+    assert result.top_logprobs is not None
+    (top,) = result.top_logprobs
     texts = [[model.tokenizer.pieces([i])[str(i)] for i in ids] for ids in top.ids.tolist()]
     ask = {"model": "tiny", "prompt": "2+2=", "seed": 5, "temperature": 0.9}
     for n in (4, 1):
