@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,13 +30,6 @@ from llada_jax.text import TOKENIZER_SOURCES
 
 BAD_INPUT = (ValueError, FloatingPointError, OSError, ImportError)
 DEFAULT_PRESET = "blockwise"
-SERVER_OPTIONS = {
-    "host": "address to listen on",
-    "port": "port to listen on",
-    "places": "sequences that are decoded at a time",
-    "queue": "requests that may wait",
-    "timeout": "seconds that a request may take",
-}
 EXAMPLES = {
     "chat": (
         "llada chat",
@@ -158,11 +152,11 @@ def _add_sampler(command: argparse.ArgumentParser) -> None:
 
 
 def _add_server(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--api-key", help="clients have to send it; default: $LLADA_API_KEY, none")
-    for name, about in SERVER_OPTIONS.items():
-        default = getattr(ServerSettings, name)
-        about = f"{about}; default: {default}"
-        command.add_argument(f"--{name}", type=type(default), default=default, help=about)
+    for option in fields(ServerSettings):
+        name, default = option.name.replace("_", "-"), option.default
+        kind = str if default is None else type(default)
+        about = f"{option.metadata['about']}; default: {default}"
+        command.add_argument(f"--{name}", type=kind, default=default, help=about)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -313,10 +307,9 @@ def serve(arguments: argparse.Namespace) -> None:
     """Serves until Ctrl-C or SIGTERM."""
     from llada_jax.serve.server import Service, run_server
 
-    settings = ServerSettings(
-        api_key=arguments.api_key or os.environ.get("LLADA_API_KEY") or None,
-        **{name: getattr(arguments, name) for name in SERVER_OPTIONS},
-    )
+    options = {option.name: getattr(arguments, option.name) for option in fields(ServerSettings)}
+    options["api_key"] = options["api_key"] or os.environ.get("LLADA_API_KEY") or None
+    settings = ServerSettings(**options)
     model, backend, sampler = _load(arguments)
     run_server(Service(model, sampler, settings, backend=backend, seed=arguments.seed))
 

@@ -42,6 +42,7 @@ def generate(
     refresh_on: Model | None = None,
     holes: bool = False,
     constraint: Constraints | None = None,
+    top_logprobs: int = 0,
 ) -> Result:
     """Decodes prompts: [B, P] ids, or a list of lists of different lengths.
 
@@ -61,6 +62,8 @@ def generate(
       holes: the prompts are canvases with holes to fill, as in `infill`.
       constraint: the form of the texts: `regex`, `json_schema` or `choice`, or a list of them, one
         for each prompt. Each generation is complete within its `gen_length`.
+      top_logprobs: the number of most probable tokens to report of each position, in
+        `Result.top_logprobs`; backends outside JAX report 1 at temperature 0, else 0.
 
     Raises:
       ValueError: one message that names the bad value and the allowed ones, before any computation.
@@ -69,9 +72,8 @@ def generate(
     """
     with ExitStack() as threads:
         settings = _settings(model, config, backend, loop, refresh_on, threads, constraint, on_step)
-        result = decode(
-            prompts=prompts, seed=seed, trace=trace, on_step=on_step, infill=holes, **settings
-        )
+        settings |= {"infill": holes, "top_logprobs": top_logprobs}
+        result = decode(prompts=prompts, seed=seed, trace=trace, on_step=on_step, **settings)
     if result.recorded is not None and model.tokenizer is not None:
         ids = np.union1d(result.recorded.tokens, result.recorded.event_token)
         result.recorded.settings["pieces"] = model.tokenizer.pieces(ids.tolist())
@@ -85,6 +87,7 @@ def start(
     *,
     seed: Seeds = 0,
     constraint: Constraints | None = None,
+    top_logprobs: int = 0,
 ) -> tuple[Decoding, DecodeState]:
     """Returns the arguments of `step`: a model with its sampler, and the state before any forward::
 
@@ -94,7 +97,8 @@ def start(
 
     Both are pytrees. `state.tokens` is [B, L], with prompts at position 0 and masks after them; the
     numbers of the rule and the parameters are leaves of `decoding`. Arguments as in `generate`; the
-    seed may be traced, so that states of many seeds can be made by `jax.vmap`.
+    seed may be traced, so that states of many seeds can be made by `jax.vmap`. The state has the
+    `top_logprobs` in `state.top`.
 
     Raises:
       ValueError: As `generate`; and for a model on a mesh or of an export, and for float64.
@@ -110,7 +114,8 @@ def start(
     require(not config.stop, f"stop is {config.stop!r}; allowed in single steps, as ids: ()")
     texts = _texts(model, config, constraint)
     params = _run_params(model, config, denoiser)
-    run = checked_run(denoiser, params, model.config, prompts, config, seed=seed, texts=texts)
+    options = {"seed": seed, "texts": texts, "top_logprobs": top_logprobs}
+    run = checked_run(denoiser, params, model.config, prompts, config, **options)
     return run.decoding, run.state(range(len(run.prompts)))
 
 
@@ -143,6 +148,7 @@ def generate_stream(
     loop: Loop | None = None,
     refresh_on: Model | None = None,
     constraint: Constraints | None = None,
+    top_logprobs: int = 0,
 ) -> ResultStream:
     """Decodes many prompts, a few at a time: one that is done gives its batch slot to the next.
 
@@ -164,7 +170,8 @@ def generate_stream(
     opened = ExitStack()
     with ExitStack() as threads:
         settings = _settings(model, config, backend, loop, refresh_on, threads, constraint)
-        slots = Slots(checked_run(prompts=prompts, seed=seed, **settings), places)
+        settings |= {"seed": seed, "top_logprobs": top_logprobs}
+        slots = Slots(checked_run(prompts=prompts, **settings), places)
         opened = threads.pop_all()
 
     def results() -> Iterator[Result]:

@@ -92,8 +92,8 @@ class Session:
         """Discards all canvases. The session has its own caches, so the returned one is empty."""
         self._canvases = [CanvasCache() for _ in range(batch)]
         self._length = length
-        nothing = (jnp.zeros((batch, 0, length, 0), jnp.float32),)
-        return KVCache(nothing, nothing)
+        shape = (batch, 0, length, 0)  # two arrays, as the loop donates each
+        return KVCache((jnp.zeros(shape, jnp.float32),), (jnp.zeros(shape, jnp.float32),))
 
     def forward_rows(self, params: Params, rows: Rows, cache: KVCache) -> RowsOut:
         """Runs the live rows, several canvases per forward pass if possible."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
 from time import perf_counter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,8 +68,8 @@ class Slots:
                     self._account(state, steps, perf_counter() - began)
                     done |= self._release(state)
             slots = [done.pop(prompt) for prompt in chosen]
-            rows = zip(*(slot.done for slot in slots if slot.done is not None), strict=True)
-            finished = FinishedRows(*map(np.concatenate, rows))
+            rows = (slot.done for slot in slots)
+            finished: Any = jax.tree.map(lambda *parts: np.concatenate(parts), *rows)
             seconds = sum(slot.seconds for slot in slots)
             steps = _joined([slot.steps for slot in slots], run.buckets(chosen))
             yield result_of(run, chosen, finished, steps, seconds, trace=trace)
@@ -126,7 +127,7 @@ class Slots:
                 self._waiting.clear()
             else:
                 # Copies: the next forwards reuse the state's memory.
-                slot.done = FinishedRows(*(np.array(array[row : row + 1]) for array in arrays))
+                slot.done = jax.tree.map(partial(np.take, indices=[row], axis=0), arrays)
                 released[slot.prompt] = slot
         if not self._faults:
             require_finite_rule(self._run.config.rule, state)

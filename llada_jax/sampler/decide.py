@@ -29,7 +29,7 @@ from llada_jax.sampler.observe import (
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_of
 from llada_jax.sampler.rules.rule import Decision, Observation, Revision, Rule, ranks
 from llada_jax.sampler.spec import StepSpec
-from llada_jax.sampler.state import STABLE, VISIBLE, DecodeState, put, take
+from llada_jax.sampler.state import STABLE, VISIBLE, DecodeState, choose, put, take
 
 
 def decide(
@@ -68,6 +68,12 @@ def decide(
         remasked = (before.status >= VISIBLE) & revised.masked
         memory = state.rule._replace(remasks=remasks + remasked.astype(jnp.int32))
         state = state._replace(rule=memory)
+    if state.top is not None and scores.top is not None:
+        is_open = before.masked | (state.tokens != before.tokens)
+        if spec.config.drafter is not None:  # this forward has verified its drafts
+            is_open |= before.status == VISIBLE
+        newer = partial(choose, is_open & (scores.here.token >= 0))
+        state = state._replace(top=jax.tree.map(newer, scores.top, state.top))
     record = record_of(spec, counts, before, revised, advanced, state)
     if spec.keeps_scores:
         here, margins = scores.here, spec.keeps_scores == "margins"

@@ -40,7 +40,7 @@ from llada_jax.sampler.prompts import (
 )
 from llada_jax.sampler.record import OnStep, tokens_committed
 from llada_jax.sampler.spec import KeptScores, StepSpec, layout_of, new_state
-from llada_jax.sampler.state import VISIBLE, DecodeState
+from llada_jax.sampler.state import VISIBLE, DecodeState, TopTokens
 from llada_jax.sampler.stops import TextEnds, ToText, before_end, before_stop, stop_at_strings
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.sampler.windows.window import CanvasLayout
@@ -75,6 +75,11 @@ class Result:
     """The tokenizer's decoding of ids, or None if the model has no tokenizer."""
     stop: tuple[str, ...] = ()
     """Stop strings of the sampler."""
+    top_logprobs: list[TopTokens] | None = None
+    """The most probable ids of each row's generation, [G, k], in the forward that committed each
+    token; None if they were not requested. Log-probabilities are of the distribution that the
+    confidences are of: without [MASK] and sampling noise, at temperature 1. A constraint does not
+    change them. A position that no forward has scored has ids -1, as EOS after the end."""
 
     @property
     def trace(self) -> Trace:
@@ -152,11 +157,12 @@ class FinishedRows(NamedTuple):
     status: Int[np.ndarray, "B L"]
     nfe: Int[np.ndarray, " B"]
     end: Int[np.ndarray, " B"]
+    top: TopTokens | None
 
     @classmethod
     def of(cls, state: DecodeState) -> "FinishedRows":
         """Returns these arrays of a state."""
-        return cls(*(np.asarray(getattr(state, name)) for name in cls._fields))
+        return jax.tree.map(np.asarray, cls(*(getattr(state, name) for name in cls._fields)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,6 +298,7 @@ def checked_run(
     refresher: Refresher | None = None,
     texts: CompiledConstraints | None = None,
     keeps_scores: KeptScores = False,
+    top_logprobs: int = 0,
     to_text: ToText | None = None,
 ) -> DecodingRun:
     """Checks everything before anything is computed.
@@ -303,6 +310,7 @@ def checked_run(
       infill: The masks in the prompts are the holes; nothing is appended.
       refresher: For the `host` loop, if the settings require a worker. Its results may differ from
         the denoiser's in rounding, and then the tokens depend on it.
+      top_logprobs: Number of most probable tokens to keep of each position.
       to_text: The tokenizer's decoding of ids, for stop strings.
 
     Raises ValueError for a prompt that is empty, too long, has ids outside the vocabulary or,
@@ -315,7 +323,8 @@ def checked_run(
         "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
     )
     config = with_ids(config, model)
-    spec = StepSpec(model, config, denoiser.measure_rows is not None, keeps_scores)
+    measures = denoiser.measure_rows is not None
+    spec = StepSpec(model, config, measures, keeps_scores, top_logprobs)
     spec.check()
     if config.has_worker:
         _check_worker(denoiser, params, loop, refresher)
@@ -387,6 +396,10 @@ def result_of(
     padded = np.full((len(end), end.max()), pad_id, tokens.dtype)
     for row, stop in enumerate(end):
         padded[row, end.max() - stop :] = tokens[row, :stop]
+
+    def cut(array: Any) -> list[Any]:
+        return [array[row, begin[row] : end[row]] for row in range(len(chosen))]
+
     shared = len(run.constraints) < 2
     settings = {
         "sampler": config.as_dict(),
@@ -410,8 +423,9 @@ def result_of(
         nfe=done.nfe,
         tpf=tokens_committed(steps.records.events) / max(1, int(done.nfe.sum())),
         seconds=seconds,
-        generated=[tokens[row, begin[row] : end[row]] for row in range(len(chosen))],
+        generated=cut(tokens),
         recorded=trace_of(steps, tokens, status >= VISIBLE, lengths, settings) if trace else None,
         ends=() if infill else end_ids(config, model),
         stop=config.stop,
+        top_logprobs=done.top and [*map(TopTokens, *map(cut, done.top))],
     )

@@ -77,11 +77,13 @@ def head_request(spec: StepSpec, state: DecodeState, at: Int[Array, "B Q"]) -> H
 
     Raises ValueError if the rule asks in wrong shapes.
     """
-    rule, memory = spec.rule, state.rule
+    rule, memory, probability = spec.rule, state.rule, spec.needs("probability")
+    top_k = max(spec.rule_top_k, spec.top_logprobs)
     if not rule.head_needs:
-        if not (spec.needs("probability") and spec.measures):
+        if not (spec.measures and (probability or top_k)):
             return None
-        return HeadRequest(listed=take(state.tokens, at % state.tokens.shape[1])[..., None])
+        tokens = take(state.tokens, at % state.tokens.shape[1])[..., None]
+        return HeadRequest(top_k, listed=tokens if probability else None)
     length, batch = spec.config.block_length, state.tokens.shape[0]
     listed, added = _checked(rule, rule.ask(memory.state), (batch, length))
     if spec.needs("current", "probability"):  # the last one, to which nothing is added
@@ -97,7 +99,7 @@ def head_request(spec: StepSpec, state: DecodeState, at: Int[Array, "B Q"]) -> H
         return jnp.where(inside, take(array, offset), jnp.asarray(outside, array.dtype))
 
     return HeadRequest(
-        top_k=rule.top_k if spec.needs("top_k") else 0,
+        top_k=top_k,
         listed=at_rows(listed, -1),
         added=at_rows(added, 0),
         previous=at_rows(memory.previous and memory.previous.hidden, 0),

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.spec import StepSpec
-from llada_jax.sampler.state import MASKED, STABLE, VISIBLE, DecodeState, put
+from llada_jax.sampler.state import MASKED, STABLE, VISIBLE, DecodeState, TopTokens, put
 from llada_jax.types import HeadExtras, HeadOut, Scores
 
 
@@ -72,6 +73,7 @@ class StepScores(NamedTuple):
     hidden: Float[Array, "B C D"] | None = None  # of the block, if the rule needs it
     probability: Float[Array, "B L"] | None = None  # of the current tokens, if the rule needs it
     classes: ClassScores | None = None  # under a constraint
+    top: TopTokens | None = None  # [B, L, k], if it was requested
 
     @property
     def faults(self) -> Bool[Array, "B L"]:
@@ -151,6 +153,22 @@ def token_probability(head: HeadOut) -> Float[Array, "B Q"]:
     return jnp.exp(measured.listed[..., -1] - measured.log_sum_exp)
 
 
+def top_tokens(at: Int[Array, "B Q"], head: HeadOut, length: int, k: int) -> TopTokens:
+    """Returns the most probable tokens by position, [B, length, k]; the predicted token alone if
+    the head has measured no others."""
+    measured = head.measured
+    if measured is None or measured.top_ids is None:
+        ids, logprobs = head.scores.token[..., None], jnp.log(head.scores.confidence)[..., None]
+    else:
+        assert measured.top_logits is not None
+        ids = measured.top_ids[..., :k]
+        logprobs = measured.top_logits[..., :k] - measured.log_sum_exp[..., None]
+    rest = [(0, 0), (0, 0), (0, k - ids.shape[-1])]
+    ids = jnp.pad(ids, rest, constant_values=-1)
+    logprobs = jnp.pad(logprobs.astype(jnp.float32), rest, constant_values=-jnp.inf)
+    return TopTokens(put(at, ids, length), put(at, logprobs, length))
+
+
 class StepView(NamedTuple):
     """What `on_step` is called with after each forward, as numpy arrays."""
 
@@ -161,6 +179,7 @@ class StepView(NamedTuple):
     confidence: Float[np.ndarray, "B L"]
     fresh: Bool[np.ndarray, "B L"]  # positions that this step committed
     nfe: Int[np.ndarray, " B"]
+    top: TopTokens | None = None  # as in `DecodeState`
 
 
 OnStep = Callable[[StepView], None]
@@ -170,7 +189,7 @@ def view_of(step: int, rows: int, state: DecodeState, status_before: Any) -> Ste
     """Returns the view of a state after a step."""
     length = int(state.end.max())
 
-    def copied(array: Array) -> np.ndarray:  # the next step reuses the state's memory
+    def copied(array: Any) -> np.ndarray:  # the next step reuses the state's memory
         return np.array(array)[:, :length]
 
     status = copied(state.status)
@@ -182,4 +201,5 @@ def view_of(step: int, rows: int, state: DecodeState, status_before: Any) -> Ste
         confidence=copied(state.confidence),
         fresh=status != status_before[:, :length],
         nfe=np.array(state.nfe),
+        top=jax.tree.map(copied, state.top),
     )

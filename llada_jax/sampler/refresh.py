@@ -22,7 +22,7 @@ from llada_jax.sampler.plan import (
     rows_with_extra,
     with_unconditional,
 )
-from llada_jax.sampler.record import StepScores, spread, token_probability
+from llada_jax.sampler.record import StepScores, spread, token_probability, top_tokens
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, choose, put, take
 from llada_jax.sampler.windows.window import RowSet, first_flags
@@ -48,7 +48,7 @@ def refresh_job(spec: StepSpec, state: DecodeState, plan: StepPlan) -> RefreshJo
     rows = rows_with_extra(spec, state, extra, no_window, (1 + shadow) * n_tokens)
     at = first_flags(chosen, n_tokens)
     row = take(extra.slots[:, PROBE if shadow else REFRESH], at)
-    request = HeadRequest(listed=take(state.tokens, at)[..., None])
+    request = HeadRequest(spec.top_logprobs, listed=take(state.tokens, at)[..., None])
     if spec.grammar is not None:
         request = with_classes(spec, request)
     return RefreshJob(with_unconditional(spec, state, rows), at, row, request)
@@ -63,14 +63,18 @@ def merge(
     known = refreshed.token >= 0
     assert scores.probability is not None  # of a rule that revises
     probability = put(job.at, token_probability(head), length)
-    classes = scores.classes
+    classes, top = scores.classes, scores.top
     if classes is not None:
         newer = class_scores(job.at, head, length)
         classes = jax.tree.map(partial(choose, known), newer, classes)
+    if top is not None:
+        newer = top_tokens(job.at, head, length, top.ids.shape[-1])
+        top = jax.tree.map(partial(choose, known), newer, top)
     scores = scores._replace(
         here=jax.tree.map(partial(jnp.where, known), refreshed, scores.here),
         rescored=scores.rescored | known,
         probability=jnp.where(known, probability, scores.probability),
         classes=classes,
+        top=top,
     )
     return state._replace(cache=write_rows(state.cache, job.rows, out)), scores

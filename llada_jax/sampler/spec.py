@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
-from llada_jax.config import ModelConfig, Parity, require
+from llada_jax.config import ModelConfig, Parity, require, require_counts
 from llada_jax.constraint.reach import Grammar
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.rules.rule import Rule, RuleState, Sizes
@@ -25,6 +25,7 @@ from llada_jax.sampler.state import (
     DecodeState,
     PreviousScores,
     RuleMemory,
+    TopTokens,
 )
 from llada_jax.sampler.windows.window import CanvasLayout, Window, WindowContext, doubling
 from llada_jax.types import KVCache, Scores
@@ -46,6 +47,8 @@ class StepSpec:
     """Whether the backend's head measures the requests of rules and constraints."""
     keeps_scores: KeptScores = field(default=False, metadata={"static": True})
     """Whether the record of a step has every score of its forward, or its margins as well."""
+    top_logprobs: int = field(default=0, metadata={"static": True})
+    """Number of top tokens that the state keeps of each position."""
     grammar: Grammar | None = None  # the texts that are allowed; None allows all
 
     @property
@@ -97,6 +100,11 @@ class StepSpec:
     def needs(self, *names: str) -> bool:
         """Returns whether the rule needs any of these fields of an observation."""
         return not self.rule.needs.isdisjoint(names)
+
+    @property
+    def rule_top_k(self) -> int:
+        """Number of top tokens that the rule observes."""
+        return self.rule.top_k if self.needs("top_k") else 0
 
     @property
     def shadows(self) -> bool:
@@ -233,6 +241,12 @@ class StepSpec:
             f"rule {type(self.rule).__name__} needs {', '.join(sorted(needs))}, which the backend "
             "does not compute; allowed: another backend, as xla, or rules without these needs",
         )
+        require_counts(self, "top_logprobs", least=0)
+        require(
+            self.measures or self.top_logprobs <= int(config.temperature == 0),
+            f"top_logprobs is {self.top_logprobs} and the backend reports the predicted token "
+            "alone; allowed: 0, or 1 at temperature 0",
+        )
 
 
 def new_state(
@@ -277,6 +291,9 @@ def new_state(
         done=~masked.any(axis=1),
         fault=np.full(batch, -1, np.int32),
     )
+    if k := spec.top_logprobs:
+        ids = jnp.full((batch, length, k), -1, jnp.int32)
+        fields["top"] = TopTokens(ids, jnp.full(ids.shape, -jnp.inf, jnp.float32))
     memory = _new_memory(spec, batch, length)
     return DecodeState(**jax.device_put(fields), key=keys, cache=cache, rule=memory)
 

@@ -38,6 +38,14 @@ class PreviousScores(NamedTuple):
     known: Bool[Array, "B C"]
 
 
+class TopTokens(NamedTuple):
+    """The k most probable ids of each position and their log-probabilities, the best one first; -1
+    and -inf if there are fewer."""
+
+    ids: Int[Array, "*positions k"]
+    logprobs: Float[Array, "*positions k"]
+
+
 class RuleMemory(NamedTuple):
     """Everything that is kept for the rule: its state, and the data that its `needs` require."""
 
@@ -70,6 +78,9 @@ class DecodeState(NamedTuple):
     rule: RuleMemory
     constraint: TextSpans | None = None  # where the constrained text is
     draft: Any = ()  # the drafter's memory
+    top: TopTokens | None = None
+    """Of the forward that committed each token, or last scored each mask, [B, L, k]; None if it was
+    not requested."""
 
     @property
     def masked(self) -> Bool[Array, "B L"]:

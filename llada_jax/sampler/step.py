@@ -26,6 +26,7 @@ from llada_jax.sampler.record import (
     StepScores,
     spread,
     token_probability,
+    top_tokens,
 )
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, put, take
@@ -200,14 +201,19 @@ def by_position(spec: StepSpec, denoised: ForwardOutput, head: HeadOut, length: 
     measured = None
     if spec.rule.head_needs:
         assert head.measured is not None
+        top = head.measured.top_ids, head.measured.top_logits
+        top_ids, top_logits = jax.tree.map(lambda every: every[..., : spec.rule_top_k], top)
         measured = head.measured._replace(
-            class_ids=None, class_logits=None, class_noisy=None, class_mass=None
-        )
+            top_ids=top_ids, top_logits=top_logits,
+            class_ids=None, class_logits=None, class_noisy=None, class_mass=None,
+        )  # fmt: skip
     block = partial(to_block, at=at, start=denoised.block_start, length=spec.config.block_length)
     measured, hidden = jax.tree.map(block, (measured, hidden))
     needed = spec.needs("probability")
     probability = put(at, token_probability(head), length) if needed else None
     classes = None if spec.grammar is None else class_scores(at, head, length)
+    k = spec.top_logprobs
+    top = top_tokens(at, head, length, k) if k else None
     return StepScores(
-        spread(at, scores, length), denoised.rescored, measured, hidden, probability, classes
+        spread(at, scores, length), denoised.rescored, measured, hidden, probability, classes, top
     )

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import llada_jax as lj
-from llada_jax.config import require
 from llada_jax.model.mesh import mesh_of
 from llada_jax.sampler.record import StepView
+from llada_jax.serve.requests import MAX_TOP_LOGPROBS
 from llada_jax.serve.sequence import Forward, Request, Sequence
 
 SHUTDOWN = "the server is shutting down"
@@ -67,21 +67,21 @@ class QueuedSequence:
     row: Any
     """State before the first forward, without a KV cache."""
     key: tuple[Any, ...]
-    """Sampler settings, constraint and canvas length: sequences of a batch share all three."""
+    """Sampler settings, constraint, number of top tokens and canvas length: sequences of a batch
+    share all four."""
 
 
 class Batch:
     """Slots for sequences with the same key, which one forward advances together."""
 
     def __init__(self, first: QueuedSequence, size: int) -> None:
-        request, (*_, length) = first.sequence.request, first.key
+        request, (*_, top, length) = first.sequence.request, first.key
         self.key = first.key
         self.slots: list[Sequence | None] = [None] * size
         dummy = [_dummy_prompt(request, length)] * size
         sampler = request.sampler.replace(stop=())
-        self._decoding, state = lj.start(
-            request.model, dummy, sampler, constraint=request.constraint
-        )
+        options = {"constraint": request.constraint, "top_logprobs": top}
+        self._decoding, state = lj.start(request.model, dummy, sampler, **options)
         self._state = state._replace(done=jnp.ones(size, bool))
 
     @property
@@ -111,24 +111,15 @@ class Batch:
         """Runs one forward, and returns the sequences that it advanced or failed."""
         self._state, record = _step(self._decoding, self._state)
         state, drafts = self._state, self._state.rule.drafts
-        outputs = (state.tokens, state.status, state.confidence, state.done, state.fault, state.end)
-        counts = record.counts
-        *arrays, rows = jax.device_get((*outputs, counts.live_rows))
-        tokens, status, confidence, done, fault, end = arrays
-        draft_tokens = None if drafts is None else np.asarray(drafts.token)
+        canvases = state.tokens, state.status, state.confidence, drafts and drafts.token, state.top
+        numbers = state.done, state.fault, state.end, record.counts.live_rows
+        canvases, (done, fault, end, rows) = jax.device_get((canvases, numbers))
         busy = [sequence for _, sequence in self.busy]
         for slot, sequence in self.busy:
             if fault[slot] >= 0:
                 sequence.request.fail("the model's scores are NaN or infinite")
                 continue
-            stop = int(end[slot])
-            forward = Forward(
-                tokens[slot, :stop].copy(),
-                status[slot, :stop].copy(),
-                confidence[slot, :stop].copy(),
-                int(rows[slot]),
-                None if draft_tokens is None else draft_tokens[slot, :stop].copy(),
-            )
+            forward = Forward.of_row(slot, int(end[slot]), int(rows[slot]), *canvases)
             sequence.advance(forward, bool(done[slot]))
         return busy
 
@@ -144,13 +135,11 @@ class Engine:
     """Decodes requests in a worker thread. Any thread may submit them.
 
     Args:
-      places: Maximum number of sequences that are decoded at a time.
-      max_waiting: Maximum number of sequences and calls in the queue.
+      places: Maximum number of sequences that are decoded at a time, 1 or more.
+      max_waiting: Maximum number of sequences and calls in the queue, 1 or more.
     """
 
     def __init__(self, model: lj.Model, backend: str, places: int, max_waiting: int) -> None:
-        require(places >= 1, f"places is {places}; allowed: 1 or more")
-        require(max_waiting >= 1, f"queue is {max_waiting}; allowed: 1 or more")
         self.model, self.backend = model, backend
         self.places, self.max_waiting = places, max_waiting
         self.forwards = 0
@@ -236,8 +225,13 @@ class Engine:
         return self.backend != "xla" or self._on_mesh or sampler.parity.wide or sampler.has_worker
 
     def _options(self, request: Request) -> dict[str, Any]:
-        options = {"backend": self.backend, "seed": request.seed, "constraint": request.constraint}
-        return {"config": request.sampler, **options}
+        return {
+            "config": request.sampler,
+            "backend": self.backend,
+            "seed": request.seed,
+            "constraint": request.constraint,
+            "top_logprobs": request.top_logprobs,
+        }
 
     def _check(self, request: Request) -> None:
         # A stream checks its arguments when it is made, and decodes only once it is read.
@@ -252,12 +246,13 @@ class Engine:
         room = config.max_length - config.max_length % (config.block_length or 1)
         length = max(min(length, room), longest)
         prompts = [*request.prompts, _dummy_prompt(request, length)]
-        _, state = lj.start(
-            self.model, prompts, sampler, seed=request.seed, constraint=request.constraint
-        )
+        # Requests for different numbers of top tokens share batches.
+        top = MAX_TOP_LOGPROBS if request.top_logprobs else 0
+        options = {"constraint": request.constraint, "top_logprobs": top}
+        _, state = lj.start(self.model, prompts, sampler, seed=request.seed, **options)
         rows = state._replace(cache=None)
         length = state.tokens.shape[1]
-        key = (sampler, request.constraint, length)
+        key = (sampler, request.constraint, top, length)
         return [
             QueuedSequence(sequence, _single_row(rows, sequence.index), key)
             for sequence in request.sequences
@@ -370,14 +365,9 @@ class Engine:
             self.forwards += 1
             for sequence in request.sequences:
                 if not sequence.finish:
-                    row = sequence.index
                     stop = sequence.n_prompt + request.sampler.gen_length
-                    forward = Forward(
-                        view.tokens[row, :stop],
-                        view.state[row, :stop],
-                        view.confidence[row, :stop],
-                        view.rows,
-                    )
+                    canvases = view.tokens, view.state, view.confidence, None, view.top
+                    forward = Forward.of_row(sequence.index, stop, view.rows, *canvases)
                     sequence.advance(forward, False)
                     request.changed(sequence)
 

@@ -35,6 +35,7 @@ KNOWN = frozenset({
     "stream_options", "temperature", "n", "logprobs", "top_logprobs", "response_format", "llada",
 })  # fmt: skip
 MAX_SEQUENCES, MAX_STOPS, MAX_CHOICES, MAX_MESSAGES = 16, 4, 64, 256
+MAX_TOP_LOGPROBS = 20  # as in OpenAI's interface
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def parse_api_request(
         n * len(prompts) <= MAX_SEQUENCES,
         f"n is {n} with {len(prompts)} prompts; allowed: up to {MAX_SEQUENCES} answers",
     )
-    logprobs, n_top = _logprobs(fields, chat, settings)
+    logprobs, n_top = _logprobs(fields, chat)
     options = _typed(fields, "stream_options", {}, dict, "an object")
     stream = _typed(fields, "stream", False, bool, "true or false")
     choices = _choices(extension)
@@ -266,24 +267,18 @@ def _prompts(fields: Mapping[str, Any], model: lj.Model) -> list[list[int]]:
     return token_ids
 
 
-def _logprobs(fields: Mapping[str, Any], chat: bool, sampler: lj.SamplerConfig) -> tuple[bool, int]:
+def _logprobs(fields: Mapping[str, Any], chat: bool) -> tuple[bool, int]:
     """Returns whether log-probabilities are requested, and the number of top tokens per position.
 
     Chats have a flag and a number, text completions only a number.
     """
-    reason = "(a forward reports the token that it commits alone)"
-    if chat:
-        wanted = _typed(fields, "logprobs", False, bool, "true or false")
-        n_top = fields.get("top_logprobs", 0)
-        require(
-            n_top in (0, 1) and not isinstance(n_top, bool) and (wanted or n_top == 0),
-            f"top_logprobs is {n_top!r:.60}; allowed: 0 or 1, with logprobs {reason}",
-        )
-    else:
-        wanted, n_top = "logprobs" in fields, _whole(fields, "logprobs", 0, 0, 1)
+    if not chat:
+        return "logprobs" in fields, _whole(fields, "logprobs", 0, 0, MAX_TOP_LOGPROBS)
+    wanted = _typed(fields, "logprobs", False, bool, "true or false")
+    n_top = _whole(fields, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
     require(
-        n_top == 0 or sampler.temperature == 0,
-        f"top_logprobs is {n_top} and temperature is {sampler.temperature}; allowed: 0 {reason}",
+        wanted or not n_top,
+        f"top_logprobs is {n_top} without logprobs; allowed: 0, or logprobs true",
     )
     return wanted, n_top
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 
 import llada_jax as lj
 from llada_jax.sampler.prompts import end_ids
-from llada_jax.sampler.state import VISIBLE
+from llada_jax.sampler.state import VISIBLE, TopTokens
 from llada_jax.sampler.stops import before_end, before_stop, final_tokens, settled_text
 
 Finish = Literal["stop", "length"]
@@ -35,6 +36,16 @@ class Forward:
     """Rows of the sequence that the forward computed."""
     drafts: Int[np.ndarray, " L"] | None = None
     """Drafted token of each mask, or -1 without one; None if the rule has no drafts."""
+    top: TopTokens | None = None
+    """As in `DecodeState`."""
+
+    @classmethod
+    def of_row(cls, row: int, stop: int, rows: int, *canvases: Any) -> "Forward":
+        """Returns a copy of one row, up to position `stop`, of a batch's tokens, status,
+        confidence, drafts and top tokens."""
+        canvas: Any = jax.tree.map(lambda array: array[row, :stop].copy(), canvases)
+        tokens, status, confidence, *others = canvas
+        return cls(tokens, status, confidence, rows, *others)
 
 
 @dataclass(eq=False)
@@ -47,6 +58,7 @@ class Request:
     seed: int
     max_tokens: int
     constraint: lj.Constraint | None = None
+    top_logprobs: int = 0
     seconds: float = 300.0
     """Time limit, counted from `created`."""
     changed: "Callable[[Sequence | None], None]" = lambda sequence: None
@@ -115,6 +127,13 @@ class Sequence:
         """Returns the log-probability of each token in the forward that committed it."""
         probabilities = (self._probabilities.get(at, 1.0) for at in range(len(self.tokens)))
         return [float(np.log(max(probability, 1e-30))) for probability in probabilities]
+
+    @property
+    def top(self) -> TopTokens | None:
+        """Returns the most probable tokens at each position in the forward that committed it; None
+        if they were not requested."""
+        top = self.last and self.last.top
+        return top and TopTokens(*(array[self.n_prompt :] for array in top))
 
     def advance(self, forward: Forward, done: bool) -> None:
         """Records a forward, and finishes if its canvas is `done` or the text has ended."""

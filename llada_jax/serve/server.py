@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import json
 import logging
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -27,6 +28,7 @@ from llada_jax.config import LatencyTable
 from llada_jax.config.timed_buckets import MODELLED
 from llada_jax.evaluation.likelihood import log_likelihoods
 from llada_jax.sampler.config import PRESETS
+from llada_jax.sampler.state import TopTokens
 from llada_jax.serve.engine import SHUTDOWN, Engine, QueueFull
 from llada_jax.serve.metrics import Metrics
 from llada_jax.serve.requests import ApiRequest, parse_api_request, parse_body
@@ -110,16 +112,9 @@ class Service:
             except RuntimeError:  # the loop has ended
                 request.cancelled.set()
 
-        request = Request(
-            self.model,
-            api_request.prompts,
-            api_request.sampler,
-            api_request.seed,
-            api_request.max_tokens,
-            api_request.constraint,
-            self.settings.timeout,
-            changed,
-        )
+        names = ("prompts", "sampler", "seed", "max_tokens", "constraint", "top_logprobs")
+        settings = {name: getattr(api_request, name) for name in names}
+        request = Request(self.model, **settings, seconds=self.settings.timeout, changed=changed)
         await run_in_threadpool(self.engine.submit, request)
         return request, events
 
@@ -159,7 +154,7 @@ class Service:
         if api_request.choices:
             return await self.score_choices(api_request, chat)
         request, events = await self.submit(api_request)
-        response = _ResponseFormat(self.name, chat, api_request, request)
+        response = ResponseFormat(self.name, chat, api_request, request)
         if api_request.stream:
             return self.event_stream(self.chunks(response, events))
         async for _ in self.changes(http, request, events):
@@ -169,7 +164,7 @@ class Service:
         return JSONResponse(response.whole())
 
     async def chunks(
-        self, response: "_ResponseFormat", events: "asyncio.Queue[Any]"
+        self, response: "ResponseFormat", events: "asyncio.Queue[Any]"
     ) -> AsyncIterator[Any]:
         """Yields the chunks of a streamed response, each with the text that is new."""
         for index in range(len(response.request.sequences)):
@@ -220,7 +215,7 @@ class Service:
         ]
         content = _content(chat, choices[best])
         choice = {"index": 0, **content, "finish_reason": "stop", "logprobs": None}
-        head = _ResponseFormat(self.name, chat, api_request, None).head()
+        head = ResponseFormat(self.name, chat, api_request, None).head()
         usage = _usage(len(pairs[best][0]), len(pairs[best][1]))
         extension = {"choices": labels}
         return JSONResponse({**head, "choices": [choice], "usage": usage, "llada": extension})
@@ -412,6 +407,7 @@ class _Event:
     text: str
     tokens: list[int]
     logprobs: list[float]
+    top: TopTokens | None
     finish: str | None
     forward: int
     rows: int
@@ -426,6 +422,7 @@ class _Event:
             sequence.text,
             list(sequence.tokens),
             sequence.logprobs,
+            sequence.top,
             sequence.finish,
             sequence.forwards,
             sequence.rows[-1] if sequence.rows else 0,
@@ -446,7 +443,7 @@ def _cells(sequence: Sequence) -> list[tuple[int, int, int, float, int]]:
 
 
 @dataclass(frozen=True)
-class _ResponseFormat:
+class ResponseFormat:
     """Builds responses, and the chunks of streamed ones, in OpenAI's format."""
 
     model: str
@@ -472,12 +469,11 @@ class _ResponseFormat:
         """Returns the response of a finished request."""
         choices = []
         for sequence in self.request.sequences:
-            tokens = sequence.tokens
             choices.append({
                 "index": sequence.index,
                 **_content(self.chat, sequence.text),
                 "finish_reason": sequence.finish,
-                "logprobs": self.logprobs(tokens, sequence.logprobs, range(len(tokens))),
+                "logprobs": self.logprobs(sequence, range(len(sequence.tokens))),
                 "llada": self.extension(sequence),
             })  # fmt: skip
         sampler = {"sampler": self.api_request.sampler.as_dict(), "seed": self.api_request.seed}
@@ -500,29 +496,41 @@ class _ResponseFormat:
         content: Any = {"delta": delta} if self.chat else {"text": delta["content"]}
         choice = {"index": index, **content, "finish_reason": finish, "logprobs": None}
         if event is not None:
-            choice["logprobs"] = self.logprobs(event.tokens, event.logprobs, tokens)
+            choice["logprobs"] = self.logprobs(event, tokens)
             choice["llada"] = {"forwards": event.forward}
         if finish:
             choice["llada"] = self.extension(self.request.sequences[index])
         return {**self.head("chunk"), "choices": [choice]}
 
-    def logprobs(self, tokens: list[int], values: list[float], positions: Any) -> Any:
+    def logprobs(self, source: "Sequence | _Event", positions: range) -> Any:
         """Returns the log-probabilities of the tokens at some positions, each from the forward that
-        committed it, or None if they were not requested."""
+        committed it, with its most probable tokens; None if they were not requested."""
         if not self.api_request.logprobs:
             return None
-        text_of = [self.request.decode([tokens[at]]) for at in positions]
-        chosen = [values[at] for at in positions]
-        if not self.chat:
-            top = [{t: v} for t, v in zip(text_of, chosen, strict=True)]
-            offsets = text_offsets(self.request.decode, tokens, positions)
-            return {"tokens": text_of, "token_logprobs": chosen, "text_offset": offsets,
-                    "top_logprobs": top if self.api_request.top_logprobs else None}  # fmt: skip
+        tokens, values, top = source.tokens, source.logprobs, source.top
+        n_top, tokenizer = self.api_request.top_logprobs, self.request.model.tokenizer
+
+        def entry(token: int, value: float) -> dict[str, Any]:
+            text = tokenizer.decode([token], skip_special_tokens=False)
+            return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
         content = []
-        for text, value in zip(text_of, chosen, strict=True):
-            entry = {"token": text, "logprob": value, "bytes": list(text.encode())}
-            content.append({**entry, "top_logprobs": [entry] * self.api_request.top_logprobs})
-        return {"content": content, "refusal": None}
+        for at in positions:
+            best = [] if top is None else zip(*(a[at, :n_top].tolist() for a in top), strict=True)
+            best = [entry(token, value) for token, value in best if value > -math.inf]
+            content.append({**entry(tokens[at], values[at]), "top_logprobs": best})
+        if self.chat:
+            return {"content": content, "refusal": None}
+        tops = []
+        for chosen in content:  # listed, too; of tokens with the same text the best one is
+            best = reversed([chosen, *chosen["top_logprobs"]])
+            tops.append({token["token"]: token["logprob"] for token in best})
+        return {
+            "tokens": [c["token"] for c in content],
+            "token_logprobs": [c["logprob"] for c in content],
+            "text_offset": text_offsets(self.request.decode, tokens, positions),
+            "top_logprobs": tops if n_top else None,
+        }
 
     def usage(self) -> dict[str, int]:
         sequences = self.request.sequences

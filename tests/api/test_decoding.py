@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -23,7 +24,7 @@ def model():
 @pytest.fixture(scope="module")
 def result(model):
     """A run that several tests look at, since its program takes seconds to compile."""
-    return lj.generate(model, PROMPTS, CONFIG, seed=3)
+    return lj.generate(model, PROMPTS, CONFIG, seed=3, top_logprobs=3)
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +50,30 @@ def test_result(result):
 
 
 def test_a_stream_gives_the_results_of_generate(model, result):
-    stream = lj.generate_stream(model, PROMPTS, CONFIG, seed=3, places=2, trace=True)
+    options = {"seed": 3, "trace": True, "top_logprobs": 3}
+    stream = lj.generate_stream(model, PROMPTS, CONFIG, places=2, **options)
     found = [*stream]
     for row, one in enumerate(found):
         np.testing.assert_array_equal(one.generated[0], result.generated[row])
+        np.testing.assert_array_equal(one.top_logprobs[0].ids, result.top_logprobs[row].ids)
         assert one.trace.settings["seeds"] == [[3, row]]
         assert one.trace.settings["fingerprint"] == model.fingerprint
     assert stream.useful == 12 / 16, "the last one is alone"
+
+
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.9, marks=pytest.mark.slow)])
+def test_top_logprobs_are_the_models_in_the_forward_that_committed_the_token(model, temperature):
+    config = CONFIG.replace(temperature=temperature)
+    result = lj.generate(model, PROMPTS, config, seed=3, trace=True, top_logprobs=3)
+    tokens, steps = (a[0, :11] for a in (result.trace.tokens, result.trace.commit_steps()))
+    canvases = np.where(steps < np.arange(4)[:, None], tokens, model.config.mask_id)
+    logits = lj.forward(model, canvases).at[..., model.config.mask_id].set(-np.inf)
+    exact = jax.nn.log_softmax(logits)[steps[3:], np.arange(3, 11)]
+    logprobs, ids = jax.lax.top_k(exact, 3)
+    found = result.top_logprobs[0]
+    np.testing.assert_array_equal(found.ids, ids)
+    np.testing.assert_allclose(found.logprobs, logprobs, atol=1e-5)
+    assert (found.ids[:, 0] == tokens[3:]).all() == (temperature == 0)
 
 
 @pytest.mark.parametrize(

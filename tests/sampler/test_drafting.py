@@ -58,14 +58,14 @@ def toy(salt, canvases=None, batch=3) -> lj.Model:
 
 
 @jax.jit
-def next_tokens(salt, tokens):
-    """Returns the most probable token after each position of canvases."""
+def next_logits(salt, tokens):
+    """Returns the logits of the token after each position of canvases."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     nothing = jnp.zeros((len(tokens), 0), bool)
     live = jnp.ones(tokens.shape, bool)
     rows = make_rows(tokens, positions, live, nothing, positions, positions[:, :0])
     out = testing.forward_rows(salt, rows, testing.empty_cache(salt, len(tokens), 0))
-    return toy_logits(salt, out.hidden).argmax(axis=-1)
+    return toy_logits(salt, out.hidden)
 
 
 def greedy(salt, prompts=PROMPTS):
@@ -74,7 +74,7 @@ def greedy(salt, prompts=PROMPTS):
     for row, prompt in enumerate(prompts):
         canvases[row, : len(prompt)] = prompt
     for step in range(GEN):
-        best = np.asarray(next_tokens(salt, canvases))
+        best = np.asarray(next_logits(salt, canvases)).argmax(axis=-1)
         for row, prompt in enumerate(prompts):
             canvases[row, len(prompt) + step] = best[row, len(prompt) + step - 1]
     return canvases
@@ -94,8 +94,15 @@ def case():
 def test_a_perfect_drafter_fills_every_forward_and_a_useless_one_costs_none(loop):
     model, expected = case()
     config = DRAFTED.replace(eos_early_stop=False)
-    result = lj.generate(model, PROMPTS, config, loop=loop, trace=True)
+    options = {"loop": loop, "trace": True, "top_logprobs": 2}
+    result = lj.generate(model, PROMPTS, config, **options)
     np.testing.assert_array_equal(result.generated, expected)
+    canvases = model.params[1]
+    exact, ids = jax.lax.top_k(jax.nn.log_softmax(next_logits(4, canvases)), 2)
+    for row, (top, prompt) in enumerate(zip(result.top_logprobs, PROMPTS, strict=True)):
+        predicts = slice(len(prompt) - 1, len(prompt) - 1 + GEN)
+        np.testing.assert_array_equal(top.ids, ids[row, predicts])
+        np.testing.assert_allclose(top.logprobs, exact[row, predicts], atol=1e-5)
     assert result.nfe.tolist() == [1 + -(-(GEN - 1) // BLOCK)] * 3  # the first is the prompt's
     assert result.tpf == GEN / 5 and result.trace.rows.tolist() == [40, 8, 8, 8, 8]
     accepted = result.trace.count(Event.AHEAD)
@@ -103,7 +110,7 @@ def test_a_perfect_drafter_fills_every_forward_and_a_useless_one_costs_none(loop
     np.testing.assert_array_equal(accepted, result.trace.draft_rows)
     for right, proposed in ((0.0, 1.0), (1.0, 0.0), (0.8, 0.8)):
         scripted = Scripted(right=right, proposed=proposed)
-        result = lj.generate(model, PROMPTS, config.replace(drafter=scripted), loop=loop)
+        result = lj.generate(model, PROMPTS, config.replace(drafter=scripted), **options)
         np.testing.assert_array_equal(result.generated, expected)
         assert ((result.nfe == GEN) == (right * proposed == 0)).all()
 

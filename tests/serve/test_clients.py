@@ -75,12 +75,17 @@ def test_an_export_is_served(tmp_path):
     with serving(tmp_path / "export", backend="litert") as (service, address):
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
         with client:
-            found = client.chat.completions.create(model="export", messages=CHAT)
+            ask = {"model": "export", "messages": CHAT, "logprobs": True}
+            found = client.chat.completions.create(**ask, top_logprobs=1)
+            with pytest.raises(openai.BadRequestError, match="reports the predicted token alone"):
+                client.chat.completions.create(**ask, top_logprobs=2)
             stream = client.chat.completions.create(model="export", messages=CHAT, stream=True)
             pieces = [chunk.choices[0].delta.content for chunk in stream]
         prompt = service.model.tokenizer.encode_chat(CHAT)
         expected = lj.generate(service.model, [prompt], SAMPLER, backend="litert").text[0]
     assert found.choices[0].message.content == "".join(pieces) == expected
+    for token in found.choices[0].logprobs.content:
+        assert [best.token for best in token.top_logprobs] == [token.token]
 
 
 def test_a_killed_server_gives_errors_and_comes_back():

@@ -4,7 +4,9 @@ import json
 import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import llada_jax as lj
@@ -16,7 +18,8 @@ import httpx
 import openai
 import uvicorn
 
-from llada_jax.serve.server import Service, text_offsets
+from llada_jax.sampler.state import TopTokens
+from llada_jax.serve.server import ResponseFormat, Service, text_offsets
 from llada_jax.serve.settings import ServerSettings
 
 SAMPLER = lj.SamplerConfig.preset("blockwise", gen_length=16, block_length=8)
@@ -75,14 +78,12 @@ def test_models(client):
 
 
 def test_a_chat_matches_generate(client, model, expected):
-    found = client.chat.completions.create(
-        model="tiny", messages=CHAT, logprobs=True, top_logprobs=1
-    )
+    found = client.chat.completions.create(model="tiny", messages=CHAT, logprobs=True)
     (choice,) = found.choices
     assert choice.message.content == expected and choice.finish_reason in ("stop", "length")
     tokens = choice.logprobs.content
     assert "".join(each.token for each in tokens).strip() == expected.strip()
-    assert all(each.logprob <= 0 and each.top_logprobs[0].token == each.token for each in tokens)
+    assert all(each.logprob <= 0 and each.top_logprobs == [] for each in tokens)
     assert found.usage.prompt_tokens == len(model.tokenizer.encode_chat(CHAT))
     assert found.usage.completion_tokens == len(tokens)
     own = choice.model_extra["llada"]
@@ -98,6 +99,49 @@ def test_a_stream_never_takes_text_back(client, expected):
     texts = [each.choices[0].delta.content for each in chunks if each.choices]
     assert "".join(texts) == expected and len(texts) > 2
     assert chunks[-2].choices[0].finish_reason and chunks[-1].usage.total_tokens > 0
+
+
+@pytest.mark.slow
+def test_top_logprobs_are_those_of_generate(client, model):
+    prompt = model.tokenizer.encode("2+2=", add_special_tokens=True)
+    config = SAMPLER.replace(temperature=0.9)
+    result = lj.generate(model, [prompt], config, seed=5, top_logprobs=4)
+    assert result.top_logprobs is not None
+    (top,) = result.top_logprobs
+    texts = [[model.tokenizer.pieces([i])[str(i)] for i in ids] for ids in top.ids.tolist()]
+    ask = {"model": "tiny", "prompt": "2+2=", "seed": 5, "temperature": 0.9}
+    for n in (4, 1):
+        found = client.completions.create(**ask, logprobs=n).choices[0].logprobs
+        assert len(found.tokens) == len(found.top_logprobs) > 3
+        for at, (token, best) in enumerate(zip(found.tokens, found.top_logprobs, strict=True)):
+            assert {*best} == {token, *texts[at][:n]}
+            assert best[token] == found.token_logprobs[at]
+            assert best[texts[at][0]] == pytest.approx(float(top.logprobs[at, 0]), abs=1e-4)
+    stream = client.completions.create(**ask, logprobs=1, stream=True)
+    parts = [chunk.choices[0].logprobs for chunk in stream]
+    assert [best for part in parts for best in part.top_logprobs] == found.top_logprobs
+
+
+def test_top_tokens_are_listed_as_openai_lists_them():
+    """A chat lists the best tokens; a text completion the chosen one as well, once."""
+    tokenizer = SimpleNamespace(decode=lambda ids, **_: "".join("abcd"[i] for i in ids))
+    model = SimpleNamespace(tokenizer=tokenizer)
+    request = SimpleNamespace(model=model, decode=tokenizer.decode)
+    logprobs = np.array([[-0.7, -1.2, -2.3], [-0.1, -2.3, -np.inf]])
+    top = TopTokens(np.array([[0, 1, 2], [3, 1, -1]]), logprobs)
+    source = SimpleNamespace(tokens=[2, 3], logprobs=[-2.3, -0.1], top=top)
+
+    def listed(chat, n):
+        api_request = SimpleNamespace(logprobs=True, top_logprobs=n)
+        return ResponseFormat("m", chat, api_request, request).logprobs(source, range(2))
+
+    content = listed(True, 2)["content"]
+    assert [entry["token"] for entry in content] == ["c", "d"] and content[0]["logprob"] == -2.3
+    best = [[each["token"] for each in entry["top_logprobs"]] for entry in content]
+    assert best == [["a", "b"], ["d", "b"]] and listed(False, 0)["top_logprobs"] is None
+    assert [len(entry["top_logprobs"]) for entry in listed(True, 3)["content"]] == [3, 2]
+    first, second = listed(False, 2)["top_logprobs"]
+    assert first == {"a": -0.7, "b": -1.2, "c": -2.3} and second == {"d": -0.1, "b": -2.3}
 
 
 @pytest.mark.slow
@@ -211,8 +255,8 @@ WRONG = [
     *(ask(stream=value) for value in ("yes", 1, [])),
     *(ask(stream_options=value) for value in (3, [], {"include_usage": 2})),
     *(ask(logprobs=value) for value in (3, "x", [])),
-    *(ask(logprobs=True, top_logprobs=value) for value in (-1, 2, 20, "x", 1.5, True, [])),
-    ask(top_logprobs=1), ask(logprobs=True, top_logprobs=1, temperature=1),
+    *(ask(logprobs=True, top_logprobs=value) for value in (-1, 21, "x", 1.5, True, [])),
+    ask(top_logprobs=1),
     *(ask(response_format=value) for value in (
         3, "json", [], {}, {"type": "json_object"}, {"type": 3}, {"type": []},
         {"type": "json_schema"}, {"type": "json_schema", "json_schema": 3},
