@@ -1,9 +1,10 @@
 """Reads and writes the folder of a DFlash drafter: `config.json` and `model.safetensors`.
 
 The names are as in released drafters: the layers' as in a Qwen3 checkpoint without `model.`, and
-`fc`, `hidden_norm` and `norm`. Embedding and head are the target's and are not in the folder. Two
-optional parts are not in released drafters: the target's fingerprint, and a reduced draft
-vocabulary, stored as EAGLE-3 does (`d2t`: the id of draft row i is i + d2t[i]).
+`fc`, `hidden_norm` and `norm`. Embedding and head are the target's and are not in the folder. Three
+optional parts are not in released drafters: the target's fingerprint; a reduced draft vocabulary,
+stored as EAGLE-3 does (`d2t`: the id of draft row i is i + d2t[i]); and matrices in 8 bits, with a
+scale for each row in the tensor `<name>_scale`.
 """
 
 import json
@@ -27,10 +28,11 @@ from llada_jax.io.atomic import new_folder
 from llada_jax.model.families.family import families
 from llada_jax.model.finite import require_finite_tree
 from llada_jax.model.params import parameter_name
+from llada_jax.model.quantize import QuantArray, quantize
 
 ARCHITECTURE = "DFlashDraftModel"
 _FAMILY = "qwen3"
-_D2T = "d2t"
+_D2T, _SCALE = "d2t", "_scale"
 _KEYS = ("block_size", "dflash_config", "num_target_layers", "draft_vocab_size", "auto_map")
 _DFLASH_KEYS = ("block_size", "mask_token_id", "target_layer_ids", "target_fingerprint")
 
@@ -95,7 +97,8 @@ def drafter_to_hf(config: DFlashConfig) -> dict[str, Any]:
 def read_drafter(
     folder: str | PathLike[str], dtype: str | None = None
 ) -> tuple[DFlashConfig, DFlashParams]:
-    """Reads a drafter. Without `dtype` ("float32", "bfloat16"), arrays have the dtype in the file.
+    """Reads a drafter. Without `dtype` ("float32", "bfloat16"), arrays have the dtype in the file;
+    matrices in 8 bits stay so.
 
     Raises FileNotFoundError or ValueError, in one sentence, for a missing or damaged file, an
     unsupported configuration, and for tensors that are missing, unknown or of another shape.
@@ -109,6 +112,10 @@ def read_drafter(
         zip(jax.tree.leaves(names), (s.shape for s in jax.tree.leaves(specs)), strict=True)
     )
     kinds = dict.fromkeys(shapes, tuple(FLOATS))
+    packed = [name for name in shapes if name in stored and stored[name].kind == "I8"]
+    for name in packed:
+        kinds[name], shapes[name + _SCALE] = ("I8",), (*shapes[name][:-1], 1)
+        kinds[name + _SCALE] = ("F32",)
     if config.n_ids is not None:
         shapes[_D2T], kinds[_D2T] = (config.n_ids,), ("I64",)
     for wrong, verb in ((shapes.keys() - stored, "lacks"), (stored.keys() - shapes, "also has")):
@@ -131,7 +138,13 @@ def read_drafter(
             f"different ids below {config.vocab_size}",
         )
         ids = jnp.asarray(ids, jnp.int32)
-    params = jax.tree.map(lambda name: jnp.asarray(tensors[name], dtype), names)
+
+    def weight(name: str) -> Any:
+        if name not in packed:
+            return jnp.asarray(tensors[name], dtype)
+        return QuantArray(jnp.asarray(tensors[name]), jnp.asarray(tensors[name + _SCALE]))
+
+    params = jax.tree.map(weight, names)
     require_finite_tree(f"in {folder}", params)
     return config, params._replace(ids=ids)
 
@@ -142,7 +155,8 @@ def write_drafter(
     params: DFlashParams,
     dtype: str = "bfloat16",
 ) -> None:
-    """Writes a drafter in the layout of released ones; both files appear together, or none.
+    """Writes a drafter in the layout of released ones; both files appear together, or none. With
+    the dtype "int8" matrices have 8 bits, and norms are float32.
 
     Raises ValueError if the parameters do not fit the configuration.
     """
@@ -156,7 +170,13 @@ def write_drafter(
             leaf.shape == spec.shape,
             f"{name} is {list(leaf.shape)}; allowed: {list(spec.shape)}",
         )
-        tensors[name] = np.asarray(leaf, dtype)
+        if dtype != "int8":
+            tensors[name] = np.asarray(leaf, dtype)
+        elif leaf.ndim == 1:
+            tensors[name] = np.asarray(leaf, np.float32)
+        else:
+            packed = quantize(np.asarray(leaf, np.float32), 8)
+            tensors[name], tensors[name + _SCALE] = map(np.asarray, packed)
     if params.ids is not None:
         ids = np.asarray(params.ids, np.int64)
         tensors[_D2T] = ids - np.arange(len(ids))

@@ -19,6 +19,7 @@ from llada_jax.draft.files import (
     write_drafter,
 )
 from llada_jax.draft.network import drafter_specs, init_drafter
+from llada_jax.model.quantize import dequantize, is_quantized
 
 GOLDEN = Path(__file__).parent.parent / "goldens" / "dflash"
 HF = json.loads((GOLDEN / "drafter" / "config.json").read_text())
@@ -89,10 +90,26 @@ def test_a_written_drafter_is_read_again(tmp_path, n_ids):
     assert not (tmp_path / "not").exists()
 
 
+def test_matrices_in_8_bits_stay_so(tmp_path):
+    config, params = read_drafter(GOLDEN / "drafter")
+    write_drafter(tmp_path / "written", config, params, "int8")
+    read = read_drafter(tmp_path / "written")[1]
+    assert read.fc.values.dtype == jnp.int8 and read.norm.dtype == jnp.float32
+    floats = jax.tree.map(
+        lambda leaf: dequantize(leaf, jnp.float32) if is_quantized(leaf) else leaf,
+        read,
+        is_leaf=is_quantized,
+    )
+    for ours, plain in zip(jax.tree.leaves(floats), jax.tree.leaves(params), strict=True):
+        assert abs(np.float32(ours - plain)).max() <= abs(np.float32(plain)).max() / 254 + 1e-7
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda t: t.pop("fc.weight"), "lacks fc.weight"),
+        (lambda t: t.update({"fc.weight": t["fc.weight"].astype(np.int8)}),
+         "lacks fc.weight_scale"),
         (lambda t: t.update(lm_head=t["norm.weight"]), "also has lm_head"),
         (lambda t: t.update({"fc.weight": t["fc.weight"][:, 1:].copy()}),
          r"fc.weight of .* \[32, 63\]; allowed: .* \[32, 64\]"),
