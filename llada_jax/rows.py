@@ -5,9 +5,11 @@ position that none of them replaces. An order of positions makes attention causa
 positions of the same order and of lower ones.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.types import KVCache, Rows, RowsOut
 
@@ -50,10 +52,15 @@ def filled_order(masked: Bool[Array, "B R"], positions: Int[Array, "B R"]) -> In
 
 def write_rows(cache: KVCache, rows: Rows, out: RowsOut) -> KVCache:
     """Returns the cache with the written rows' keys and values at their positions."""
-    batch = jnp.arange(rows.tokens.shape[0])[:, None]
     slots = jnp.where(rows.written, rows.positions, cache.length)  # out of range: dropped
-    return jax.tree.map(
-        lambda old, new: old.at[batch, :, slots].set(new, mode="drop"),
-        cache,
-        KVCache(out.keys, out.values),
-    )
+    write = partial(write_at, slots)
+    return jax.tree.map(write, cache, KVCache(out.keys, out.values))
+
+
+@jax.jit  # one function of the program, which all layers call
+def write_at(
+    slots: Int[Array, "B R"], cached: Float[Array, "B K L Dh"], rows: Float[Array, "B R K Dh"]
+) -> Float[Array, "B K L Dh"]:
+    """Returns a layer's cache with rows at their slots; slots beyond the cache are dropped."""
+    batch = jnp.arange(len(slots))[:, None]
+    return cached.at[batch, :, slots].set(rows.astype(cached.dtype), mode="drop")

@@ -16,6 +16,7 @@ from llada_jax.config import ModelConfig
 from llada_jax.draft.files import require_target
 from llada_jax.draft.network import Context, DFlashConfig, DFlashParams, context_rows, draft_block
 from llada_jax.model.params import ModelParams
+from llada_jax.rows import write_at
 from llada_jax.sampler.drafters.drafter import DraftView
 from llada_jax.sampler.rules.rule import Sizes
 from llada_jax.types import Rows, RowsOut
@@ -55,14 +56,9 @@ class DFlash:
         assert out.taps is not None
         taps = out.taps.astype(self.params.norm.dtype)
         new = context_rows(self.params, self.config, taps, rows.positions)
-        batch, length = jnp.arange(len(rows.tokens))[:, None], context[0][0].shape[2]
-        slots = jnp.where(rows.written, rows.positions, length)  # out of range: dropped
+        slots = jnp.where(rows.written, rows.positions, context[0][0].shape[2])  # else dropped
         return jax.tree.map(
-            lambda old, added: old.at[batch, :, slots].set(
-                added.swapaxes(1, 2).astype(old.dtype), mode="drop"
-            ),
-            context,
-            new,
+            lambda old, added: write_at(slots, old, added.swapaxes(1, 2)), context, new
         )
 
     def draft(self, target: ModelParams, view: DraftView, count: int) -> Int[Array, "B count"]:

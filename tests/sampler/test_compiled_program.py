@@ -1,4 +1,4 @@
-"""The compiled loop's program: it never copies a whole cache and does not grow with the layers."""
+"""The compiled loop's program: it copies no layer's cache and does not grow with the layers."""
 
 import re
 from functools import partial
@@ -54,11 +54,14 @@ CASES = [
 
 
 @pytest.mark.parametrize("window", CASES)
-def test_no_step_copies_a_whole_cache(window):
+def test_no_step_copies_a_layers_cache(window):
+    """Also inside of fused kernels."""
     program = lowered(window).compile().as_text()
-    whole = r"= f32\[2,1,32,2,8\]\S* "
+    whole = r"= f32\[1,2,32,8\]\S* "
     assert re.search(whole + r"parameter\(", program) or window == "none", "a cache of 32 positions"
-    assert not re.findall(whole + r"copy(?:-start)?\(", program)
+    copies = re.findall(whole + r"(?:copy|copy-start|slice)\(.*", program)
+    # A forward of the whole canvas has as many rows, which it transposes for attention.
+    assert [line for line in copies if "mix_heads)/transpose" not in line] == []
 
 
 @pytest.mark.parametrize("window", CASES)
