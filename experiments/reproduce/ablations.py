@@ -40,8 +40,9 @@ def table6(world: PublishedTasks) -> Chapter:
     fitted = {"CPU": cells["cpu"], "+SCR": cells["llada_cpp"]}
     published = dict(world.published["table6_s"]["rows"]) | fitted
     rows, words, parts = [], [], {}
-    for row, (workloads, system) in world.table6().items():
-        name, phone = _row_name(row), phone_of("llada_8b", "SM8750", system)
+    why = TEXTS["table6"]["why"]  # in the order of the table
+    for name, (row, (workloads, system)) in zip(why, world.table6().items(), strict=True):
+        phone = phone_of("llada_8b", "SM8750", system)
         seconds = mean_of([*map(phone.latency, workloads)])
         rows.append(
             modelled(f"table6/{name}", seconds, "s", reference=published[row],
@@ -49,13 +50,8 @@ def table6(world: PublishedTasks) -> Chapter:
                       kind=_KINDS.get(name, "modelled"), trace_source=workloads[0].source)
         )  # fmt: skip
         parts[name] = simulate(workloads[0], phone).parts
-        words.append(f"`{name}`: {TEXTS['table6']['why'][name]}; {_largest(parts[name])}.")
+        words.append(f"`{name}`: {why[name]}; {_largest(parts[name])}.")
     return replace(chapter("table6", rows, words), parts=parts)
-
-
-def _row_name(published: str) -> str:
-    """Returns `cpu_prefix_kv` for `CPU+prefixKV`, and `somr` for `+SOMR`."""
-    return published.removeprefix("+").replace("+prefixKV", "_prefix_kv").lower()
 
 
 def _largest(parts: dict[str, float]) -> str:

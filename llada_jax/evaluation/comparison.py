@@ -1,7 +1,7 @@
 """Several decoders on the same items: a table of their scores, costs and differences.
 
-Decoders of the same items are compared question by question with the first of them, which needs
-far fewer items than comparing separate scores (`metrics.paired`).
+Each decoder is compared with the first one question by question, which needs far fewer items than
+comparing separate scores (`metrics.paired`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,14 +56,11 @@ class Comparison(Table):
 
 def score_cells(tally: Tally) -> dict[str, str]:
     """Returns the cells of one decoder; a cost that is unknown is empty."""
-    costs = {column: getattr(tally, name) for column, (name, _) in SPEED.items()}
-    return {
-        MATCH: points(tally.exact_match, tally.interval, ".1f", " %"),
-        **{
-            column: "" if cost is None else f"{cost:{SPEED[column][1]}}"
-            for column, cost in costs.items()
-        },
-    }
+    cells = {MATCH: points(tally.exact_match, tally.interval, ".1f", " %")}
+    for column, (name, form) in SPEED.items():
+        cost = getattr(tally, name)
+        cells[column] = "" if cost is None else f"{cost:{form}}"
+    return cells
 
 
 def difference_cells(against: PairedComparison | None) -> dict[str, str]:
