@@ -13,27 +13,23 @@ predicts the rest.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean, median
-from typing import Any
-
-import numpy as np
 
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.backend.exported.calibration_export import calibration_rows
 from llada_jax.config import require
-from llada_jax.phones.calibration.calibrate import MODEL_DOUBT, Calibration, CostModel, calibrate
+from llada_jax.phones.calibration.calibrate import Calibration, CostModel, calibrate
 from llada_jax.phones.calibration.measurements import (
-    Measurement,
     hold_out,
     read_measurements,
     write_measurements,
 )
+from llada_jax.phones.calibration.synthetic import draw_measurements, draw_phone
 from llada_jax.phones.profile import Profile, load_profile
-from llada_jax.phones.uncertainty import doubt_of
 
 SHOWN_CORRELATIONS = 5
 COUNTS = (0, 10, 30)
@@ -116,41 +112,14 @@ def _in_band(name: str, inside: Sequence[bool]) -> Iterator[ResultRow]:
         yield ROW(f"{name}/in_band", 100 * fmean(inside), "% of rows", n=len(inside))
 
 
-def drawn_phone(parent: Profile, cost_model: CostModel, seed: int) -> Profile:
-    """Draws a phone: each parameter of the parent independently, by its uncertainty."""
-    draw, numbers = np.random.default_rng(seed).standard_normal, cost_model.numbers(parent)
-    return parent.with_values(
-        {path: n.value * math.exp(doubt_of(n) * draw()) for path, n in numbers.items()}
-    )
-
-
-def measured(
-    phone: Profile,
-    cost_model: CostModel,
-    plan: Sequence[Mapping[str, Any]],
-    seed: int,
-    noise: float = 0.02,
-) -> Iterator[Measurement]:
-    """Yields measurements of a phone as the cost model predicts them, with a relative error from
-    `noise` and the model's own error. Keys of `plan` that `Measurement` lacks are ignored."""
-    draw = np.random.default_rng([seed, 1]).standard_normal
-    state: dict[str, Any] = {"runs": 50, "thermal": 0, "version": "drawn"}
-    for row in plan:
-        fields = {name: row[name] for name in row.keys() & Measurement.__annotations__.keys()}
-        unknown = Measurement(**fields, **state, median_ms=1.0, p5_ms=1.0, p95_ms=1.0)
-        error = math.hypot(noise, MODEL_DOUBT) * draw()
-        median = 1e3 * cost_model.seconds(phone, unknown) * math.exp(error)
-        yield replace(unknown, median_ms=median, p5_ms=0.98 * median, p95_ms=1.04 * median)
-
-
 def _drawn(config: CalibrateConfig, parent: Profile) -> Iterator[ResultRow]:
     """Yields the errors of the predictions for held-out rows, and the share within their bands."""
     cost_model, plan = CostModel(config.shape, config.kernels, config.cpu), calibration_rows()
     for count in COUNTS:
         errors, inside = [], []
         for seed in range(config.synthetic):
-            phone = drawn_phone(parent, cost_model, seed)
-            rows = list(measured(phone, cost_model, plan, seed))
+            phone = draw_phone(parent, cost_model, seed)
+            rows = list(draw_measurements(phone, cost_model, plan, seed))
             held = [replace(row, held_out=True) for row in rows[max(COUNTS) :]]
             if count:
                 fit = calibrate([*rows[:count], *held], parent, config.shape,

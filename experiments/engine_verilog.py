@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from experiments.sampling_engine.format_costs import random_inputs
 from llada_jax.config import require
 from llada_jax.sampling_engine.cycles import time_program
 from llada_jax.sampling_engine.hdl.verilog import verilog_files
-from llada_jax.sampling_engine.host import prepare_machine, store_logits
+from llada_jax.sampling_engine.host import prepare_machine, random_inputs, store_logits
 from llada_jax.sampling_engine.sampler_program import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
 

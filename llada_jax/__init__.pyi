@@ -8,7 +8,8 @@ from llada_jax.api.loading import Description, describe, load
 from llada_jax.api.model import Model, forward
 from llada_jax.config import ExportConfig, LatencyTable, ModelConfig
 from llada_jax.constraint.patterns import Constraint, choice, json_schema, regex
-from llada_jax.evaluation.evaluate import evaluate
+from llada_jax.evaluation.comparison import Comparison
+from llada_jax.evaluation.evaluate import compare, evaluate
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.model.mesh import mesh
 from llada_jax.phones.phone import Phone, phone
@@ -22,11 +23,11 @@ from llada_jax.sampler.trace import Trace
 from llada_jax.sampler.windows.window import Span, WindowContext, window
 
 __all__ = [
-    "Ask", "Constraint", "Decision", "DecodeState", "Description", "DraftView", "Evaluation",
-    "ExportConfig", "LatencyTable", "Model", "ModelConfig", "Observation", "Phone", "Result",
-    "Revision", "RuleState", "SamplerConfig", "Sizes", "Span", "Trace", "WindowContext", "choice",
-    "describe", "drafter", "evaluate", "export", "forward", "generate", "generate_stream",
-    "infill", "json_schema", "latency_table", "load", "mesh", "phone", "regex", "rule", "start",
-    "step", "testing", "tiled", "window",
+    "Ask", "Comparison", "Constraint", "Decision", "DecodeState", "Description", "DraftView",
+    "Evaluation", "ExportConfig", "LatencyTable", "Model", "ModelConfig", "Observation",
+    "Phone", "Result", "Revision", "RuleState", "SamplerConfig", "Sizes", "Span", "Trace",
+    "WindowContext", "choice", "compare", "describe", "drafter", "evaluate", "export",
+    "forward", "generate", "generate_stream", "infill", "json_schema", "latency_table", "load",
+    "mesh", "phone", "regex", "rule", "start", "step", "testing", "tiled", "window",
 ]  # fmt: skip
 __version__: str

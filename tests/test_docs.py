@@ -191,12 +191,13 @@ def test_every_public_name_has_an_example():
 
 
 @pytest.mark.slow
-def test_the_examples_of_public_names_run(tmp_path):
-    code = program_of(Page(ROOT / "docs/api.md"))
+@pytest.mark.parametrize(("page", "written"), [("api", ["exported"]), ("custom_rules", [])])
+def test_examples_run(page, written, tmp_path):
+    code = program_of(Page(ROOT / f"docs/{page}.md"))
     command = [sys.executable, "-W", "error::SyntaxWarning", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "exported").is_dir()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == written
 
 
 def test_the_map_names_every_room():

@@ -50,6 +50,7 @@ EVERYTHING = {
         "serve",
         "cli",
         "testing",
+        "table",
     ),
 }
 
@@ -84,14 +85,15 @@ ALLOWED = {
     "lowered": set(),
     "backend": {"content", "lowered", "model", "text", "config_files", *DATA},
     "swap": {"architecture", "config"},
-    "phones": {"lowered", "swap", "architecture", "config_files", "config"},
+    "phones": {"lowered", "swap", "experts", "architecture", "config_files", "config"},
     "sampling_engine": {"config"},
     "hdl": {"sampling_engine", "config"},
     "experts": {"archive", "config"},
     "experts_decoding": {"experts", "model", *DATA},
+    "table": set(),
     "tasks": {"config_files", "config"},
     "training": {"sampler", "model", "messages", "text", "checkpoint", "tasks", *DATA},
-    "evaluation": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
+    "evaluation": {"sampler", "model", "text", "checkpoint", "table", "tasks", *DATA},
     "api": EVERYTHING,
     "testing": EVERYTHING,
     "serve": EVERYTHING | {"__init__"},  # on the public names
@@ -113,6 +115,7 @@ THIRD_PARTY = {
     "architecture": set(),
     "content": {"tqdm"},
     "lowered": set(),
+    "table": set(),
     "tasks": {"numpy"},
     "view": {"jinja2"},
     "swap": {"numpy"},

@@ -1,67 +1,16 @@
-"""Text tables of scores, one line for each decoder, made from result rows alone."""
+"""Text tables of scores, one line for each decoder, made from result rows and counts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
-from experiments.evaluate.result_rows import (
-    BROUGHT_BACK,
-    EQUAL_FORWARDS,
-    EQUAL_ROWS,
-    REGIME,
-    comparison_rows,
-    tally_rows,
-)
-from experiments.harness.results import ResultRow, aligned, traces
-from llada_jax.evaluation.graded import Evaluation
+from experiments.evaluate.result_rows import BROUGHT_BACK, EQUAL_FORWARDS, EQUAL_ROWS, REGIME
+from experiments.harness.results import ResultRow, traces
+from llada_jax.evaluation.comparison import MATCH, SPEED, points, score_cells
+from llada_jax.evaluation.tally import Tally
 from llada_jax.evaluation.trajectory import PUBLISHED, UNITS
 from llada_jax.sampler.config import SamplerConfig
-
-MATCH = "exact match (95 %)"
-SPEED = {
-    "forwards": ("nfe", ".2f"),
-    "forwards/block": ("nfe_per_block", ".2f"),
-    "row-forwards": ("row_forwards", ".0f"),
-    "tokens/forward": ("tpf", ".2f"),
-}
-"""Columns by name: the result row and its number format."""
-DIFFERENCE, P_VALUE = "points of difference (95 %)", "McNemar p"
-
-
-def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
-    """Returns the cells of one decoder from its rows: `<name>/exact_match`, and those of `SPEED`
-    if present."""
-    return {
-        MATCH: _points(rows[f"{name}/exact_match"], ".1f", " %"),
-        **{
-            column: f"{row.value:{form}}" if (row := rows.get(f"{name}/{what}")) else ""
-            for column, (what, form) in SPEED.items()
-        },
-    }
-
-
-def difference_cells(rows: Sequence[ResultRow]) -> dict[str, str]:
-    """Returns the cells of a difference to a baseline; no cells if there are no rows."""
-    by_name = {row.name.rpartition("/")[2]: row for row in rows}
-    if not by_name:
-        return {}
-    return {
-        DIFFERENCE: _points(by_name["difference"], "+.1f"),
-        P_VALUE: f"{by_name['p_value'].value:.2g}",
-    }
-
-
-def side_by_side(evaluations: Mapping[str, Evaluation]) -> list[dict[str, str]]:
-    """Returns a line for each decoder, with its difference to the first on the same items."""
-    first = next(iter(evaluations.values()))
-    return [
-        {
-            "": name,
-            **score_cells({row.name: row for row in tally_rows(name, evaluation.tally)}, name),
-            **difference_cells(comparison_rows(first, evaluation)),
-        }
-        for name, evaluation in evaluations.items()
-    ]
+from llada_jax.table import aligned
 
 
 def thresholds_of(sampler: SamplerConfig) -> str:
@@ -74,9 +23,11 @@ def suite_tables(
     decoders: Mapping[str, SamplerConfig],
     tasks: Sequence[str],
     results: Sequence[ResultRow],
+    tallies: Mapping[str, Tally],
 ) -> str:
     """Returns the tables of a suite: each decoder over all tasks, compared with the first one; its
-    exact match on each task; costs at equal quality and decoding regimes if known."""
+    exact match on each task; costs at equal quality and decoding regimes if known. `tallies` count
+    the answers of each decoder to all tasks."""
     rows = {row.name.removeprefix(f"{suite}/"): row for row in results}
     baseline = next(iter(decoders))
     against = f"points against {baseline} (95 %)"
@@ -86,7 +37,7 @@ def suite_tables(
         {
             "decoder": name,
             "thresholds": thresholds_of(sampler),
-            **score_cells(rows, name),
+            **score_cells(tallies[name]),
             against: _points(rows.get(f"{name}/against/{baseline}/difference"), "+.1f"),
             **{soc: f"{rows[f'{name}/phone/{soc}'].value:.2f} s" for soc in phones},
         }
@@ -156,7 +107,4 @@ def _regime_table(decoders: Sequence[str], rows: Mapping[str, ResultRow]) -> Ite
 
 def _points(row: ResultRow | None, form: str, unit: str = "") -> str:
     """Formats a share with its interval in points; empty for None."""
-    if row is None:
-        return ""
-    interval = " to ".join(f"{100 * bound:{form}}" for bound in row.interval or ())
-    return f"{100 * row.value:{form}}{unit} ({interval})"
+    return "" if row is None else points(row.value, row.interval or (), form, unit)

@@ -70,7 +70,7 @@ def evaluate_suite(
     if suite.thresholds:
         figure = cost_curves(suite.name, _points(suite, tallies), "row-forwards an answer")
         save(figure, run.folder / "equal_quality.png")
-    run.finish(rows, suite_tables(suite.name, samplers, suite.tasks, rows))
+    run.finish(rows, suite_tables(suite.name, samplers, suite.tasks, rows, tallies))
 
 
 def _decoder_rows(suite: SuiteConfig, parts: Parts, socs: Sequence[str]) -> Iterator[ResultRow]:

@@ -5,7 +5,6 @@ this file, because training takes hours. Its experts have the cost of LLaDA-MoE'
 so small that only calls would cost time.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,10 +32,9 @@ from llada_jax.experts.routing import (
     step_similarity,
 )
 from llada_jax.experts.schedule import ExpertCosts, all_on_accelerator, fastest
-from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
+from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE
 from llada_jax.experts.synthetic import STATISTICS, denoising_trace
-from llada_jax.lowered import Lowered, LoweredWeight, product_with
-from llada_jax.phones.cost import price_on_npu, stored_bits
+from llada_jax.phones.expert_costs import expert_costs
 from llada_jax.phones.profile import load_profile
 from llada_jax.sampler.config import SamplerConfig
 
@@ -51,16 +49,9 @@ PUBLISHED = {
     "gate/1": (0.78, "FATE on DeepSeek-V2-Lite, as arXiv 2511.10676 has it"),
 }
 
-WEIGHT_BITS, GROUP = 4, 32
-"""Q4_0."""
-BLOCK_ROWS = 32
 STORED = Path(__file__).with_name("small_moe")
 RECORDED_PER_STEP, RECORDED_RATIOS = 2, (0.25, 0.5)
 """Tokens per step of the recorded routing, and cache sizes as shares of its experts."""
-CALL = 10e-6
-"""Seconds of an expert in addition to its products: three operations in a call. Inferred."""
-FIRST_ON_CPU = 90e-6
-"""Seconds until the CPU's threads wake, the same as a polled NPU call (SM8750). Inferred."""
 
 _modelled = partial(ResultRow, kind="modelled")
 
@@ -85,47 +76,6 @@ class PhonesConfig:
         require_counts(self, "profile_blocks", "blocks")
 
 
-def phone_costs(
-    soc: str, shape: MoEShape, npu: str = "llada_cpp", cpu: str = "plain"
-) -> ExpertCosts:
-    """Returns the costs of a model's experts on a phone, with the named kernels. An expert takes
-    the NPU the time of a block's 32 rows at any load, because these share a tile. The rest of a
-    layer costs its square matrices and a share of the step's call. Attention scores and staging
-    costs per step are left out, which affects all policies equally."""
-    phone = load_profile(soc)
-    npu_kernels, cpu_kernels = phone.kernels(npu), phone.cpu_kernels(cpu)
-
-    def on_npu(*matrices: tuple[int, int, str]) -> float:
-        """Returns the seconds of products, given as inputs, outputs and name."""
-        weights = {name: LoweredWeight((o, i), WEIGHT_BITS, GROUP) for i, o, name in matrices}
-        operations = tuple(product_with(name, BLOCK_ROWS, i, o) for i, o, name in matrices)
-        step = Lowered("experts", b"", weights, {}, {}, operations)
-        return price_on_npu(step, npu_kernels, phone.memory, cpu_kernels).seconds
-
-    width, inner, weights = shape.width, shape.expert_width, shape.expert_weights
-    read = expert_bytes(shape) * 1e-9 / phone.memory.dram_gbps
-    unpack = weights * 1e-9 / (cpu_kernels.unpack_gweights or math.inf)
-    layer = npu_kernels.layer_overhead_us + npu_kernels.step_overhead_us / shape.n_layers
-    return ExpertCosts(
-        cpu_few_row=weights * 1e-9 / cpu_kernels.gemv_gweights,
-        cpu_expert=max(read, unpack),
-        cpu_row=2 * weights * 1e-12 / cpu_kernels.gemm_tops,
-        cpu_first=FIRST_ON_CPU,
-        accelerator=on_npu(
-            (width, inner, "ffn.gate"), (width, inner, "ffn.up"), (inner, width, "ffn.down")
-        )
-        + CALL,
-        transfer=expert_bytes(shape) * 1e-9 / phone.mapping.copy_gbps,
-        dense=on_npu((width, width, "dense")) * shape.dense_weights / width**2 + layer * 1e-6,
-    )
-
-
-def expert_bytes(shape: MoEShape) -> int:
-    """Returns the bytes of one expert, with its scales."""
-    bits = stored_bits(LoweredWeight((1,), WEIGHT_BITS, GROUP))
-    return math.ceil(shape.expert_weights * bits / 8)
-
-
 def simulate_phones(config: PhonesConfig, seed: int) -> Iterator[ResultRow]:
     """Yields statistics of the synthetic traces, then tokens per second."""
     for shape in MODELS:
@@ -137,7 +87,7 @@ def simulate_phones(config: PhonesConfig, seed: int) -> Iterator[ResultRow]:
         profile = int(np.flatnonzero(trace.begins_block)[config.profile_blocks])
         cells = list(product(config.socs, config.ratios))
         for soc, ratio in tqdm(cells, desc=shape.name, unit="cell"):
-            costs = phone_costs(soc, shape, config.npu, config.cpu)
+            costs = expert_costs(load_profile(soc), shape, config.npu, config.cpu)
             cell = f"{shape.name}/{soc}/{round(100 * ratio)}"
             yield from compare(trace, cell, costs, shape.slots_at(ratio), profile)
 
@@ -209,7 +159,7 @@ def judge_routing(config: RoutingConfig, seed: int, run: Run) -> Iterator[Result
             trace = traces[f"recorded/{task}"] = _record_task(model, task, config.answers, seed)
             trace.save(run.folder / f"{task}.npz")
     traces["drawn/llada_moe"] = _drawn_like(next(iter(traces.values())), seed)
-    costs = phone_costs("SM8750", LLADA_MOE)
+    costs = expert_costs(load_profile("SM8750"), LLADA_MOE)
     for name, trace in traces.items():
         yield from statistics_of(trace, name)
         profile = int(np.flatnonzero(trace.begins_block)[2])

@@ -9,9 +9,10 @@ from functools import partial
 
 import llada_jax as lj
 from experiments.evaluate.result_rows import SHAPE
-from experiments.harness.results import ResultRow, aligned
+from experiments.harness.results import ResultRow
 from llada_jax.phones.graphs import unknown_so_far
 from llada_jax.phones.workload import vanilla
+from llada_jax.table import aligned
 
 HERE, PLAIN = "this_machine/plain_sampler", "plain_sampler"
 REPEATS = 3

@@ -5,13 +5,14 @@ table. A row that reproduces a published number carries the number as `reference
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
 
 from llada_jax.config import require, require_choice
 from llada_jax.evaluation.metrics import wilson_interval
+from llada_jax.table import aligned
 
 Kind = Literal["measured", "modelled", "fitted", "informed", "repeated", "published"]
 """How a number was found. A modelled number with a reference is a prediction unless the reference
@@ -106,17 +107,6 @@ def table(rows: Sequence[ResultRow]) -> str:
     """Returns a text table of the columns that any row has, and the sources of traces."""
     right_aligned = ("value", "reference", "error", "n", "items", "interval")
     return "\n".join([aligned([cells(row) for row in rows], right_aligned), *traces(rows)])
-
-
-def aligned(rows: Sequence[Mapping[str, str]], right_aligned: Collection[str] = ()) -> str:
-    """Returns a text table with the columns of the first row, without those that are empty in all
-    rows. Columns are aligned left, except `right_aligned`."""
-    columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
-    lines = [dict(zip(columns, columns, strict=True)), *rows]
-    widths = {name: max(len(line[name]) for line in lines) for name in columns}
-    padded = {name: str.rjust if name in right_aligned else str.ljust for name in columns}
-    shown = ([padded[name](line[name], widths[name]) for name in columns] for line in lines)
-    return "\n".join("  ".join(line).rstrip() for line in shown)
 
 
 def traces(rows: Sequence[ResultRow]) -> list[str]:

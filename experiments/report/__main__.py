@@ -25,7 +25,6 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from experiments.evaluate.result_rows import comparison_rows
-from experiments.evaluate.score_table import DIFFERENCE, P_VALUE, difference_cells
 from experiments.harness.pictures import (
     ScorePoint,
     ratio_dots,
@@ -36,7 +35,7 @@ from experiments.harness.pictures import (
 from experiments.harness.results import ResultRow, number
 from experiments.harness.run import CONFIG, RESULTS, Run, entry_point, stored_settings
 from experiments.report.labels import Label, labels, settings_apart, shared_settings
-from experiments.report.markdown import PAGE, MarkdownPage, escaped, markdown_table
+from experiments.report.markdown import PAGE, MarkdownPage
 from experiments.report.runs import (
     DecoderRun,
     baseline_of,
@@ -47,7 +46,9 @@ from experiments.report.runs import (
     training_metrics,
 )
 from llada_jax.config import require
+from llada_jax.evaluation.comparison import DIFFERENCE, P_VALUE, difference_cells
 from llada_jax.phones.profile import load_profile
+from llada_jax.table import escaped, markdown_table
 
 Results = Mapping[Path, Sequence[Mapping[str, Any]]]
 """Rows of `results.json` by the folder of the run."""
@@ -124,12 +125,14 @@ def _add_task(
     for decoder, base in zip(decoders, bases, strict=True):
         text = names[decoder.folder].text
         bars[text] = decoder.share
-        compared = base if base is not decoder else None
-        differences = comparison_rows(compared.found, decoder.found) if compared else []
+        against, differences = None, []
+        if base and base is not decoder:
+            against = decoder.found.compared_with(base.found).against
+            differences = comparison_rows(base.found, decoder.found)
         lines.append({"decoder": text, **decoder.cells})
         if any(bases):
             shown = "baseline" if base else "no baseline"
-            lines[-1] |= difference_cells(differences) or {DIFFERENCE: shown, P_VALUE: ""}
+            lines[-1] |= difference_cells(against) or {DIFFERENCE: shown, P_VALUE: ""}
         for row in [*decoder.rows.values(), *differences]:
             name = row.name.removeprefix(decoder.found.name)  # two runs may have the same one
             yield replace(row, name=f"{task}/{text}{name}")

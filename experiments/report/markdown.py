@@ -1,27 +1,12 @@
-"""A Markdown page with tables and figures. Text from stored runs is escaped."""
+"""A Markdown page with tables and figures."""
 
-import re
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.harness.pictures import save
 from experiments.harness.run import Run
+from llada_jax.table import escaped
 
 PAGE = "report.md"
-_MARKUP = re.compile(r"[\\`*<|~$]|(?<=\])\(|(?<!\w)_|_(?!\w)")
-
-
-def escaped(text: object) -> str:
-    """Returns one line that Markdown shows literally."""
-    line = "".join(c if c.isprintable() else " " for c in str(text))
-    return _MARKUP.sub(r"\\\g<0>", line)
-
-
-def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Returns a table with the columns of its first row."""
-    lines = [[escaped(cell) for cell in line] for line in (rows[0], *(r.values() for r in rows))]
-    lines.insert(1, ["---"] * len(rows[0]))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 class MarkdownPage:

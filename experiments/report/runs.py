@@ -13,9 +13,9 @@ from typing import Any
 
 from experiments.evaluate.config import CELLS
 from experiments.evaluate.result_rows import decoder_rows
-from experiments.evaluate.score_table import score_cells
 from experiments.harness.pictures import PROBE_SUFFIX, ScorePoint
 from llada_jax.config import numbered_lines, require
+from llada_jax.evaluation.comparison import score_cells
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation
 from llada_jax.evaluation.stored import parsed, require_object, stored_object, stored_text
@@ -65,7 +65,7 @@ class DecoderRun:
         return {
             "items": str(match.items),
             "questions": str(match.n),
-            **score_cells(rows, name),
+            **score_cells(self.found.tally),
             "tokens/s": f"{speed.value:.0f}{compiling}",
             **{soc: f"{rows[f'{name}/phone/{soc}'].value:.2f} s" for soc in self.phones},
         }

@@ -15,7 +15,7 @@ from statistics import median
 
 from experiments.harness.results import ResultRow, cells
 from experiments.harness.run import Run, entry_point
-from experiments.report.markdown import MarkdownPage, markdown_table
+from experiments.report.markdown import MarkdownPage
 from experiments.reproduce.ablations import fig13a, fig13c, fig14, table6, table7
 from experiments.reproduce.calibrated import commits, dynamics, table2
 from experiments.reproduce.chapter import SOCS, TEXTS, Chapter, is_close
@@ -24,6 +24,7 @@ from experiments.reproduce.parts import genie, held_out, ledger3b, platform
 from llada_jax.config import require
 from llada_jax.phones.graphs import graphs_of, unknown_so_far
 from llada_jax.phones.published_tasks import PublishedTasks
+from llada_jax.table import markdown_table
 
 CHAPTERS: Mapping[str, Callable[[PublishedTasks], Chapter]] = {
     chapter.__name__: chapter

@@ -4,10 +4,11 @@ Table 6 is the cumulative ablation, Table 7 what fits the address space, Figure 
 the lookahead, Figure 13c staging by resident budget, and Figure 14 power and energy.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments.harness.estimates import difference, mean_of, ratio
 from experiments.harness.results import Kind
@@ -19,46 +20,18 @@ from llada_jax.phones.published_tasks import PublishedTasks
 from llada_jax.phones.simulate import Energy, simulate
 from llada_jax.phones.system import Runtime, System
 from llada_jax.phones.uncertainty import POWER_SPREAD
-from llada_jax.phones.workload import Workload, autoregressive, blockwise, vanilla
+from llada_jax.phones.workload import autoregressive, blockwise
 
 ADDRESS_SPACE_MIB = (3840, 4096)
 """Bounds of the limit on SM8750, whose middle is in the profile: the most that was ever mapped
 (Seunghui98/nntrainer 52_flash_experts_on_htp_task.md), and 32 bits."""
 METERED = 4
 """Number of runs to average energy over."""
-
-
-class _Rung(NamedTuple):
-    """One row of Table 6: the forwards, and the software that runs them."""
-
-    name: str
-    published: str
-    workloads: tuple[Workload, ...]
-    system: System
-    kind: Kind = "modelled"
-
-
-def ladder(world: PublishedTasks) -> list[_Rung]:
-    """Returns the nine rows of Table 6."""
-    prompt = world.task("GSM8K").prompt
-    whole, cached = (vanilla(prompt, 128),), (blockwise(prompt, 128),)
-
-    def decoded(**settings: Any) -> tuple[Workload, ...]:
-        return world.workloads("GSM8K", 128, Techniques(**settings))
-
-    on_cpu, remap, swap = System(body="cpu"), System(runtime="remap"), System(runtime="swap")
-    without_sls = {"skip_logits": False, "refresh": 0}
-    return [
-        _Rung("cpu", "CPU", whole, on_cpu),
-        _Rung("cpu_prefix_kv", "CPU+prefixKV", cached, on_cpu, "repeated"),
-        _Rung("npu", "NPU", whole, remap, "repeated"),
-        _Rung("npu_prefix_kv", "NPU+prefixKV", cached, remap, "informed"),
-        _Rung("somr", "+SOMR", cached, swap),
-        _Rung("mbsd", "+MBSD", decoded(commit="one", **without_sls), swap, "informed"),
-        _Rung("sts", "+STS", decoded(**without_sls), swap, "informed"),
-        _Rung("sls", "+SLS", decoded(refresh=0), swap, "informed"),
-        _Rung("scr", "+SCR", decoded(), swap),
-    ]
+_KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(("cpu_prefix_kv", "npu"), "repeated"),
+    **dict.fromkeys(("npu_prefix_kv", "mbsd", "sts", "sls"), "informed"),
+}
+"""Kinds of the rows of Table 6 that are not predictions."""
 
 
 def table6(world: PublishedTasks) -> Chapter:
@@ -67,17 +40,17 @@ def table6(world: PublishedTasks) -> Chapter:
     fitted = {"CPU": cells["cpu"], "+SCR": cells["llada_cpp"]}
     published = dict(world.published["table6_s"]["rows"]) | fitted
     rows, words, parts = [], [], {}
-    for rung in ladder(world):
-        phone = phone_of("llada_8b", "SM8750", rung.system)
-        seconds = mean_of([*map(phone.latency, rung.workloads)])
+    why = TEXTS["table6"]["why"]  # in the order of the table
+    for name, (row, (workloads, system)) in zip(why, world.table6().items(), strict=True):
+        phone = phone_of("llada_8b", "SM8750", system)
+        seconds = mean_of([*map(phone.latency, workloads)])
         rows.append(
-            modelled(f"table6/{rung.name}", seconds, "s", reference=published[rung.published],
-                      source=f"{PAPER}, Table 6", fitted=rung.published in fitted,
-                      kind=rung.kind, trace_source=rung.workloads[0].source)
+            modelled(f"table6/{name}", seconds, "s", reference=published[row],
+                      source=f"{PAPER}, Table 6", fitted=row in fitted,
+                      kind=_KINDS.get(name, "modelled"), trace_source=workloads[0].source)
         )  # fmt: skip
-        parts[rung.name] = simulate(rung.workloads[0], phone).parts
-        why = TEXTS["table6"]["why"][rung.name]
-        words.append(f"`{rung.name}`: {why}; {_largest(parts[rung.name])}.")
+        parts[name] = simulate(workloads[0], phone).parts
+        words.append(f"`{name}`: {why[name]}; {_largest(parts[name])}.")
     return replace(chapter("table6", rows, words), parts=parts)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, product
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -36,9 +36,8 @@ from llada_jax.sampling_engine import paper_results as paper
 from llada_jax.sampling_engine.cycles import FITTED_TO, fitted_hbm, time_program
 from llada_jax.sampling_engine.instructions import render
 from llada_jax.sampling_engine.sampler_program import SamplerProgram, compile_sampler
-from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
+from llada_jax.sampling_engine.sampling import MODES, EngineConfig, Mode, Sampling
 
-MODES: tuple[Mode, ...] = get_args(Mode)
 TABLE = f"{paper.PAPER}, table of results"
 BATCHES, BLOCKS = (1, 2, 4, 8, 16, 32), (8, 16, 32, 64)
 """Batch sizes and block lengths of the paper's GPU measurements."""

@@ -25,9 +25,7 @@ from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampling_engine.formats import LogitFormat, bits_per_element
-from llada_jax.sampling_engine.host import Decisions, StepInputs, run_sampler, store_logits
-from llada_jax.sampling_engine.sampler_program import compile_sampler
-from llada_jax.sampling_engine.sampling import EngineConfig, Sampling, VectorFormat
+from llada_jax.sampling_engine.host import Decisions, StepInputs, decide, random_inputs
 from llada_jax.types import Denoiser, Scores
 
 VLEN, BATCH, TOKENS_PER_STEP = 1024, 16, 4
@@ -110,23 +108,9 @@ def engine_scores(
     logits = np.asarray(without(logits_of(params, hidden), rules.forbidden))
     block = np.zeros(logits.shape[:2], np.int32)
     inputs = StepInputs(logits, block, block == 0, np.zeros(len(block), np.int32))
-    decisions = decided(inputs, VLEN, format, "float32" if format == "float32" else "bfloat16")
+    decisions = decide(inputs, VLEN, format, "float32" if format == "float32" else "bfloat16")
     unknown = jnp.full(block.shape, jnp.nan)
     return Scores(jnp.asarray(decisions.predictions), jnp.asarray(decisions.keys), unknown, unknown)
-
-
-def decided(
-    inputs: StepInputs,
-    vlen: int,
-    format: LogitFormat = "float32",
-    vectors: VectorFormat = "float32",
-) -> Decisions:
-    """Returns the engine's decisions on logits in a format."""
-    batch, rows, vocab = inputs.logits.shape
-    sampling = Sampling(batch=batch, rows=rows, vocab=vocab, mode="one_pass")
-    engine = EngineConfig(vlen=vlen, vector_format=vectors, int_bytes=1 << 20)
-    stored = store_logits(sampling, vlen, inputs.logits, format)
-    return run_sampler(compile_sampler(sampling, engine), inputs, stored)
 
 
 def flip_rows(
@@ -136,7 +120,7 @@ def flip_rows(
     `flips/<format>` on random logits, `flips/<format>/<model>` on a model's."""
     model = lj.load(config.model)
     inputs = random_inputs(seed, config.batch, rows, vocab, config.k)
-    chance = [(inputs, decided(inputs, vlen))]
+    chance = [(inputs, decide(inputs, vlen))]
     real = list(decoded(model, config, rows, vlen, seed))
     for format in config.formats:
         for source, cases in (("", chance), (f"/{config.model}", real)):
@@ -147,7 +131,7 @@ def flip_rows(
 
 def _flips(inputs: StepInputs, wanted: Decisions, vlen: int, format: LogitFormat) -> np.ndarray:
     """Returns for each open position whether its token or its commit differs from `wanted`."""
-    decisions = decided(inputs, vlen, format, "bfloat16")
+    decisions = decide(inputs, vlen, format, "bfloat16")
     flipped = decisions.predictions != wanted.predictions
     return (flipped | (decisions.transfer != wanted.transfer))[inputs.open]
 
@@ -169,18 +153,6 @@ def decoded(
         logits[..., mask_id] = -np.inf
         block = canvas[:, length:].copy()
         inputs = StepInputs(logits, block, block == mask_id, k)
-        wanted = decided(inputs, vlen)
+        wanted = decide(inputs, vlen)
         yield inputs, wanted
         canvas[:, length:] = wanted.tokens
-
-
-def random_inputs(seed: int, batch: int, rows: int, vocab: int, k: int) -> StepInputs:
-    """Draws logits: normal noise, and one id that is higher by a uniform amount, so that
-    confidences cover the range from 0 to 1."""
-    rng = np.random.default_rng(seed)
-    logits = rng.standard_normal((batch, rows, vocab), dtype=np.float32)
-    best = rng.integers(0, vocab, (batch, rows, 1))
-    height = np.log(vocab) + rng.uniform(-4, 6, best.shape)
-    np.put_along_axis(logits, best, height.astype(np.float32), axis=-1)
-    tokens, commits = np.full((batch, rows), vocab - 1, np.int32), np.full(batch, k, np.int32)
-    return StepInputs(logits, tokens, np.ones((batch, rows), bool), commits)

@@ -2,6 +2,7 @@
 
     result = lj.evaluate(model, "yes_no", "llada_cpp", items=100, folder="outputs/yes_no")
     result.score, result.interval, result.nfe, result.tpf
+    lj.compare(model, {"slow": slow, "fast": fast}, "yes_no", items=100)  # a table
 
 Items are decoded in one stream with `places` batch slots, but stored in batches of `batch_size`
 consecutive items, so that an interrupted run resumes after the last complete batch and an item's
@@ -11,10 +12,10 @@ answer does not depend on the number of slots.
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ import jax.monitoring
 import numpy as np
 from tqdm import tqdm
 
-from llada_jax.api.decoding import generate_stream
+from llada_jax.api.decoding import ResultStream, generate_stream
 from llada_jax.api.loading import load
 from llada_jax.api.model import Model
 from llada_jax.config import Loop, require, require_counts
+from llada_jax.evaluation.comparison import Comparison
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import (
     ALONE,
@@ -90,14 +92,12 @@ def evaluate(
     Raises ValueError or FileNotFoundError that names the bad value and what is allowed, before
     anything is decoded; also if the folder has other settings or is damaged.
     """
-    task, sampler_name = load_task(task) if isinstance(task, str) else task, "custom"
-    if isinstance(sampler, str):
-        sampler_name, sampler = sampler, with_answer_length(SamplerConfig.preset(sampler), task)
+    task = load_task(task) if isinstance(task, str) else task
     trial = Trial(
         model=model if isinstance(model, Model) else load(model),
         items=TaskItems(task=task, count=items, seed=seed, difficulty=difficulty),
-        sampler_name=sampler_name,
-        sampler=sampler,
+        sampler_name=sampler if isinstance(sampler, str) else "custom",
+        sampler=_for_task(sampler, task),
         backend=backend,
         refresh_on=refresh_on,
         loop=loop,
@@ -112,6 +112,64 @@ def evaluate(
     store = GenerationMemory(trial.settings) if folder is None else trial.store(Path(folder))
     evaluation = trial.run(store, progress)
     return evaluation if baseline is None else evaluation.compared_with(baseline)
+
+
+def compare(
+    model: Model | str | os.PathLike[str] | Mapping[str, Model | str | os.PathLike[str]],
+    sampler: str | SamplerConfig | Mapping[str, str | SamplerConfig],
+    task: str | Task = "word_problems",
+    *,
+    items: int = 100,
+    seed: int = 0,
+    difficulty: int | None = None,
+    backend: str = "xla",
+    loop: Loop | None = None,
+    sampling_seed: int = 0,
+    places: int = PLACES,
+    progress: bool = True,
+) -> Comparison:
+    """Scores several decoders on the same items of a task, and compares each with the first.
+
+    Args:
+      model: As in `evaluate`, or several models by name.
+      sampler: As in `evaluate`, or several samplers by name. Each model is combined with each
+        sampler, model by model.
+      The others: as in `evaluate`, without a folder. To compare stored evaluations, make a
+        `Comparison` of them.
+
+    Raises ValueError or FileNotFoundError as `evaluate`, before any decoder runs.
+    """
+    task = load_task(task) if isinstance(task, str) else task
+    task_items = TaskItems(task=task, count=items, seed=seed, difficulty=difficulty)
+    samplers = sampler if isinstance(sampler, Mapping) else {"": sampler}
+    samplers = {name: _for_task(sampler, task) for name, sampler in samplers.items()}
+    models = model if isinstance(model, Mapping) else {"": model}
+    models = {name: m if isinstance(m, Model) else load(m) for name, m in models.items()}
+    trials = [
+        Trial(
+            model=models[of_model],
+            items=task_items,
+            sampler_name=": ".join(filter(None, (of_model, of_sampler))),
+            sampler=samplers[of_sampler],
+            backend=backend,
+            loop=loop,
+            seed=sampling_seed,
+            places=places,
+        )
+        for of_model, of_sampler in product(models, samplers)
+    ]
+    for trial in trials:
+        trial.stream([0])  # checks that the model can use the sampler
+    return Comparison(
+        {t.sampler_name: t.run(GenerationMemory(t.settings), progress) for t in trials}
+    )
+
+
+def _for_task(sampler: str | SamplerConfig, task: Task) -> SamplerConfig:
+    """Returns a preset with the task's answer length, and a configuration unchanged."""
+    if isinstance(sampler, str):
+        return with_answer_length(SamplerConfig.preset(sampler), task)
+    return sampler
 
 
 def with_answer_length(sampler: SamplerConfig, task: Task) -> SamplerConfig:
@@ -201,14 +259,13 @@ class Trial:
                 bar.update(len(batch.generations))
         return len(missing)
 
-    def answers(self, indices: Sequence[int]) -> Iterator[tuple[GenerationBatch, Trace]]:
-        """Decodes items in one stream, and yields them in batches, in order. An answer ends with
-        its first token that ends a text or a turn."""
+    def stream(self, indices: Sequence[int]) -> ResultStream:
+        """Returns the stream that decodes items, with a result for each batch. Raises ValueError as
+        `generate_stream`, when it is called."""
         assert self.model.tokenizer is not None
-        items = [self.items.item(index) for index in indices]
-        chats = [[{"role": "user", "content": item.question}] for item in items]
-        compiled_before = len(_compilations())
-        stream = generate_stream(
+        questions = [self.items.item(index).question for index in indices]
+        chats = [[{"role": "user", "content": question}] for question in questions]
+        return generate_stream(
             self.model,
             [self.model.tokenizer.encode_chat(chat) for chat in chats],
             self.sampler,
@@ -220,8 +277,13 @@ class Trial:
             loop=self.loop,
             refresh_on=self.refresh_on,
         )
-        remaining = zip(indices, items, strict=True)
-        for result in stream:
+
+    def answers(self, indices: Sequence[int]) -> Iterator[tuple[GenerationBatch, Trace]]:
+        """Decodes items in one stream, and yields them in batches, in order. An answer ends with
+        its first token that ends a text or a turn."""
+        compiled_before = len(_compilations())
+        remaining = ((index, self.items.item(index)) for index in indices)
+        for result in self.stream(indices):
             in_batch = islice(remaining, len(result.nfe))
             columns = (in_batch, result.text, result.generated, result.answers, result.nfe)
             generations = [  # the length of an answer includes the token that ends it

@@ -7,7 +7,7 @@ to some of its figures (tests/phones/fitting). Other figures are used for valida
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ from llada_jax.phones.cost import price_on_npu
 from llada_jax.phones.dynamics import Dynamics, Techniques, decode
 from llada_jax.phones.profile import Profile
 from llada_jax.phones.simulate import ForwardTimer, GraphsLike
-from llada_jax.phones.workload import Forward, Workload
+from llada_jax.phones.system import System
+from llada_jax.phones.workload import Forward, Workload, blockwise, vanilla
 
 PUBLISHED = Path(__file__).parent / "published"
 """`fit.json` has the figures that were fitted, `validation.json` the others. `tasks.json` has the
@@ -111,6 +112,26 @@ class PublishedTasks:
         fitted = self.fitted["tasks"][name]
         dynamics = replace(self.dynamics, reach=fitted["reach"], answer=fitted["answer"])
         return PublishedTask(fitted["prompt"], dynamics)
+
+    def table6(self) -> dict[str, tuple[tuple[Workload, ...], System]]:
+        """Returns the runs of the paper's cumulative ablation, 128 tokens of GSM8K: by the name of
+        the row, the forwards, and the software that runs them."""
+        prompt = self.task("GSM8K").prompt
+        whole, cached = (vanilla(prompt, 128),), (blockwise(prompt, 128),)
+        decoded = partial(self.workloads, "GSM8K", 128)
+        on_cpu, remap, swap = System(body="cpu"), System(runtime="remap"), System(runtime="swap")
+        without_sls = Techniques(skip_logits=False, refresh=0)
+        return {
+            "CPU": (whole, on_cpu),
+            "CPU+prefixKV": (cached, on_cpu),
+            "NPU": (whole, remap),
+            "NPU+prefixKV": (cached, remap),
+            "+SOMR": (cached, swap),
+            "+MBSD": (decoded(replace(without_sls, commit="one")), swap),
+            "+STS": (decoded(without_sls), swap),
+            "+SLS": (decoded(Techniques(refresh=0)), swap),
+            "+SCR": (decoded(Techniques()), swap),
+        }
 
     def _workloads(self, task: str, tokens: int, techniques: Techniques) -> tuple[Workload, ...]:
         prompt, dynamics = self.task(task)

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from llada_jax.config import require
 from llada_jax.sampling_engine.formats import Floats, LogitFormat, StoredLogits, largest, store
 from llada_jax.sampling_engine.machine import Machine
-from llada_jax.sampling_engine.sampler_program import SamplerProgram
-from llada_jax.sampling_engine.sampling import Sampling
+from llada_jax.sampling_engine.sampler_program import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.sampling import EngineConfig, Sampling, VectorFormat
 
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
@@ -99,3 +99,29 @@ def prepare_machine(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogi
     machine.int[memory_map.k : memory_map.k + inputs.k.size] = inputs.k
     machine.fp[memory_map.lowest] = -largest(program.engine.vector_format)
     return machine
+
+
+def decide(
+    inputs: StepInputs,
+    vlen: int,
+    format: LogitFormat = "float32",
+    vectors: VectorFormat = "float32",
+) -> Decisions:
+    """Returns the decisions of an engine on logits that are stored in a format, in one pass."""
+    batch, rows, vocab = inputs.logits.shape
+    sampling = Sampling(batch=batch, rows=rows, vocab=vocab, mode="one_pass")
+    engine = EngineConfig(vlen=vlen, vector_format=vectors, int_bytes=1 << 20)
+    stored = store_logits(sampling, vlen, inputs.logits, format)
+    return run_sampler(compile_sampler(sampling, engine), inputs, stored)
+
+
+def random_inputs(seed: int, batch: int, rows: int, vocab: int, k: int) -> StepInputs:
+    """Draws logits: normal noise, and one id that is higher by a uniform amount, so that
+    confidences cover the range from 0 to 1."""
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((batch, rows, vocab), dtype=np.float32)
+    best = rng.integers(0, vocab, (batch, rows, 1))
+    height = np.log(vocab) + rng.uniform(-4, 6, best.shape)
+    np.put_along_axis(logits, best, height.astype(np.float32), axis=-1)
+    tokens, commits = np.full((batch, rows), vocab - 1, np.int32), np.full(batch, k, np.int32)
+    return StepInputs(logits, tokens, np.ones((batch, rows), bool), commits)

@@ -1,11 +1,12 @@
 """The parameters of a sampling program, and of the engine that it runs on."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from llada_jax.config import require, require_choice, require_counts
 
 Mode = Literal["performance", "edge", "one_pass"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 Domain = Literal["vector", "fp", "int"]
 VectorFormat = Literal["bfloat16", "float32"]
 

@@ -116,6 +116,39 @@ def test_a_baseline_is_compared_on_the_same_items(found, model):
         even(model, items=7, baseline=found)
 
 
+def test_decoders_are_compared_with_the_first(found, model):
+    samplers = {"a": SHORT, "b": SHORT.replace(threshold=0.5)}
+    settings = {"items": 6, "progress": False}
+    comparison = lj.compare({"x": model, "y": model}, samplers, EVEN, **settings)
+    assert list(comparison.evaluations) == ["x: a", "x: b", "y: a", "y: b"]
+    first, other = comparison.evaluations["x: a"], comparison.evaluations["x: b"]
+    assert first.generations == found.generations and other.against.difference == 0
+    assert first.nfe == 1 < other.nfe
+    assert comparison.rows[1]["forwards"] == f"{other.nfe:.2f}"
+    cells = "row-forwards | tokens/forward | points of difference (95 %) | McNemar p |"
+    assert cells in comparison._repr_markdown_().splitlines()[0]
+    assert repr(comparison).splitlines()[2].startswith("x: b  ")
+    stored = lj.Comparison({"a": found, "b": first})
+    assert stored.rows[0] == {**comparison.rows[0], "": "a"}
+    with pytest.raises(ValueError, match=r"the baseline's task is .*'seed': 1.*'seed': 0"):
+        lj.Comparison({"a": even(model, seed=1), "b": found})
+
+
+@pytest.mark.parametrize(
+    ("models", "sampler", "message"),
+    [
+        ("nowhere", {"a": SHORT, "b": "quick"}, "preset is 'quick'; allowed: 'llada'"),
+        (None, {"a": SHORT, "b": "draft"}, "drafter is 'own' and the model has none"),
+        ({}, SHORT, "evaluations is empty; allowed: one or more"),
+    ],
+    ids=["preset", "sampler", "none"],
+)
+def test_a_bad_comparison_decodes_nothing(models, sampler, message, model, monkeypatch):
+    monkeypatch.setattr(Trial, "answers", None)
+    with pytest.raises(ValueError, match=message):
+        lj.compare(model if models is None else models, sampler, EVEN)
+
+
 def test_a_preset_gets_the_tasks_answer_length(model, monkeypatch):
     asked = []
 

@@ -9,11 +9,11 @@ from omegaconf import OmegaConf
 
 import llada_jax as lj
 from experiments import calibrate
-from experiments.calibrate import measured
 from experiments.harness.run import REPOSITORY, Run, read_config
 from llada_jax.backend.exported.calibration_export import calibration_rows
 from llada_jax.phones.calibration.calibrate import CostModel
 from llada_jax.phones.calibration.measurements import read_measurements, write_measurements
+from llada_jax.phones.calibration.synthetic import draw_measurements
 from llada_jax.phones.profile import load_profile
 
 
@@ -25,7 +25,7 @@ def composed(*overrides: str) -> calibrate.CalibrateConfig:
 
 def test_a_csv_becomes_a_phone(tmp_path, capsys):
     parent, cost_model = load_profile("SM8750"), CostModel("llada_8b", "vendor", "tuned")
-    table = list(measured(parent, cost_model, calibration_rows()[:10], 0))
+    table = list(draw_measurements(parent, cost_model, calibration_rows()[:10], 0))
     write_measurements(tmp_path / "phone.csv", table)
     config = composed(f"measurements={tmp_path / 'phone.csv'}", "name=mine")
     calibrate.calibrate_phone(config, Run(tmp_path / "run", OmegaConf.create({})))

@@ -1,15 +1,11 @@
 """Small samplers, and the engines that run them."""
 
-from typing import get_args
-
 import numpy as np
 
 from llada_jax.sampling_engine.host import Decisions, StepInputs, run_sampler, store_logits
 from llada_jax.sampling_engine.instructions import Instruction
 from llada_jax.sampling_engine.sampler_program import compile_sampler
-from llada_jax.sampling_engine.sampling import EngineConfig, Mode, Sampling
-
-MODES = get_args(Mode)
+from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
 
 
 def program(text: str) -> list[Instruction]:

@@ -16,8 +16,7 @@ from llada_jax.sampling_engine.cycles import (
 )
 from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction, loops
 from llada_jax.sampling_engine.sampler_program import compile_sampler
-from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
-from tests.sampling_engine.cases import MODES
+from llada_jax.sampling_engine.sampling import MODES, EngineConfig, Sampling
 
 LOGITS = paper_results.BATCH * paper_results.ROWS * paper_results.VOCAB
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.sampling_engine.format_costs import random_inputs
 from llada_jax.sampling_engine.formats import rounded
-from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
-from tests.sampling_engine.cases import MODES, assert_same, exact_engine, run
+from llada_jax.sampling_engine.host import random_inputs
+from llada_jax.sampling_engine.sampling import MODES, EngineConfig, Sampling
+from tests.sampling_engine.cases import assert_same, exact_engine, run
 from tests.sampling_engine.reference import reference_sampler
 
 

@@ -12,8 +12,8 @@ from llada_jax.sampling_engine.instructions import (
     render,
 )
 from llada_jax.sampling_engine.sampler_program import compile_sampler
-from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
-from tests.sampling_engine.cases import MODES, program
+from llada_jax.sampling_engine.sampling import MODES, EngineConfig, Sampling
+from tests.sampling_engine.cases import program
 
 PROGRAM = """\
 C_LOOP_START gp1, 3

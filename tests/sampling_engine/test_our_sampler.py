@@ -7,9 +7,9 @@ import pytest
 import llada_jax as lj
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
 from llada_jax.sampling_engine.host import StepInputs
-from llada_jax.sampling_engine.sampling import Sampling
+from llada_jax.sampling_engine.sampling import MODES, Sampling
 from tests.sampler.blocks import commits, observed
-from tests.sampling_engine.cases import MODES, exact_engine, run
+from tests.sampling_engine.cases import exact_engine, run
 from tests.sampling_engine.reference import best_tokens
 
 ROWS, STEPS = 16, 4

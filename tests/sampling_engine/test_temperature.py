@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.sampling_engine.format_costs import random_inputs
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, gumbel_noise, start_scores
-from llada_jax.sampling_engine.host import run_sampler, store_logits
+from llada_jax.sampling_engine.host import random_inputs, run_sampler, store_logits
 from llada_jax.sampling_engine.sampler_program import compile_sampler
 from llada_jax.sampling_engine.sampling import Sampling
 from tests.sampling_engine.cases import exact_engine

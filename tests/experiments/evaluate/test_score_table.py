@@ -9,6 +9,10 @@ from llada_jax.evaluation.tally import Tally
 from llada_jax.sampler.config import SamplerConfig
 
 DECODERS = {"slow": SamplerConfig(), "fast": SamplerConfig.preset("staged")}
+TALLIES = {
+    name: Tally((True,) * right + (False,) * (10 - right), (128,) * 10, (64,) * 10, (2,) * 10)
+    for name, right in (("slow", 9), ("fast", 0))
+}
 
 
 def rows(tasks, phones=()):
@@ -19,9 +23,6 @@ def rows(tasks, phones=()):
                 name=f"{name}/exact_match", value=share, unit="of questions", interval=(0, 1),
                 n=20 if place else 19 * len(tasks), items=25,
             )  # fmt: skip
-            yield ResultRow(name=f"{name}/nfe", value=128.0, unit="forwards")
-            yield ResultRow(name=f"{name}/nfe_per_block", value=64.0, unit="forwards/block")
-            yield ResultRow(name=f"{name}/tpf", value=0.5, unit="tokens/forward")
             for soc in phones:
                 yield ResultRow(
                     name=f"{name}/phone/{soc}", value=2.5, unit="s", kind="modelled",
@@ -37,12 +38,12 @@ def rows(tasks, phones=()):
 
 def test_each_decoder_has_one_line_over_all_tasks_and_one_by_task():
     tasks = ("yes_no", "choices")
-    assert suite_tables("s", DECODERS, tasks, list(rows(tasks))).splitlines() == [
+    assert suite_tables("s", DECODERS, tasks, list(rows(tasks)), TALLIES).splitlines() == [
         "s: 25 items of yes_no, choices; 38 different questions",
         "decoder  thresholds     exact match (95 %)  forwards  forwards/block  tokens/forward"
         "  points against slow (95 %)",
-        "slow                 90.0 % (0.0 to 100.0)    128.00           64.00            0.50",
-        "fast     0.7, 0.9     0.0 % (0.0 to 100.0)    128.00           64.00            0.50"
+        "slow                 90.0 % (59.6 to 98.2)    128.00           64.00            0.50",
+        "fast     0.7, 0.9      0.0 % (0.0 to 27.8)    128.00           64.00            0.50"
         "       -90.0 (-95.0 to +2.1)",
         "",
         "exact match by task (questions: yes_no 20, choices 20)",
@@ -53,7 +54,7 @@ def test_each_decoder_has_one_line_over_all_tasks_and_one_by_task():
 
 
 def test_one_task_needs_one_table_and_phones_have_their_columns():
-    lines = suite_tables("s", DECODERS, ["a"], list(rows(["a"], ("SM8750",)))).splitlines()
+    lines = suite_tables("s", DECODERS, ["a"], list(rows(["a"], ("SM8750",))), TALLIES).splitlines()
     assert len(lines) == 5 and lines[1].endswith("SM8750") and lines[2].endswith("2.50 s")
     assert lines[-1] == "traces: a toy"
 
@@ -70,7 +71,7 @@ def test_costs_are_relative_to_a_threshold_of_equal_quality():
         ("s/fast/at_equal_quality/nfe", 0.5),
         ("s/fast/brought_back", 0.5),
     ]
-    *_, line = suite_tables("s", DECODERS, ["a"], [*rows(["a"]), *found]).splitlines()
+    *_, line = suite_tables("s", DECODERS, ["a"], [*rows(["a"]), *found], TALLIES).splitlines()
     assert line.startswith("fast") and "50 % (47 to 54)" in line
     rowless = equal_quality_rows("s/fast", tally(50, 15)._replace(rows=()), [hasty, slow], slow)
     assert len(list(rowless)) == 2

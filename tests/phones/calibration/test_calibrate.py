@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from experiments.calibrate import drawn_phone, measured
 from llada_jax.backend.exported.calibration_export import calibration_rows
 from llada_jax.phones.calibration import calibrate as module
 from llada_jax.phones.calibration.calibrate import CostModel, calibrate
 from llada_jax.phones.calibration.measurements import hold_out
+from llada_jax.phones.calibration.synthetic import draw_measurements, draw_phone
 from llada_jax.phones.profile import load_profile
 
 PARENT = load_profile("SM8750")
@@ -19,7 +19,7 @@ PLAN = calibration_rows()
 
 
 def rows_of(phone, count=None, seed=0, noise=0.02):
-    return list(measured(phone, COST_MODEL, PLAN[:count], seed, noise))
+    return list(draw_measurements(phone, COST_MODEL, PLAN[:count], seed, noise))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_profile_is_saved_and_loaded(calibration, tmp_path):
 def test_ten_rows_of_a_drawn_phone_predict_the_others():
     errors, before, inside = [], [], []
     for seed in (0, 1):
-        phone = drawn_phone(PARENT, COST_MODEL, seed)
+        phone = draw_phone(PARENT, COST_MODEL, seed)
         rows = rows_of(phone, seed=seed)
         held = [replace(row, held_out=True) for row in rows[30:]]
         fit = calibrate([*rows[:10], *held], PARENT, "llada_8b")

@@ -6,10 +6,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.sampling_engine.format_costs import random_inputs
 from llada_jax.sampling_engine.hdl.gates import Netlist
 from llada_jax.sampling_engine.hdl.wires import Circuit, Wire, source
-from llada_jax.sampling_engine.host import prepare_machine, store_logits
+from llada_jax.sampling_engine.host import prepare_machine, random_inputs, store_logits
 from llada_jax.sampling_engine.machine import Machine
 from llada_jax.sampling_engine.sampler_program import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.sampling import EngineConfig, Sampling
