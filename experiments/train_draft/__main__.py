@@ -116,12 +116,13 @@ class RunConfig(ModelSource):
 
 
 class HeldOut(NamedTuple):
-    """A held-out answer: its tokens, and the accepted drafts of each cycle, also for look-up."""
+    """A held-out answer: its tokens, and the accepted drafts of each cycle, by what drafts."""
 
     domain: str
     answer: Sequence[int]
-    cycles: Sequence[int]
+    network: Sequence[int]
     lookup: Sequence[int]
+    both: Sequence[int]  # as decoding does: look-up where the text repeats itself
 
 
 def train_draft(config: RunConfig, run: Run) -> None:
@@ -295,30 +296,26 @@ def score(
         drafts = np.asarray(_drafts(cast, drafter, target.embedding, target.head, blocks))[0]
         answer = tokens[start:end]
         copied = _copied(tokens, np.maximum(anchors[0], 0), drafter.block_length - 1)
-        answers.append(
-            HeldOut(
-                shard.domains[row],
-                answer,
-                greedy_cycles(drafts[: len(answer)], answer),
-                greedy_cycles(np.asarray(copied)[: len(answer)], answer),
-            )
-        )
+        both = np.where(copied[:, :1] >= 0, copied, drafts)
+        kinds = (np.asarray(kind)[: len(answer)] for kind in (drafts, copied, both))
+        cycles = (greedy_cycles(kind, answer) for kind in kinds)
+        answers.append(HeldOut(shard.domains[row], answer, *cycles))
     return answers
 
 
-def tokens_per_forward(answers: Sequence[HeldOut], kind: str = "cycles") -> float:
+def tokens_per_forward(answers: Sequence[HeldOut], kind: str = "both") -> float:
     """Returns the tokens after the first one of each answer, divided by forwards of the target."""
     forwards = sum(len(getattr(answer, kind)) for answer in answers)
     return sum(len(answer.answer) - 1 for answer in answers) / max(1, forwards)
 
 
 def summary(answers: Sequence[HeldOut], k: int) -> dict[str, float]:
-    """Returns tokens per forward, of the drafter and of look-up, and the share of cycles whose
+    """Returns tokens per forward, also of network and look-up alone, and the share of cycles whose
     first 1, 2, ... k drafts are accepted."""
-    cycles = [accepted for answer in answers for accepted in answer.cycles]
+    cycles = [accepted for answer in answers for accepted in answer.both]
     shares = {f"accepted_{i}": float(np.mean(np.array(cycles) >= i)) for i in range(1, k + 1)}
-    lookup = tokens_per_forward(answers, "lookup")
-    return {"tpf": tokens_per_forward(answers), "lookup_tpf": lookup, **shares}
+    alone = {f"{kind}_tpf": tokens_per_forward(answers, kind) for kind in ("network", "lookup")}
+    return {"tpf": tokens_per_forward(answers), **alone, **shares}
 
 
 def rows(
@@ -334,11 +331,11 @@ def rows(
         for answer in answers:
             by_domain[answer.domain].append(answer)
         for domain, part in {"all": answers, **dict(sorted(by_domain.items()))}.items():
-            for name, kind in (("drafted", "cycles"), ("lookup", "lookup")):
+            for kind in ("both", "network", "lookup"):
                 value = tokens_per_forward(part, kind)
                 unit = "tokens per forward"
-                results.append(ResultRow(f"{split}/{domain}/{name}", value, unit, n=len(part)))
-        n_cycles = sum(len(answer.cycles) for answer in answers)
+                results.append(ResultRow(f"{split}/{domain}/{kind}", value, unit, n=len(part)))
+        n_cycles = sum(len(answer.both) for answer in answers)
         for name, share in summary(answers, drafter.block_length - 1).items():
             if name.startswith("accepted_"):
                 results.append(ResultRow(f"{split}/{name}", share, "of cycles", n=n_cycles))

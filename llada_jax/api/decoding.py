@@ -221,7 +221,7 @@ def _run_params(model: Model, config: SamplerConfig, denoiser: Denoiser) -> Para
     """
     if not isinstance(config.drafter, Own):
         return model.params
-    drafter, block_length = model.drafter, config.block_length
+    drafter = model.drafter
     require(
         drafter is not None,
         "drafter is 'own' and the model has none; allowed: load(..., drafter=...), or 'lookup'",
@@ -230,11 +230,6 @@ def _run_params(model: Model, config: SamplerConfig, denoiser: Denoiser) -> Para
         isinstance(denoiser, XlaDenoiser),
         "drafter is 'own', and it reads states that only XLA returns, on one device; allowed: "
         "backend 'xla', or drafter 'lookup'",
-    )
-    require(
-        block_length <= drafter.block_length,
-        f"block_length is {block_length}; allowed: up to {drafter.block_length}, which the drafter "
-        "was trained with",
     )
     return model.params._replace(drafter=drafter)
 

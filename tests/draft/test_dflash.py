@@ -15,6 +15,8 @@ from llada_jax.draft.dflash import DFlash
 from llada_jax.draft.network import DFlashConfig, context_rows, init_drafter, tapped
 from llada_jax.model.forward import forward
 from llada_jax.model.params import init_params
+from llada_jax.sampler.drafters.drafter import DraftView
+from llada_jax.sampler.drafters.own import Own
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "dflash"
 TARGET = ModelConfig(
@@ -63,16 +65,28 @@ def test_the_context_has_the_targets_states_of_the_certain_tokens():
         np.testing.assert_array_equal(state.tokens[row, generated], best[row, before])
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "message"),
-    [
-        ({"block_length": 5}, {}, "block_length is 5; allowed: up to 4, which the drafter"),
-        ({}, {"backend": "litert"}, "it reads states that only XLA returns"),
-    ],
-)
-def test_a_run_that_the_drafter_cannot_serve_is_refused(changes, options, message):
-    with pytest.raises(ValueError, match=message):
-        lj.generate(pair(), PROMPTS, preset().replace(**changes), **options)
+def test_a_backend_without_states_is_refused():
+    with pytest.raises(ValueError, match="it reads states that only XLA returns"):
+        lj.generate(pair(), PROMPTS, preset(), backend="litert")
+
+
+def test_look_up_goes_before_the_network():
+    """The second text repeats itself, so its drafts are copied, as many as there is room for."""
+    model = pair()
+    texts = jnp.array([[5, 6, 7, 8, 9, 0, 0], [5, 6, 7, 5, 6, 0, 0]], jnp.int32)
+    anchors = jnp.array([4, 4], jnp.int32)
+    taps = jnp.ones((2, 7, 2, TARGET.width))
+    positions = jnp.tile(jnp.arange(7), (2, 1))
+    memory = context_rows(model.drafter.params, model.drafter.config, taps, positions)
+    params = model.params._replace(drafter=model.drafter)
+    draft = jax.jit(lambda view: Own().draft(params, view, 5))
+    drafts = draft(DraftView(texts, anchors, memory))
+    assert drafts[1].tolist() == [7, 5, 6, 7, 5]
+    assert (drafts[0, :3] >= 0).all() and drafts[0, 3:].tolist() == [-1, -1]
+    network = model.drafter.draft(model.params, DraftView(texts, anchors, memory), 3)
+    assert drafts[0, :3].tolist() == network[0].tolist()
+    both_repeat = draft(DraftView(texts[1:].repeat(2, axis=0), anchors, memory))
+    assert both_repeat.tolist() == [[7, 5, 6, 7, 5]] * 2
 
 
 def test_a_model_without_a_drafter_is_named():

@@ -1,17 +1,26 @@
-"""Drafts from a network that was trained for the model and loaded with it."""
+"""Drafts from a network that was trained for the model and loaded with it, or from the text.
+
+What followed the same words before is the better draft if there is such a place: SmolLM2's drafter
+gains 1.42 to 1.50 tokens per forward alone, look-up 1.30 to 1.41, and both together 1.75 to 1.80
+(`experiments.train_draft` reports all three).
+"""
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from llada_jax.sampler.drafters.drafter import Drafter, DraftView, drafter
+from llada_jax.sampler.drafters.lookup import Lookup
 from llada_jax.sampler.rules.rule import Sizes
 from llada_jax.types import Params, Rows, RowsOut
 
 
 @drafter(name="own")
 class Own(Drafter):
-    """Drafts with the model's own drafter (`Model.drafter`), which reads states of the model."""
+    """Drafts by look-up in texts that repeat themselves, and otherwise with the model's own drafter
+    (`Model.drafter`), which reads states of the model and proposes up to its block's length."""
 
     def init(self, params: Params, sizes: Sizes) -> Any:
         return params.drafter.init(sizes)
@@ -20,4 +29,14 @@ class Own(Drafter):
         return params.drafter.observe(memory, rows, out)
 
     def draft(self, params: Params, view: DraftView, count: int) -> Int[Array, "B count"]:
-        return params.drafter.draft(params, view, count)
+        copied = Lookup().draft(params, view, count)
+        repeats = copied[:, :1] >= 0
+
+        def drafted() -> Int[Array, "B count"]:
+            length = min(count, params.drafter.block_length - 1)
+            tokens = params.drafter.draft(params, view, length)
+            return jnp.pad(tokens, [(0, 0), (0, count - length)], constant_values=-1)
+
+        return jax.lax.cond(
+            repeats.all(), lambda: copied, lambda: jnp.where(repeats, copied, drafted())
+        )

@@ -135,9 +135,9 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(target, tmp_path, monkeyp
     assert config.target == fingerprint(target) and params.ids is not None
     assert params.fc.dtype == jnp.bfloat16  # pyright: ignore
     results = {row["name"]: row for row in json.loads((whole / "results.json").read_text())}
-    assert {f"{split}/all/{kind}" for split in SPLITS for kind in ("drafted", "lookup")} <= {
-        *results
-    }
+    assert {
+        f"{split}/all/{kind}" for split in SPLITS for kind in ("both", "network", "lookup")
+    } <= {*results}
     with pytest.raises(SystemExit):  # answers of another length
         run("other", "data.gen_length=10")
     assert not (tmp_path / "other" / "results.json").exists()
