@@ -46,7 +46,7 @@ from llada_jax.draft.blocks import (
     draft_loss,
     greedy_cycles,
 )
-from llada_jax.draft.files import write_drafter
+from llada_jax.draft.files import read_drafter, write_drafter
 from llada_jax.draft.network import (
     DFlashConfig,
     DFlashParams,
@@ -71,6 +71,8 @@ class DrafterConfig:
     """An id of the target that its texts never contain."""
     n_ids: int | None = 8192
     """Size of the draft vocabulary: the most frequent ids of the answers. None for all ids."""
+    start: str | None = None
+    """Folder of a drafter of this shape whose weights the training starts from."""
 
     def __post_init__(self) -> None:
         require_counts(self, "n_layers", "taps", "n_ids")
@@ -133,6 +135,11 @@ def train_draft(config: RunConfig, run: Run) -> None:
         f"model is {config.model!r}, which is not autoregressive; allowed: an autoregressive one",
     )
     drafter = drafter_config(config.drafter, target)
+    start = None if config.drafter.start is None else read_drafter(config.drafter.start, "float32")
+    require(
+        start is None or (start[0].shape, start[0].taps) == (drafter.shape, drafter.taps),
+        f"start is {config.drafter.start!r}, with another shape or other taps; allowed: {drafter}",
+    )
     parts = {name: asdict(getattr(config, name)) for name in ("data", "drafter", "train")}
     settings = {"model": target.fingerprint, "dtype": config.dtype, **parts}
     training = Training.of(settings, resume_command("train_draft")).resumed(run.folder)
@@ -144,8 +151,11 @@ def train_draft(config: RunConfig, run: Run) -> None:
     shards = read_shards(folder, range(len(SPLITS) + config.data.shards))
     held_out, shards = shards[: len(SPLITS)], shards[len(SPLITS) :]
     ids = None if drafter.n_ids is None else frequent_ids(shards, drafter.n_ids, drafter.vocab_size)
-    drawn = init_drafter(drafter, jax.random.key(config.train.seed))
-    params = start_from_target(drawn, drafter, target.params)
+    if start is None:
+        drawn = init_drafter(drafter, jax.random.key(config.train.seed))
+        params = start_from_target(drawn, drafter, target.params)
+    else:
+        params = start[1]._replace(ids=None)  # which are chosen anew
 
     def scored(params: DFlashParams, count: int | None) -> dict[str, list[HeldOut]]:
         params = params._replace(ids=ids)

@@ -28,7 +28,7 @@ from llada_jax.io.atomic import new_folder
 from llada_jax.model.families.family import families
 from llada_jax.model.finite import require_finite_tree
 from llada_jax.model.params import parameter_name
-from llada_jax.model.quantize import QuantArray, quantize
+from llada_jax.model.quantize import QuantArray, dequantize, quantize
 
 ARCHITECTURE = "DFlashDraftModel"
 _FAMILY = "qwen3"
@@ -97,8 +97,8 @@ def drafter_to_hf(config: DFlashConfig) -> dict[str, Any]:
 def read_drafter(
     folder: str | PathLike[str], dtype: str | None = None
 ) -> tuple[DFlashConfig, DFlashParams]:
-    """Reads a drafter. Without `dtype` ("float32", "bfloat16"), arrays have the dtype in the file;
-    matrices in 8 bits stay so.
+    """Reads a drafter. Without `dtype` ("float32", "bfloat16"), arrays stay as in the file, also
+    matrices in 8 bits.
 
     Raises FileNotFoundError or ValueError, in one sentence, for a missing or damaged file, an
     unsupported configuration, and for tensors that are missing, unknown or of another shape.
@@ -112,8 +112,8 @@ def read_drafter(
         zip(jax.tree.leaves(names), (s.shape for s in jax.tree.leaves(specs)), strict=True)
     )
     kinds = dict.fromkeys(shapes, tuple(FLOATS))
-    packed = [name for name in shapes if name in stored and stored[name].kind == "I8"]
-    for name in packed:
+    in_8_bits = [name for name in shapes if name in stored and stored[name].kind == "I8"]
+    for name in in_8_bits:
         kinds[name], shapes[name + _SCALE] = ("I8",), (*shapes[name][:-1], 1)
         kinds[name + _SCALE] = ("F32",)
     if config.n_ids is not None:
@@ -140,9 +140,10 @@ def read_drafter(
         ids = jnp.asarray(ids, jnp.int32)
 
     def weight(name: str) -> Any:
-        if name not in packed:
+        if name not in in_8_bits:
             return jnp.asarray(tensors[name], dtype)
-        return QuantArray(jnp.asarray(tensors[name]), jnp.asarray(tensors[name + _SCALE]))
+        packed = QuantArray(jnp.asarray(tensors[name]), jnp.asarray(tensors[name + _SCALE]))
+        return packed if dtype is None else dequantize(packed, dtype)
 
     params = jax.tree.map(weight, names)
     require_finite_tree(f"in {folder}", params)

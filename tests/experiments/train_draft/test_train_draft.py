@@ -138,6 +138,11 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(target, tmp_path, monkeyp
     assert {
         f"{split}/all/{kind}" for split in SPLITS for kind in ("both", "network", "lookup")
     } <= {*results}
+    continued = run("continued", f"drafter.start={whole / 'drafter'}")
+    losses = [read_metrics(folder)[0]["loss"] for folder in (whole, continued)]
+    assert losses[1] < losses[0]
+    with pytest.raises(SystemExit):  # a drafter of another shape
+        run("narrow", f"drafter.start={whole / 'drafter'}", "drafter.n_layers=2")
     with pytest.raises(SystemExit):  # answers of another length
         run("other", "data.gen_length=10")
     assert not (tmp_path / "other" / "results.json").exists()
