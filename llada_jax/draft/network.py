@@ -148,9 +148,10 @@ def start_from_target(
         return source._replace(attention=attention)
 
     layers = tuple(map(copied, drafter.layers, target.layers[-len(drafter.layers) :]))
-    last = jnp.eye(config.width, drafter.fc.shape[1], drafter.fc.shape[1] - config.width)
+    fc: Any = drafter.fc  # an array, since it was drawn
+    last = jnp.eye(config.width, fc.shape[1], fc.shape[1] - config.width)
     norms = jnp.stack([layer.attention_norm for layer in layers])
-    started = DFlashParams(0.3 * drafter.fc + last, norms.mean(axis=0), layers, target.final_norm)
+    started = DFlashParams(0.3 * fc + last, norms.mean(axis=0), layers, target.final_norm)
     # Copies, since a training step consumes its input.
     return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), started)
 

@@ -84,7 +84,8 @@ def _forward_tiled_rows(
     hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
     return RowsOut(
         hidden.astype(params.embedding.dtype),
-        *(tuple(part.astype(cache.keys[0].dtype) for part in parts) for parts in (keys, values)),
+        tuple(key.astype(cache.keys[0].dtype) for key in keys),
+        tuple(value.astype(cache.values[0].dtype) for value in values),
     )
 
 

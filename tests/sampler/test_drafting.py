@@ -99,7 +99,8 @@ def test_a_perfect_drafter_fills_every_forward_and_a_useless_one_costs_none(loop
     np.testing.assert_array_equal(result.generated, expected)
     canvases = model.params[1]
     exact, ids = jax.lax.top_k(jax.nn.log_softmax(next_logits(4, canvases)), 2)
-    for row, (top, prompt) in enumerate(zip(result.top_logprobs, PROMPTS, strict=True)):
+    for row, prompt in enumerate(PROMPTS):
+        top = result.top_logprobs[row]
         predicts = slice(len(prompt) - 1, len(prompt) - 1 + GEN)
         np.testing.assert_array_equal(top.ids, ids[row, predicts])
         np.testing.assert_allclose(top.logprobs, exact[row, predicts], atol=1e-5)
