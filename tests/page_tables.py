@@ -15,7 +15,7 @@ has fields:
 `docs/results/<name>.json` has rows of the `results.json` that the page's command wrote; an argument
 `NAME=RESULTS` takes them from another run. A field is `{row:format}`, with a factor
 `{100*row:format}`, `{row|low:format}` for another entry of the row (low and high end of its
-interval, half of it, error, n, value divided by n), or `{row / other:format}` for a ratio.
+interval or band, half of it, error, n, value divided by n), or `{row / other:format}` for a ratio.
 """
 
 import json
@@ -54,7 +54,7 @@ def _value(rows: dict[str, dict], factor: str, names: str, entry: str, format_: 
 
 
 def _entry(row: dict, entry: str) -> float:
-    low, high = row.get("interval", (math.nan, math.nan))
+    low, high = row.get("interval") or row.get("band") or (math.nan, math.nan)
     share = row["value"] / row.get("n", math.nan)
     return (row | {"low": low, "high": high, "half": (high - low) / 2, "share": share})[entry]
 
