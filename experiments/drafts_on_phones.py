@@ -83,8 +83,9 @@ class DraftsOnPhonesConfig:
 
 def model_drafts(config: DraftsOnPhonesConfig, run: Run) -> None:
     """Times every shape on every phone, for every block size."""
-    shares, rows = config.acceptance(), []
-    gained = [1.0, *accumulate(shares, initial=1.0)]  # by rows; more drafts than `shares` gain none
+    by_drafts, rows = [*accumulate(config.acceptance(), initial=1.0)], []
+    # More drafts than there are shares gain nothing.
+    gained = {block: by_drafts[min(block, len(by_drafts)) - 1] for block in config.blocks}
     phones = {soc: lj.phone(soc, kernels=config.kernels) for soc in config.phones}
     run.begin()
     relative = {}
@@ -106,12 +107,11 @@ def _rows(
     phone: lj.Phone,
     shape: ModelConfig,
     name: str,
-    gained: list[float],
+    gained: dict[int, float],
 ) -> Iterator[ResultRow]:
     """Yields the seconds of an answer by block size."""
     for block in config.blocks:
-        per_forward = gained[min(block, len(gained) - 1)]
-        count = ceil((config.tokens - 1) / per_forward)
+        count = ceil((config.tokens - 1) / gained[block])
         seconds, low, high = _seconds(config, phone, shape, block, count, heads=block)
         if block > 1:
             layers = shape.replace(n_layers=config.drafter_layers)
@@ -145,16 +145,21 @@ def _seconds(
 def _picture(
     config: DraftsOnPhonesConfig,
     relative: dict[tuple[str, str], list[float]],
-    gained: list[float],
+    gained: dict[int, float],
 ) -> Any:
     """Draws the cost of a block relative to one row, beside the tokens that it yields."""
     figure = new_figure(3.6 * len(config.shapes), 3.6)
     panels = figure.subplots(1, len(config.shapes), sharey=True, squeeze=False)[0]
-    yields = [gained[min(block, len(gained) - 1)] for block in config.blocks]
     for axes, shape in zip(panels, config.shapes, strict=True):
         for soc in config.phones:
             axes.plot(config.blocks, relative[shape, soc], marker="o", markersize=3, label=soc)
-        axes.plot(config.blocks, yields, color="black", linestyle="--", label="tokens per forward")
+        axes.plot(
+            config.blocks,
+            [*gained.values()],
+            color="black",
+            linestyle="--",
+            label="tokens per forward",
+        )
         axes.set_xscale("log", base=2)
         axes.set_xticks(config.blocks, [str(block) for block in config.blocks])
         axes.set(title=shape, xlabel="rows of a forward")

@@ -124,8 +124,12 @@ class Variant(NamedTuple):
             self.model, prompts, sampler, places=places, backend=self.backend
         )
         for result in stream:
-            tokens = result.generated[0].tolist()
-            yield tokens[: len(result.answers[0]) + 1]
+            yield with_end(result)
+
+
+def with_end(result: lj.Result, row: int = 0) -> list[int]:
+    """Returns an answer with the token that ends it, if one does."""
+    return result.generated[row].tolist()[: len(result.answers[row]) + 1]
 
 
 def compare(config: AgainstLlamaCppConfig, run: Run) -> None:
@@ -260,8 +264,7 @@ def compare_drafts(
             filled = [*batch, *[longest] * (config.places + 1 - len(batch))]
             result = lj.generate(model, filled, config.sampler(preset))
             for row in range(len(batch)):
-                tokens = result.generated[row].tolist()[: len(result.answers[row]) + 1]
-                yield tokens, float(result.nfe[row])
+                yield with_end(result, row), float(result.nfe[row])
 
     for split in SPLITS:
         plain = [tokens for tokens, _ in decoded("autoregressive", split)]
