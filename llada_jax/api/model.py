@@ -119,7 +119,7 @@ class Model:
     def with_drafter(self, drafter: Any) -> "Model":
         """Returns the model with a drafter of its own. Raises ValueError if the drafter was trained
         for another model."""
-        drafter.check(self.config, self.fingerprint)
+        drafter = drafter.attached(self.config, self.params, self.fingerprint)
         return replace(self, drafter=drafter)
 
     @property

@@ -5,8 +5,9 @@ positions. Rows of drafts that the target then rejects are overwritten by later 
 then no block sees them: like the target's cache, the context ends at the anchor.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +15,31 @@ from jaxtyping import Array, Int
 
 from llada_jax.config import ModelConfig
 from llada_jax.draft.files import require_target
-from llada_jax.draft.network import Context, DFlashConfig, DFlashParams, context_rows, draft_block
-from llada_jax.model.params import ModelParams
+from llada_jax.draft.network import (
+    Context,
+    DFlashConfig,
+    DFlashParams,
+    context_rows,
+    draft_block,
+    draft_head,
+)
+from llada_jax.model.params import ModelParams, Weight
 from llada_jax.rows import write_at
 from llada_jax.sampler.drafters.drafter import DraftView
 from llada_jax.sampler.rules.rule import Sizes
 from llada_jax.types import Rows, RowsOut
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("params",), meta_fields=("config",))
+@partial(jax.tree_util.register_dataclass, data_fields=("params", "head"), meta_fields=("config",))
 @dataclass(frozen=True, eq=False)
 class DFlash:
-    """A drafter for one target: a pytree whose leaves are the arrays of `params`."""
+    """A drafter for one target: a pytree whose leaves are the arrays of `params` and `head`."""
 
     config: DFlashConfig
     params: DFlashParams
+    head: Weight | None = None
+    """The rows of the target's head that it uses, from `attached`: gathered once, because each
+    draft would otherwise copy as many bytes as the product reads."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -40,9 +51,11 @@ class DFlash:
         """Rows of a block that it was trained with: the anchor and its drafts."""
         return self.config.block_length
 
-    def check(self, target: ModelConfig, fingerprint: str | None) -> None:
-        """Raises ValueError if the drafter was made for another target."""
+    def attached(self, target: ModelConfig, params: ModelParams, fingerprint: str | None) -> Self:
+        """Returns the drafter, ready to draft for a target. Raises ValueError if it was made for
+        another one."""
         require_target(self.config, target, fingerprint)
+        return replace(self, head=draft_head(self.params, params.embedding, params.head))
 
     def init(self, sizes: Sizes) -> Context:
         """Returns an empty context for canvases of `sizes.canvas` positions."""
@@ -63,13 +76,14 @@ class DFlash:
 
     def draft(self, target: ModelParams, view: DraftView, count: int) -> Int[Array, "B count"]:
         """Returns the most probable tokens after each anchor."""
+        assert self.head is not None, "attached to its target"
         at = jnp.arange(view.tokens.shape[1], dtype=jnp.int32)[None, :]
         anchor = jnp.take_along_axis(view.tokens, view.anchor[:, None], axis=1)[:, 0]
         return draft_block(
             self.params,
             self.config,
             target.embedding,
-            target.head,
+            self.head,
             view.memory,
             at < view.anchor[:, None],
             anchor,

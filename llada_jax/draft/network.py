@@ -232,7 +232,7 @@ def draft_block(
     params: DFlashParams,
     config: DFlashConfig,
     embedding: Float[Array, "V D"],
-    head: Weight | None,
+    head: Weight,
     context: Context,
     visible: Bool[Array, "B L"],
     anchor: Int[Array, " B"],
@@ -242,7 +242,7 @@ def draft_block(
     """Returns the most probable tokens at the `count` positions after an anchor.
 
     Args:
-      head: The target's head, or None if the embedding is the head.
+      head: From `draft_head`.
       context: Keys and values of `context_rows`, by absolute position.
       visible: The context positions before the anchor.
       anchor: Its token, and `position` its absolute position.
@@ -257,7 +257,7 @@ def draft_block(
     sees = jnp.concatenate([sees_context, jnp.ones((batch, n_rows, n_rows), bool)], axis=-1)
     hidden = run_blocks(params, config, embedding, tokens, positions, context, sees)
     drafts = hidden[:, 1:].astype(embedding.dtype)
-    return best_ids(params, drafts, draft_head(params, embedding, head))
+    return best_ids(params, drafts, head)
 
 
 def best_ids(

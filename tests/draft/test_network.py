@@ -12,7 +12,7 @@ import pytest
 from llada_jax.checkpoint import load_params
 from llada_jax.draft.blocks import Blocks, block_states
 from llada_jax.draft.files import read_drafter
-from llada_jax.draft.network import context_rows, default_taps, draft_block, tapped
+from llada_jax.draft.network import context_rows, default_taps, draft_block, draft_head, tapped
 from llada_jax.model.head import head_logits
 
 GOLDEN = Path(__file__).parent.parent / "goldens" / "dflash"
@@ -71,9 +71,9 @@ def drafts(anchor: int, count: int = 4, ids=None, dtype=jnp.float32) -> list[int
     )
     anchors = TOKENS[:, anchor], jnp.array([anchor], jnp.int32)
     drafter = drafter._replace(ids=ids)
-    return draft(drafter, config, params.embedding, None, context, visible, *anchors, count=count)[
-        0
-    ].tolist()
+    head = draft_head(drafter, params.embedding, None)
+    ids = draft(drafter, config, params.embedding, head, context, visible, *anchors, count=count)
+    return ids[0].tolist()
 
 
 def test_decoding_drafts_the_authors_tokens():
