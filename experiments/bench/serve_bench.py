@@ -1,8 +1,8 @@
 """The suite `serve`: `llada serve` under load, against `lj.generate_stream`.
 
-Concurrent clients ask chat questions of mixed lengths until the time is up. Then the same model
-answers the questions as streams of the server's places, one for each answer length. Speeds are
-answer tokens per second; the server's memory is that of its process.
+Concurrent clients ask chat questions of mixed lengths for some seconds. In turns with that, the
+same model answers the questions as streams with the server's places, one for each answer length.
+Speeds are answer tokens per second; the server's memory is that of its process.
 """
 
 import json
@@ -24,6 +24,7 @@ from tqdm import tqdm
 import llada_jax as lj
 from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
+from experiments.harness.timers import spread
 from llada_jax.config import ascending_counts, require, require_counts
 from llada_jax.evaluation.evaluate import PLACES
 from llada_jax.evaluation.task import TaskItems
@@ -39,13 +40,15 @@ class ServeBenchConfig:
     """Settings of the verb; conf/bench.yaml explains each."""
 
     clients: int = 64
-    seconds: int = 120
+    seconds: int = 20
+    rounds: int = 6
     max_tokens: tuple[int, ...] = (32, 64)
     places: int = PLACES
     sampler: str = "blockwise"
 
     def __post_init__(self) -> None:
         require_counts(self, "clients", "seconds", "places")
+        require_counts(self, "rounds", least=2)
         ascending_counts("max_tokens", self.max_tokens)
         _ = [self.config(length) for length in self.max_tokens]
 
@@ -60,11 +63,12 @@ class Question(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What the clients got, and what the server's memory was, each with its second."""
+    """What the clients got, in how many seconds, and the server's memory after it."""
 
-    answers: list[tuple[Question, str, float]]
+    answers: list[tuple[Question, str]]
     errors: list[str]
-    memory: list[tuple[float, int]]
+    seconds: float
+    memory: int
 
 
 def time_serving(source: str, config: ServeBenchConfig) -> Iterator[ResultRow]:
@@ -73,42 +77,41 @@ def time_serving(source: str, config: ServeBenchConfig) -> Iterator[ResultRow]:
     texts = [task.item(index).question for index in range(QUESTIONS_PER_TASK) for task in items]
     lengths = config.max_tokens
     questions = [Question(t, lengths[i % len(lengths)]) for i, t in enumerate(texts)]
+    model, loads, seconds = lj.load(source), [], []
     with _server(source, config) as (address, pid):
         _ask_all(address, pid, questions, config, seconds=None)  # compiles
-        load = _ask_all(address, pid, questions, config, seconds=config.seconds)
-    expected, n_tokens, stream_speed = _stream(lj.load(source), questions, config)
-    served = sum(n_tokens[question] for question, *_ in load.answers)
-    seconds = max(at for *_, at in load.answers)
-    same = sum(text == expected[question] for question, text, _ in load.answers)
-    done = len(load.answers)
-    yield ResultRow("serve/requests", done, "requests")
-    yield ResultRow("serve/errors", len(load.errors), "requests")
-    yield ResultRow("serve/same_answers", same / done, "of requests", n=done)
-    yield ResultRow("serve/speed", served / seconds, "tokens/s")
-    yield ResultRow("stream/speed", stream_speed, "tokens/s")
-    yield ResultRow("serve/against_stream", served / seconds / stream_speed, "x as fast")
-    for part in (0.25, 0.5, 1.0):
-        memory = max(size for at, size in load.memory if at <= part * config.seconds)
-        yield ResultRow(f"serve/memory/{part:.0%}", memory / _MIB, "MiB")
+        expected, n_tokens, _ = _stream(model, questions, config)
+        for _ in range(config.rounds):
+            loads.append(_ask_all(address, pid, questions, config, config.seconds))
+            seconds.append(_stream(model, questions, config)[2])
+    answers = [answer for load in loads for answer in load.answers]
+    same = sum(text == expected[question] for question, text in answers)
+    yield ResultRow("serve/requests", len(answers), "requests")
+    yield ResultRow("serve/errors", sum(len(load.errors) for load in loads), "requests")
+    yield ResultRow("serve/same_answers", same / len(answers), "of requests", n=len(answers))
+    served = [sum(n_tokens[q] for q, _ in load.answers) / load.seconds for load in loads]
+    streamed = [sum(n_tokens.values()) / each for each in seconds]
+    yield from spread("serve/speed", served, "tokens/s")
+    yield from spread("stream/speed", streamed, "tokens/s")
+    ratios = [one / other for one, other in zip(served, streamed, strict=True)]
+    yield from spread("serve/against_stream", ratios, "x as fast")
+    for number in (0, len(loads) // 2, len(loads) - 1):
+        yield ResultRow(f"serve/memory/{number + 1}", loads[number].memory / _MIB, "MiB")
 
 
 def _stream(
     model: lj.Model, questions: list[Question], config: ServeBenchConfig
 ) -> tuple[dict[Question, str], dict[Question, int], float]:
-    """Returns the answers, their numbers of tokens, and tokens per second of the second run."""
-    answers, n_tokens, speed = {}, {}, 0.0
-    for _ in range(2):  # the first run compiles
-        start = time.perf_counter()
-        for length in config.max_tokens:
-            part = [question for question in questions if question.max_tokens == length]
-            prompts = prompts_of(model, [question.text for question in part])
-            sampler = config.config(length)
-            results = [*lj.generate_stream(model, prompts, sampler, places=config.places)]
-            for question, result in zip(part, results, strict=True):
-                answers[question] = result.text[0]
-                n_tokens[question] = len(result.generated[0])
-        speed = sum(n_tokens.values()) / (time.perf_counter() - start)
-    return answers, n_tokens, speed
+    """Returns the answers, their numbers of tokens, and the seconds."""
+    answers, n_tokens, start = {}, {}, time.perf_counter()
+    for length in config.max_tokens:
+        part = [question for question in questions if question.max_tokens == length]
+        prompts = prompts_of(model, [question.text for question in part])
+        results = lj.generate_stream(model, prompts, config.config(length), places=config.places)
+        for question, result in zip(part, results, strict=True):
+            answers[question] = result.text[0]
+            n_tokens[question] = len(result.generated[0])
+    return answers, n_tokens, time.perf_counter() - start
 
 
 def _ask_all(
@@ -119,7 +122,9 @@ def _ask_all(
     seconds: int | None,
 ) -> Load:
     """Asks from all clients until the time is up, or each question once if `seconds` is None."""
-    load, numbers, start = Load([], [], []), count(), time.perf_counter()
+    answers: list[tuple[Question, str]] = []
+    errors: list[str] = []
+    numbers, start = count(), time.perf_counter()
     progress = tqdm(desc="load", unit="request", total=None if seconds else len(questions))
 
     def client() -> None:
@@ -132,20 +137,20 @@ def _ask_all(
             try:
                 text = _ask(address, question, config)
             except OSError as error:
-                load.errors.append(str(error))
+                errors.append(str(error))
             else:
-                load.answers.append((question, text, time.perf_counter() - start))
+                answers.append((question, text))
                 progress.update()
 
     clients = [threading.Thread(target=client) for _ in range(config.clients)]
     for thread in clients:
         thread.start()
-    while any(thread.is_alive() for thread in clients):
-        load.memory.append((time.perf_counter() - start, _resident_bytes(pid)))
-        time.sleep(0.5)
+    for thread in clients:
+        thread.join()
+    passed = time.perf_counter() - start
     progress.close()
-    require(bool(load.answers), f"no request was answered: {load.errors[:1]}")
-    return load
+    require(bool(answers), f"no request was answered: {errors[:1]}")
+    return Load(answers, errors, passed, _resident_bytes(pid))
 
 
 def _ask(address: str, question: Question, config: ServeBenchConfig) -> str:
