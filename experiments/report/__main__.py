@@ -46,7 +46,7 @@ from experiments.report.runs import (
     training_metrics,
 )
 from llada_jax.config import require
-from llada_jax.evaluation.comparison import DIFFERENCE, P_VALUE, difference_cells
+from llada_jax.evaluation.comparison import difference_cells
 from llada_jax.phones.profile import load_profile
 from llada_jax.table import escaped, markdown_table
 
@@ -131,8 +131,7 @@ def _add_task(
             differences = comparison_rows(base.found, decoder.found)
         lines.append({"decoder": text, **decoder.cells})
         if any(bases):
-            shown = "baseline" if base else "no baseline"
-            lines[-1] |= difference_cells(against) or {DIFFERENCE: shown, P_VALUE: ""}
+            lines[-1] |= difference_cells(against, "baseline" if base else "no baseline")
         for row in [*decoder.rows.values(), *differences]:
             name = row.name.removeprefix(decoder.found.name)  # two runs may have the same one
             yield replace(row, name=f"{task}/{text}{name}")

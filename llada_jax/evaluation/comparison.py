@@ -46,12 +46,12 @@ class Comparison(Table):
         self.evaluations = {
             name: evaluation.compared_with(baseline) for name, evaluation in evaluations.items()
         }
-        super().__init__(
-            [
-                {"": name, **score_cells(evaluation.tally), **difference_cells(evaluation.against)}
-                for name, evaluation in self.evaluations.items()
-            ]
-        )
+        rows = [
+            {"": name, **score_cells(evaluation.tally), **difference_cells(evaluation.against)}
+            for name, evaluation in self.evaluations.items()
+        ]
+        rows[0] |= difference_cells(None)  # a difference to itself says nothing
+        super().__init__(rows)
 
 
 def score_cells(tally: Tally) -> dict[str, str]:
@@ -63,10 +63,10 @@ def score_cells(tally: Tally) -> dict[str, str]:
     return cells
 
 
-def difference_cells(against: PairedComparison | None) -> dict[str, str]:
-    """Returns the cells of a difference to a baseline; no cells for None."""
+def difference_cells(against: PairedComparison | None, otherwise: str = "") -> dict[str, str]:
+    """Returns the cells of a difference to a baseline; for None, `otherwise` and an empty cell."""
     if against is None:
-        return {}
+        return {DIFFERENCE: otherwise, P_VALUE: ""}
     return {
         DIFFERENCE: points(against.difference, against.interval, "+.1f"),
         P_VALUE: f"{against.p_value:.2g}",

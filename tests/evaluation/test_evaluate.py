@@ -125,6 +125,8 @@ def test_decoders_are_compared_with_the_first(found, model):
     assert first.generations == found.generations and other.against.difference == 0
     assert first.nfe == 1 < other.nfe
     assert comparison.rows[1]["forwards"] == f"{other.nfe:.2f}"
+    differences = [row["points of difference (95 %)"] for row in comparison.rows]
+    assert differences[0] == comparison.rows[0]["McNemar p"] == "" and all(differences[1:])
     cells = "row-forwards | tokens/forward | points of difference (95 %) | McNemar p |"
     assert cells in comparison._repr_markdown_().splitlines()[0]
     assert repr(comparison).splitlines()[2].startswith("x: b  ")
