@@ -178,7 +178,6 @@ def attend_by_canvas(
 ) -> Float[Array, "1 R HDh"]:
     """Attends the rows of each canvas to its cache and its rows; shapes are as for one canvas."""
     split = partial(jnp.split, indices_or_sections=len(cached), axis=1)
-    parts = zip(
-        split(query), zip(*map(split, fresh), strict=True), split(bias), cached, strict=True
-    )
+    pairs = zip(*map(split, fresh), strict=True)
+    parts = zip(split(query), pairs, split(bias), cached, strict=True)
     return jnp.concatenate([attend_at_once(*part) for part in parts], axis=1)

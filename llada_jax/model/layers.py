@@ -25,7 +25,7 @@ HIDDEN_SCORE = -3e4  # added to scores that a row may not see: their shares are 
 
 CUDNN_DTYPES = ("bfloat16", "float16")  # with a fused kernel of attention on a GPU
 
-ROW_BLOCK, KEY_BLOCK = 512, 512
+ROW_BLOCK, KEY_BLOCK = 256, 512  # rows and keys whose scores exist at a time
 MOST_SCORES = 1 << 18  # of a head, that attention computes at once
 
 KeysValues = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
@@ -130,8 +130,7 @@ def attend(
         return attend_in_cudnn(query, fresh, visible, cached)
     if sum(part.shape[1] * part.shape[2] for part in visible) > MOST_SCORES:
         return attend_in_blocks(query, fresh, visible, cached, alike)
-    bias = jnp.where(jnp.concatenate(visible, axis=-1), jnp.float32(0), HIDDEN_SCORE)
-    return attend_at_once(query, fresh, bias, cached, alike)
+    return attend_at_once(query, fresh, _bias(jnp.concatenate(visible, -1)), cached, alike)
 
 
 def attend_at_once(
@@ -181,8 +180,8 @@ def attend_in_blocks(
     def attend_rows(start: Int[Array, ""]) -> Float[Array, "B K g r Dh"]:
         rows = _cut(by_head, start, size, 3)
         flat = rows.reshape(batch, rows.shape[1], -1, rows.shape[-1])
-        zeros = jnp.zeros((*flat.shape[:3], 1))
-        running = zeros + HIDDEN_SCORE, zeros, jnp.zeros(flat.shape)
+        zeros = jnp.zeros((*flat.shape[:3], 1), jnp.float32)
+        running = zeros + HIDDEN_SCORE, zeros, jnp.zeros(flat.shape, jnp.float32)
         for (keys, values), sees in zip(parts, visible[-len(parts) :], strict=True):
             running = _absorb_keys(running, flat, keys, values, _cut(sees, start, size, 1), alike)
         _, total, out = running
@@ -216,9 +215,8 @@ def _absorb_keys(
         def add(running: _Running) -> _Running:
             highest, total, out = running
             scores = _wide("bkqd,bktd->bkqt", rows, _cut(keys, start, size, 2))
-            bias = jnp.where(visible, jnp.float32(0), HIDDEN_SCORE)[:, None, None]
-            by_head = scores.reshape(*scores.shape[:2], -1, *visible.shape[1:]) + bias
-            scores = by_head.reshape(scores.shape)
+            by_head = scores.reshape(*scores.shape[:2], -1, *visible.shape[1:])
+            scores = (by_head + _bias(visible)[:, None, None]).reshape(scores.shape)
             above = jnp.maximum(highest, jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
             unscaled, added = _exponentials(scores - above, alike)
             share, part = unscaled.astype(values.dtype), _cut(values, start, size, 2)
@@ -260,6 +258,10 @@ def _sum_of_halves(x: Float[Array, "*rows n"]) -> Float[Array, "*rows 1"]:
     while x.shape[-1] > 1:
         x = x[..., : x.shape[-1] // 2] + x[..., x.shape[-1] // 2 :]
     return x
+
+
+def _bias(visible: Bool[Array, "*rows T"]) -> Float[Array, "*rows T"]:
+    return jnp.where(visible, jnp.float32(0), jnp.float32(HIDDEN_SCORE))
 
 
 def _grouped(query: Float[Array, "B R H Dh"], fresh: KeysValues) -> Float[Array, "B K gR Dh"]:
