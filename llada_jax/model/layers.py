@@ -25,8 +25,8 @@ HIDDEN_SCORE = -3e4  # added to scores that a row may not see: their shares are 
 
 CUDNN_DTYPES = ("bfloat16", "float16")  # with a fused kernel of attention on a GPU
 
-ROW_BLOCK, KEY_BLOCK = 256, 512  # rows and keys whose scores exist at a time
-MOST_SCORES = 1 << 18  # of a head, that attention computes at once
+ROW_BLOCK, KEY_BLOCK = 256, 512  # rows and keys whose scores are in memory at a time
+MOST_SCORES = 1 << 18  # of a head, that are computed at once; independent of heads, for meshes
 
 KeysValues = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
 """Keys and values of the rows themselves."""
@@ -185,7 +185,8 @@ def attend_in_blocks(
         for (keys, values), sees in zip(parts, visible[-len(parts) :], strict=True):
             running = _absorb_keys(running, flat, keys, values, _cut(sees, start, size, 1), alike)
         _, total, out = running
-        return (out / jnp.where(total > 0, total, 1)).astype(query.dtype).reshape(rows.shape)
+        out *= 1 / jnp.where(total > 0, total, 1)  # not a division: see `softmax`
+        return out.astype(query.dtype).reshape(rows.shape)
 
     def write(out: Float[Array, "B K g R Dh"], block: Int[Array, ""]) -> tuple[Any, None]:
         start = jnp.minimum(block * size, n_rows - size)
