@@ -267,7 +267,7 @@ def _bias(visible: Bool[Array, "*rows T"]) -> Float[Array, "*rows T"]:
 
 def _grouped(query: Float[Array, "B R H Dh"], fresh: KeysValues) -> Float[Array, "B K gR Dh"]:
     """Returns the scaled rows of all query heads of a key head as one operand, so that XLA
-    multiplies matrices, not vectors. Scaling scores instead would take more products."""
+    multiplies matrices, not vectors. To scale the scores would take more multiplications."""
     batch, n_rows, _, head_dim = query.shape
     scaled = (query.astype(jnp.float32) * head_dim**-0.5).astype(query.dtype)
     grouped = scaled.reshape(batch, n_rows, fresh[0].shape[2], -1, head_dim)
@@ -344,6 +344,8 @@ def attend_in_cudnn(
 
 
 def _has_kernel(query: Float[Array, "B R H Dh"]) -> bool:
-    """Whether the default device is a GPU on which cuDNN has a kernel for these heads."""
+    """Whether the first device is a GPU on which cuDNN has a kernel for these heads: one with a
+    compute capability of 8.0 or more (Ampere)."""
     fits = str(query.dtype) in CUDNN_DTYPES and query.shape[-1] % 8 == 0 and query.shape[-1] <= 128
-    return fits and jax.default_backend() == "gpu"
+    major = getattr(jax.devices()[0], "compute_capability", "0").partition(".")[0]
+    return fits and major.isdigit() and int(major) >= 8
