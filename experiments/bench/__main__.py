@@ -5,7 +5,7 @@
     python -m experiments.bench suite=released_mixture
 
 The default suite is `continuous`. Others are `hot_paths`, `start`, `loading`, `experts_budget`,
-`constraint`, `schemas` and `packed`; the files of `conf/suite` have their settings.
+`constraint`, `schemas`, `packed` and `serve`; the files of `conf/suite` have their settings.
 
 Candidates run in alternation and are timed several times, so that other work on the machine slows
 all of them alike.
@@ -23,6 +23,7 @@ from experiments.bench.hot_paths import random_model, time_hot_paths
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.rivals.rivals_bench import RivalsBenchConfig, time_rivals
 from experiments.bench.schemas import time_schemas
+from experiments.bench.serve_bench import ServeBenchConfig, time_serving
 from experiments.bench.start_bench import StartBenchConfig, time_loading, time_start
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
@@ -38,7 +39,7 @@ class BenchConfig:
 
     suite: Literal[
         "continuous", "hot_paths", "rivals", "packed", "experts_budget", "start", "constraint",
-        "loading", "schemas",
+        "loading", "schemas", "serve",
     ] = "continuous"  # fmt: skip
     model: str = "small"
     architecture: ModelConfig | None = None
@@ -48,6 +49,7 @@ class BenchConfig:
     continuous: ContinuousBenchConfig = field(default_factory=ContinuousBenchConfig)
     packed: PackedBenchConfig = field(default_factory=PackedBenchConfig)
     experts_budget: ExpertsBudgetConfig = field(default_factory=ExpertsBudgetConfig)
+    serve: ServeBenchConfig = field(default_factory=ServeBenchConfig)
     start: StartBenchConfig = field(default_factory=StartBenchConfig)
 
     def __post_init__(self) -> None:
@@ -76,6 +78,8 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     }
     if config.suite == "continuous":
         return time_continuous(run.of(lj.load(config.model)), config.continuous)
+    if config.suite == "serve":
+        return time_serving(config.model, config.serve)
     if config.suite == "schemas":
         return time_schemas(config.model, repeats)
     if shape is None:
