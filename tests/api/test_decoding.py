@@ -135,8 +135,3 @@ def test_text_stops_before_the_first_end(result, tokenizer):
 def test_text_needs_a_tokenizer(result):
     with pytest.raises(ValueError, match="the model has no tokenizer; allowed"):
         _ = result.text
-
-
-def test_an_unknown_backend_is_refused(model):
-    with pytest.raises(ValueError, match="backend is 'fused'; allowed: 'xla', 'litert', 'qnn'"):
-        lj.generate(model, [[5, 6]], CONFIG, backend="fused")
