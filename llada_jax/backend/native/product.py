@@ -1,10 +1,11 @@
 """Matrix products with int8 weights on this CPU's cores; the kernel is compiled at first use."""
 
+import mmap
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-import mmap
+
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -24,6 +25,7 @@ from llada_jax.backend.resources import available_cores
 from llada_jax.backend.weights import StoredPiece
 
 _HUGE_PAGE = 1 << 21
+_SHARED_BYTES = 1 << 18  # of weights; with fewer, a product takes no longer than waking a thread
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
@@ -79,7 +81,11 @@ class PackedWeight(NamedTuple):
         )  # fmt: skip
 
 
-def pack(matrices: Sequence[Iterable[StoredPiece]], shapes: Sequence[tuple[int, int]], pad_each: bool = False) -> PackedWeight:
+def pack(
+    matrices: Sequence[Iterable[StoredPiece]],
+    shapes: Sequence[tuple[int, ...]],
+    pad_each: bool = False,
+) -> PackedWeight:
     """Packs matrices [Out, In] with the same inputs under each other; `pad_each` pads each one."""
     sizes = [rounded(out) if pad_each else out for out, _ in shapes]
     inputs, outputs = shapes[0][1], rounded(sum(sizes))
@@ -105,7 +111,8 @@ def pack(matrices: Sequence[Iterable[StoredPiece]], shapes: Sequence[tuple[int, 
         start += count
 
     for pieces, shape, size in zip(matrices, shapes, sizes, strict=True):
-        padding = StoredPiece(np.zeros((size - shape[0], inputs), np.int8), np.zeros((size - shape[0], 1), np.float32))
+        missing = size - shape[0]
+        padding = StoredPiece(np.zeros((missing, inputs), np.int8), np.zeros((missing, 1), "f4"))
         for piece in (*pieces, padding):
             done = 0
             while done < len(piece.numbers):
@@ -157,6 +164,6 @@ class Multiplier:
         job = aligned(8 * JOB_WORDS).view(np.int64)
         job[: len(arrays) + len(numbers)] = [*(array.ctypes.data for array in arrays), *numbers]
         kernel = product_kernel(form, adds, self._instructions)
-        for _ in range(self._helpers):
+        for _ in range(self._helpers if weight.numbers.size >= _SHARED_BYTES else 0):
             self._pool.submit(lambda: kernel(job.ctypes.data))
         kernel(job.ctypes.data)  # returns when the product is complete, whoever worked on it
