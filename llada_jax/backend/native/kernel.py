@@ -319,9 +319,7 @@ class ProductEmitter(FunctionEmitter):
         """Adds the products of all rows with a piece of weights to a column's sums."""
         build, rows = self.build, self._padded_rows
         n_blocks = build.sdiv(self.add(rows, self._sizes[0] - 1), LONG(self._sizes[0]))
-        lines = build.sdiv(
-            build.sub(self.add(n_blocks, BLOCK_BYTES // 64), LONG(1)), n_blocks
-        )
+        lines = build.sdiv(build.sub(self.add(n_blocks, BLOCK_BYTES // 64), LONG(1)), n_blocks)
         row = LONG(0)
         for size in self._sizes:
 

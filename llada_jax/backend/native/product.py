@@ -5,8 +5,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-
-
 import numpy as np
 from jaxtyping import Float, Int
 

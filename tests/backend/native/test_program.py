@@ -16,7 +16,9 @@ def int8_model(config=GQA) -> lj.Model:
     return lj.Model(config, quantized(random_params(config), 8), None)
 
 
-@pytest.mark.parametrize("config", [GQA, VARIANTS["all"].replace(tied_embeddings=False)], ids=["gqa", "all"])
+@pytest.mark.parametrize(
+    "config", [GQA, VARIANTS["all"].replace(tied_embeddings=False)], ids=["gqa", "all"]
+)
 def test_tokens_equal_xla(config):
     model = int8_model(config)
     ours, theirs = (
