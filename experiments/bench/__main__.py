@@ -5,7 +5,7 @@
     python -m experiments.bench suite=released_mixture
 
 The default suite is `continuous`. Others are `hot_paths`, `start`, `loading`, `experts_budget`,
-`constraint`, `schemas` and `packed`; the files of `conf/suite` have their settings.
+`constraint`, `schemas`, `packed` and `products`; the files of `conf/suite` have their settings.
 
 Candidates run in alternation and are timed several times, so that other work on the machine slows
 all of them alike.
@@ -21,6 +21,7 @@ from experiments.bench.continuous_bench import ContinuousBenchConfig, time_conti
 from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
 from experiments.bench.hot_paths import random_model, time_hot_paths
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
+from experiments.bench.products_bench import ProductsBenchConfig, time_products
 from experiments.bench.rivals.rivals_bench import RivalsBenchConfig, time_rivals
 from experiments.bench.schemas import time_schemas
 from experiments.bench.start_bench import StartBenchConfig, time_loading, time_start
@@ -28,7 +29,7 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require_counts
 
-_WITH_QUARTILES = ("hot_paths", "rivals", "packed", "loading")
+_WITH_QUARTILES = ("hot_paths", "rivals", "packed", "products", "loading")
 _USUAL_SHAPES = {"hot_paths": "medium", "loading": "medium", "experts_budget": "mixture_1b"}
 
 
@@ -38,7 +39,7 @@ class BenchConfig:
 
     suite: Literal[
         "continuous", "hot_paths", "rivals", "packed", "experts_budget", "start", "constraint",
-        "loading", "schemas",
+        "loading", "products", "schemas",
     ] = "continuous"  # fmt: skip
     model: str = "small"
     architecture: ModelConfig | None = None
@@ -47,6 +48,7 @@ class BenchConfig:
     rivals: RivalsBenchConfig = field(default_factory=RivalsBenchConfig)
     continuous: ContinuousBenchConfig = field(default_factory=ContinuousBenchConfig)
     packed: PackedBenchConfig = field(default_factory=PackedBenchConfig)
+    products: ProductsBenchConfig = field(default_factory=ProductsBenchConfig)
     experts_budget: ExpertsBudgetConfig = field(default_factory=ExpertsBudgetConfig)
     start: StartBenchConfig = field(default_factory=StartBenchConfig)
 
@@ -76,6 +78,8 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     }
     if config.suite == "continuous":
         return time_continuous(run.of(lj.load(config.model)), config.continuous)
+    if config.suite == "products":
+        return time_products(config.products, repeats)
     if config.suite == "schemas":
         return time_schemas(config.model, repeats)
     if shape is None:

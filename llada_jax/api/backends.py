@@ -53,8 +53,12 @@ class _Same(NamedTuple):
 @lru_cache(maxsize=4)
 def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> Program:
     if backend == "native":
-        from llada_jax.backend.native.program import NativeProgram  # needs llvmlite
-
+        try:
+            from llada_jax.backend.native.program import NativeProgram
+        except ImportError as error:
+            raise ImportError(
+                "native needs the extra 'revision' of llada_jax (llvmlite)"
+            ) from error
         return NativeProgram(config, same.params)
     if isinstance(backend, str):
         backend = EmulatedNpu() if backend == "qnn" else LiteRT(quant_of(same.params))
