@@ -5,9 +5,9 @@ magnitude), after a norm or SwiGLU if requested, so that these need no pass of t
 thread takes groups of columns until none is left. Threads share the work by atomic counters, so a
 thread that starts late or is interrupted does less, and none waits for another to arrive.
 
-Weights are read in the order in which they are stored (`Layout`), once for any number of rows: with
-few rows the speed of memory is the limit. A piece of the rows [32, 512] stays in the first-level
-cache while a group of columns passes. Sums are exact in int32.
+Weights are read in the order in which they are stored (`product.PackedWeight`), once for any number
+of rows: with few rows the speed of memory is the limit. A piece of the rows [32, 512] stays in the
+first-level cache while a group of columns passes. Sums are exact in int32.
 
 Instructions: `tdpbusd` on tiles of 16 x 64 (AMX), `vpdpbusd` (AVX-512 VNNI), `sdot` (ARM), or plain
 vector products. Rows are stored as unsigned bytes with 128 added, because both of Intel's want it;
