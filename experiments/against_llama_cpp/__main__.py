@@ -254,15 +254,13 @@ def compare_drafts(
     drawn = {split: islice(drawn_prompts(split, config.seed), half) for split in SPLITS}
     texts = {split: [text for _, text in pairs] for split, pairs in drawn.items()}
     prompts = {split: prompts_of(model, part) for split, part in texts.items()}
-    longest = max(chain(*prompts.values()), key=len)
+    longest = max(map(len, chain(*prompts.values())))
 
     def decoded(preset: str, name: str) -> Iterator[tuple[list[int], float]]:
         """Yields each answer, with the end token, and its number of forwards."""
         for first in tqdm(range(0, half, config.places), name):
-            # With the longest prompt all batches have one shape, so one program decodes them.
-            batch = [*prompts[name][first : first + config.places]]
-            filled = [*batch, *[longest] * (config.places + 1 - len(batch))]
-            result = lj.generate(model, filled, config.sampler(preset))
+            batch = prompts[name][first : first + config.places]
+            result = lj.generate(model, batch, config.sampler(preset), prompt_length=longest)
             for row in range(len(batch)):
                 yield with_end(result, row), float(result.nfe[row])
 

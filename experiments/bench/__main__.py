@@ -5,7 +5,8 @@
     python -m experiments.bench suite=released_mixture
 
 The default suite is `continuous`. Others are `hot_paths`, `start`, `loading`, `experts_budget`,
-`constraint`, `schemas`, `packed` and `products`; the files of `conf/suite` have their settings.
+`constraint`, `schemas`, `packed`, `products` and `serve`; the files of `conf/suite` have their
+settings.
 
 Candidates run in alternation and are timed several times, so that other work on the machine slows
 all of them alike.
@@ -24,6 +25,7 @@ from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.products_bench import ProductsBenchConfig, time_products
 from experiments.bench.rivals.rivals_bench import RivalsBenchConfig, time_rivals
 from experiments.bench.schemas import time_schemas
+from experiments.bench.serve_bench import ServeBenchConfig, time_serving
 from experiments.bench.start_bench import StartBenchConfig, time_loading, time_start
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
@@ -39,7 +41,7 @@ class BenchConfig:
 
     suite: Literal[
         "continuous", "hot_paths", "rivals", "packed", "experts_budget", "start", "constraint",
-        "loading", "products", "schemas",
+        "loading", "products", "schemas", "serve",
     ] = "continuous"  # fmt: skip
     model: str = "small"
     architecture: ModelConfig | None = None
@@ -50,6 +52,7 @@ class BenchConfig:
     packed: PackedBenchConfig = field(default_factory=PackedBenchConfig)
     products: ProductsBenchConfig = field(default_factory=ProductsBenchConfig)
     experts_budget: ExpertsBudgetConfig = field(default_factory=ExpertsBudgetConfig)
+    serve: ServeBenchConfig = field(default_factory=ServeBenchConfig)
     start: StartBenchConfig = field(default_factory=StartBenchConfig)
 
     def __post_init__(self) -> None:
@@ -80,6 +83,8 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         return time_continuous(run.of(lj.load(config.model)), config.continuous)
     if config.suite == "products":
         return time_products(config.products, repeats)
+    if config.suite == "serve":
+        return time_serving(config.model, config.serve)
     if config.suite == "schemas":
         return time_schemas(config.model, repeats)
     if shape is None:

@@ -144,18 +144,18 @@ def make_shards(
         *_chats("domains", size, config, seed, tokenizer),
         *_chats("train", size * config.shards, config, seed, tokenizer),
     ]
-    longest = max((ids for _, ids in chats), key=len)
+    longest = max(len(ids) for _, ids in chats)
     read_taps = jax.jit(partial(tapped, model=model.config, taps=taps))
     sampler = SamplerConfig.preset(
         "autoregressive", gen_length=config.gen_length, temperature=config.temperature
     )
     for index in tqdm(missing, unit="shard"):
         part = chats[index * size : (index + 1) * size]
-        # With the longest prompt all batches have one shape, so one program decodes them.
-        prompts = [*(ids for _, ids in part), longest]
+        prompts = [ids for _, ids in part]
         # A seed for each prompt, so that answers do not depend on the shards that are missing.
         numbers = (seed * 1_000_003 + index * size + np.arange(len(prompts))).astype(np.uint32)
-        result = lj.generate(model, prompts, sampler, seed=jax.vmap(jax.random.key)(numbers))
+        seeds = jax.vmap(jax.random.key)(numbers)
+        result = lj.generate(model, prompts, sampler, seed=seeds, prompt_length=longest)
         tokens, ends = _sequences(part, result, config)
         states = _states(partial(read_taps, model.params), tokens, ends)
         with atomic.new_file(_file(folder, index, "taps.npy")) as path, path.open("wb") as file:
@@ -172,7 +172,7 @@ def _sequences(
     """Returns the prompts with their answers, padded, and their lengths."""
     tokens = np.zeros((len(chats), config.max_length), np.int32)
     ends = np.zeros(len(chats), np.int64)
-    answers = zip(chats, result.answers, result.generated, strict=False)
+    answers = zip(chats, result.answers, result.generated, strict=True)
     for row, ((_, prompt), ids, raw) in enumerate(answers):
         # Only an answer that ended in time is followed by the token that ended it.
         answer = without_loop([*ids.tolist(), *raw[len(ids) : len(ids) + 1].tolist()])

@@ -21,7 +21,7 @@ from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.continuous import Slots
 from llada_jax.sampler.drafters import Own
-from llada_jax.sampler.generate import KeptTrace, Result, checked_run, decode
+from llada_jax.sampler.generate import DecodingRun, KeptTrace, Result, checked_run, decode
 from llada_jax.sampler.loops import Decoding, Refresher
 from llada_jax.sampler.prompts import Prompts, Seeds, end_ids, with_ids
 from llada_jax.sampler.record import OnStep
@@ -43,6 +43,7 @@ def generate(
     holes: bool = False,
     constraint: Constraints | None = None,
     top_logprobs: int = 0,
+    prompt_length: int = 0,
 ) -> Result:
     """Decodes prompts: [B, P] ids, or a list of lists of different lengths.
 
@@ -65,6 +66,8 @@ def generate(
         for each prompt. Each generation is complete within its `gen_length`.
       top_logprobs: the number of most probable tokens to report of each position, in
         `Result.top_logprobs`; backends outside JAX report 1 at temperature 0, else 0.
+      prompt_length: prepare for prompts of at least this length, so that calls with shorter ones
+        share a compiled program; it changes no token.
 
     Raises:
       ValueError: one message that names the bad value and the allowed ones, before any computation.
@@ -74,6 +77,7 @@ def generate(
     with ExitStack() as threads:
         settings = _settings(model, config, backend, loop, refresh_on, threads, constraint, on_step)
         settings |= {"infill": holes, "top_logprobs": top_logprobs}
+        settings |= {"prompt_length": prompt_length}
         result = decode(prompts=prompts, seed=seed, trace=trace, on_step=on_step, **settings)
     if result.recorded is not None and model.tokenizer is not None:
         ids = np.union1d(result.recorded.tokens, result.recorded.event_token)
@@ -89,6 +93,7 @@ def start(
     seed: Seeds = 0,
     constraint: Constraints | None = None,
     top_logprobs: int = 0,
+    prompt_length: int = 0,
 ) -> tuple[Decoding, DecodeState]:
     """Returns the arguments of `step`: a model with its sampler, and the state before any forward::
 
@@ -104,6 +109,20 @@ def start(
     Raises:
       ValueError: As `generate`; and for a model on a mesh or of an export, and for float64.
     """
+    options = {"seed": seed, "constraint": constraint, "top_logprobs": top_logprobs}
+    run = stepping_run(model, prompts, config, prompt_length=prompt_length, **options)
+    return run.decoding, run.state(range(len(run.prompts)))
+
+
+def stepping_run(
+    model: Model,
+    prompts: Prompts,
+    config: SamplerConfig | None,
+    *,
+    constraint: Constraints | None,
+    **options: Any,
+) -> DecodingRun:
+    """Returns the checked run of which `start` returns the parts; `options` of `checked_run`."""
     config = with_ids(config or SamplerConfig(), model.config)
     denoiser = backend_denoiser(model, "xla", score_rules(config))
     on_mesh = isinstance(denoiser, MeshDenoiser)
@@ -115,9 +134,7 @@ def start(
     require(not config.stop, f"stop is {config.stop!r}; allowed in single steps, as ids: ()")
     texts = _texts(model, config, constraint)
     params = _run_params(model, config, denoiser)
-    options = {"seed": seed, "texts": texts, "top_logprobs": top_logprobs}
-    run = checked_run(denoiser, params, model.config, prompts, config, **options)
-    return run.decoding, run.state(range(len(run.prompts)))
+    return checked_run(denoiser, params, model.config, prompts, config, texts=texts, **options)
 
 
 class ResultStream(Iterator[Result]):

@@ -181,6 +181,7 @@ class DecodingRun:
     placed: TextSpans | None = None  # position of each prompt's text, under a constraint
     constraints: tuple[Constraint, ...] = ()  # one for all prompts, or one for each
     ends: TextEnds | None = None  # ends of the answers' texts; None without a tokenizer
+    prompt_length: int = 0  # canvases and programs are as for a prompt of at least this length
 
     @property
     def config(self) -> SamplerConfig:
@@ -194,12 +195,16 @@ class DecodingRun:
     @cached_property
     def layout(self) -> CanvasLayout:
         """The layout of every canvas: it holds the longest prompt."""
-        return layout_of(self.lengths, self.config, self.spec.model, infill=self.infill)
+        return self._layout_of(self.lengths)
+
+    def _layout_of(self, lengths: Int[np.ndarray, " n"]) -> CanvasLayout:
+        if self.prompt_length:
+            lengths = np.append(lengths, np.int32(self.prompt_length))
+        return layout_of(lengths, self.config, self.spec.model, infill=self.infill)
 
     def buckets(self, chosen: Sequence[int]) -> tuple[int, ...]:
         """Returns the row counts of forwards, ascending, of canvases for these prompts alone."""
-        lengths = self.lengths[chosen]
-        layout = layout_of(lengths, self.config, self.spec.model, infill=self.infill)
+        layout = self._layout_of(self.lengths[chosen])
         # As with infilling, spans grow over blocks without masks.
         if self.spec.grammar is not None:
             layout = layout._replace(prompt_length=0)
@@ -300,6 +305,7 @@ def checked_run(
     keeps_scores: KeptScores = False,
     top_logprobs: int = 0,
     to_text: ToText | None = None,
+    prompt_length: int = 0,
 ) -> DecodingRun:
     """Checks everything before anything is computed.
 
@@ -312,6 +318,7 @@ def checked_run(
         the denoiser's in rounding, and then the tokens depend on it.
       top_logprobs: Number of most probable tokens to keep of each position.
       to_text: The tokenizer's decoding of ids, for stop strings.
+      prompt_length: Canvases and programs are as for a prompt of at least this length.
 
     Raises ValueError for a prompt that is empty, too long, has ids outside the vocabulary or,
     unless `infill`, contains [MASK]; for ids that neither the model nor `config` names.
@@ -329,6 +336,9 @@ def checked_run(
     if config.has_worker:
         _check_worker(denoiser, params, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
+    require(prompt_length >= 0, f"prompt_length is {prompt_length}; allowed: 0 or more")
+    if prompt_length:
+        model.require_room("prompt_length", prompt_length, 0 if infill else config.gen_length)
     seeds = check_seeds(seed, len(rows))
     require(
         not (spec.rule.verifies and (infill or texts is not None)),
@@ -354,7 +364,7 @@ def checked_run(
     ends = to_text and TextEnds(() if infill else text_ends, config.stop, to_text)
     return DecodingRun(
         spec, denoiser, params, rows, seeds, loop, infill, on_step, refresher, placed, constraints,
-        ends,
+        ends, prompt_length,
     )  # fmt: skip
 
 

@@ -129,10 +129,13 @@ def check_seeds(seed: Seeds, batch: int) -> list[tuple[Any, int]]:
     return [(value, 0) for value in seeds]
 
 
+_fold_in = jax.jit(jax.random.fold_in)
+
+
 def sequence_key(seed: Any, row: int) -> Key[Array, ""]:
     """Returns the random key of a sequence, from its seed or key and the index folded into it."""
     key = seed if isinstance(seed, jax.Array) else jax.random.key(seed)
-    return jax.random.fold_in(key, row)
+    return _fold_in(key, row)
 
 
 def plain_seed(seed: Any) -> Any:

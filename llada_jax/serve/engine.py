@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -24,14 +24,17 @@ import jax.numpy as jnp
 import numpy as np
 
 import llada_jax as lj
+from llada_jax.api.decoding import stepping_run
 from llada_jax.model.mesh import mesh_of
 from llada_jax.sampler.record import StepView
 from llada_jax.serve.requests import MAX_TOP_LOGPROBS
 from llada_jax.serve.sequence import Forward, Request, Sequence
+from llada_jax.types import KVCache
 
 SHUTDOWN = "the server is shutting down"
 TOO_LATE = "the request took more than its {:g} seconds"
 _SHORTEST_CANVAS = 128
+_NO_CACHE = KVCache((), ())
 _log = logging.getLogger("llada_jax.serve")
 _step = jax.jit(lj.step, donate_argnums=1)
 
@@ -49,14 +52,23 @@ def _insert(state: Any, row: Any, index: Any) -> Any:
     return others._replace(cache=state.cache)
 
 
-@jax.jit
-def _single_row(state: Any, index: Any) -> Any:
-    """Returns the state of one row, with a batch axis of length 1."""
-    return jax.tree.map(lambda leaf: leaf[index][None], state)
-
-
 class QueueFull(Exception):
     """The queue has as many sequences as it may hold."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What sequences of a batch share."""
+
+    sampler: lj.SamplerConfig
+    """Settings for one block: only the state of a sequence depends on the answer's length."""
+    constraint: lj.Constraint | None
+    top_logprobs: int
+    length: int
+    """Positions of the canvas."""
+
+
+_kind = lru_cache(maxsize=64)(Kind)  # equal kinds are one object, and are compared by identity
 
 
 @dataclass(frozen=True)
@@ -66,22 +78,24 @@ class QueuedSequence:
     sequence: Sequence
     row: Any
     """State before the first forward, without a KV cache."""
-    key: tuple[Any, ...]
-    """Sampler settings, constraint, number of top tokens and canvas length: sequences of a batch
-    share all four."""
+    kind: Kind
 
 
 class Batch:
-    """Slots for sequences with the same key, which one forward advances together."""
+    """Slots for sequences of a kind, which one forward advances together."""
 
-    def __init__(self, first: QueuedSequence, size: int) -> None:
-        request, (*_, top, length) = first.sequence.request, first.key
-        self.key = first.key
+    def __init__(self, model: lj.Model, kind: Kind, size: int) -> None:
+        self.kind = kind
         self.slots: list[Sequence | None] = [None] * size
-        dummy = [_dummy_prompt(request, length)] * size
-        sampler = request.sampler.replace(stop=())
-        options = {"constraint": request.constraint, "top_logprobs": top}
-        self._decoding, state = lj.start(request.model, dummy, sampler, **options)
+        dummy = [[int(model.config.mask_id == 0)]] * size  # any id but the mask's
+        self._decoding, state = lj.start(
+            model,
+            dummy,
+            kind.sampler,
+            constraint=kind.constraint,
+            top_logprobs=kind.top_logprobs,
+            prompt_length=kind.length - kind.sampler.gen_length,
+        )
         self._state = state._replace(done=jnp.ones(size, bool))
 
     @property
@@ -122,13 +136,6 @@ class Batch:
             forward = Forward.of_row(slot, int(end[slot]), int(rows[slot]), *canvases)
             sequence.advance(forward, bool(done[slot]))
         return busy
-
-
-def _dummy_prompt(request: Request, length: int) -> list[int]:
-    """Returns a prompt without meaning that gives the batch its canvas length."""
-    token = int(request.model.config.mask_id == 0)
-    block = request.model.config.block_length or 1
-    return [token] * max(1, (length - request.sampler.gen_length) // block * block)
 
 
 class Engine:
@@ -245,17 +252,22 @@ class Engine:
         length = max(_SHORTEST_CANVAS, 1 << (longest - 1).bit_length())
         room = config.max_length - config.max_length % (config.block_length or 1)
         length = max(min(length, room), longest)
-        prompts = [*request.prompts, _dummy_prompt(request, length)]
         # Requests for different numbers of top tokens share batches.
         top = MAX_TOP_LOGPROBS if request.top_logprobs else 0
-        options = {"constraint": request.constraint, "top_logprobs": top}
-        _, state = lj.start(self.model, prompts, sampler, seed=request.seed, **options)
-        rows = state._replace(cache=None)
-        length = state.tokens.shape[1]
-        key = (sampler, request.constraint, top, length)
+        run = stepping_run(
+            self.model,
+            request.prompts,
+            sampler,
+            seed=request.seed,
+            constraint=request.constraint,
+            top_logprobs=top,
+            prompt_length=length - sampler.gen_length,
+        )
+        one_block = {"gen_length": sampler.block_length, "steps": sampler.steps_per_block}
+        kind = _kind(sampler.replace(**one_block), request.constraint, top, run.layout.length)
         return [
-            QueuedSequence(sequence, _single_row(rows, sequence.index), key)
-            for sequence in request.sequences
+            QueuedSequence(sequence, run.state([index], cache=_NO_CACHE)._replace(cache=None), kind)
+            for index, sequence in enumerate(request.sequences)
         ]
 
     def _work(self) -> None:
@@ -317,17 +329,17 @@ class Engine:
         A batch of at most half the size that its queue needs gets no new sequences, so that it
         ends and a larger one replaces it.
         """
-        alike = sum(other.key == queued.key for other in self._queued)
+        alike = sum(other.kind is queued.kind for other in self._queued)
         for batch in self._batches:
             full = None not in batch.slots
             outgrown = 2 * len(batch.slots) <= min(alike, self.places)
-            if batch.key == queued.key and not full and (not outgrown or not batch.busy):
+            if batch.kind is queued.kind and not full and (not outgrown or not batch.busy):
                 return batch
         free = self.places - sum(len(batch.slots) for batch in self._batches)
         if free < 1:
             return None
         size = 1 << (min(alike, free) - 1).bit_length()
-        batch = Batch(queued, size if size <= free else size // 2)
+        batch = Batch(self.model, queued.kind, size if size <= free else size // 2)
         self._batches.append(batch)
         return batch
 

@@ -583,8 +583,7 @@ def run_server(service: Service) -> None:
     import uvicorn
 
     settings = service.settings
-    print(f"{service.model!r} at http://{settings.host}:{settings.port} (Ctrl-C ends)", flush=True)
-    uvicorn.run(
+    config = uvicorn.Config(
         service.app(),
         host=settings.host,
         port=settings.port,
@@ -592,3 +591,7 @@ def run_server(service: Service) -> None:
         timeout_graceful_shutdown=settings.grace,
         server_header=False,
     )
+    bound = config.bind_socket()  # ends the program if the port is taken
+    port = bound.getsockname()[1]  # the system's choice if it is 0 in the settings
+    print(f"{service.model!r} at http://{settings.host}:{port} (Ctrl-C ends)", flush=True)
+    uvicorn.Server(config).run(sockets=[bound])
