@@ -37,8 +37,10 @@ def score_rules(config: SamplerConfig) -> ScoreRules:
     )
 
 
-OUTSIDE_JAX = ("litert", "qnn")
-"""Backends that run compiled steps outside JAX, by name."""
+EXPORTED = ("litert", "qnn")
+"""Backends of exports."""
+OUTSIDE_JAX = (*EXPORTED, "native")
+"""Backends that run layers outside JAX, by name."""
 
 
 def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) -> Denoiser:
@@ -52,7 +54,7 @@ def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) ->
         require(backend == "xla", f"backend is {backend!r}; allowed for a custom model: 'xla'")
         return _custom_denoiser(model.functions, rules)
     if isinstance(backend, str) or model.artifact:
-        allowed = OUTSIDE_JAX if model.artifact else ("xla", *OUTSIDE_JAX)
+        allowed = EXPORTED if model.artifact else ("xla", *OUTSIDE_JAX)
         names = ", ".join(map(repr, allowed))
         require(backend in allowed, f"backend is {backend!r}; allowed: {names}")
     require(
