@@ -28,11 +28,11 @@ from llada_jax.backend.native.product import (
 from llada_jax.backend.program import CANVASES, ROW_BUCKETS, bucket_size
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.session import Shard
-from llada_jax.backend.steps import HeadsFirst, attend_by_canvas, cache_names
+from llada_jax.backend.steps import attend_by_canvas, cache_names
 from llada_jax.backend.weights import InMemory, pieces_of, quant_of, storage_spec, store
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.head import first_maximum
-from llada_jax.model.layers import Rotation, mix_heads
+from llada_jax.model.layers import CachedLayer, Rotation, mix_heads
 from llada_jax.model.params import Attention, ModelParams
 from llada_jax.model.quantize import is_quantized
 
@@ -187,8 +187,11 @@ def _mix(config, bucket, projected, small, cos, sin, bias, caches):
     sizes = [config.n_heads * config.head_dim, *[config.n_kv_heads * config.head_dim] * 2]
     ends = np.cumsum(sizes).tolist()
     parts = [projected[None, :, end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    nothing = HeadsFirst(*[jnp.zeros((config.n_kv_heads, 0, config.head_dim))] * 2)
-    cached = [HeadsFirst(*cache) for cache in caches] or [nothing] * bucket.canvases
+    nothing = [jnp.zeros((config.n_kv_heads, 0, config.head_dim))] * 2
+    cached = [
+        CachedLayer(*(part[None] for part in cache), 0)
+        for cache in caches or [nothing] * bucket.canvases
+    ]
     angles = Rotation(cos[None, :, None], sin[None, :, None])
     mixed, fresh = mix_heads(config, attend_by_canvas, parts, small, angles, bias[None], cached)
     padding = rounded(sizes[0]) - sizes[0]
