@@ -135,7 +135,9 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     about = f"name ({names}), folder, .gguf file or export; default: small"
     command.add_argument("model", nargs="?", default="small", help=about)
     command.add_argument("--dtype", help="float32, bfloat16, int8 or int4; default: as stored")
-    command.add_argument("--backend", help="xla, litert or qnn; default: xla, litert for an export")
+    command.add_argument(
+        "--backend", help="xla, litert, qnn or native; default: xla, litert for an export"
+    )
 
 
 def _add_prompt(command: argparse.ArgumentParser) -> None:
@@ -364,7 +366,7 @@ def completion(arguments: argparse.Namespace) -> None:
         "  esac",
         f'  [ "$COMP_CWORD" -eq 1 ] && words="{" ".join(commands.choices)}"',
         f'  [ "$before" = "--preset" ] && words="{" ".join(PRESETS)}"',
-        '  [ "$before" = "--backend" ] && words="xla litert qnn"',
+        '  [ "$before" = "--backend" ] && words="xla litert qnn native"',
         '  [ "$before" = "--dtype" ] && words="float32 bfloat16 int8 int4"',
         '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
         "}",

@@ -5,7 +5,8 @@
     python -m experiments.bench suite=released_mixture
 
 The default suite is `continuous`. Others are `hot_paths`, `start`, `loading`, `experts_budget`,
-`constraint`, `schemas`, `packed` and `serve`; the files of `conf/suite` have their settings.
+`constraint`, `schemas`, `packed`, `products` and `serve`; the files of `conf/suite` have their
+settings.
 
 Candidates run in alternation and are timed several times, so that other work on the machine slows
 all of them alike.
@@ -21,6 +22,7 @@ from experiments.bench.continuous_bench import ContinuousBenchConfig, time_conti
 from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
 from experiments.bench.hot_paths import random_model, time_hot_paths
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
+from experiments.bench.products_bench import ProductsBenchConfig, time_products
 from experiments.bench.rivals.rivals_bench import RivalsBenchConfig, time_rivals
 from experiments.bench.schemas import time_schemas
 from experiments.bench.serve_bench import ServeBenchConfig, time_serving
@@ -29,7 +31,7 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require_counts
 
-_WITH_QUARTILES = ("hot_paths", "rivals", "packed", "loading")
+_WITH_QUARTILES = ("hot_paths", "rivals", "packed", "products", "loading")
 _USUAL_SHAPES = {"hot_paths": "medium", "loading": "medium", "experts_budget": "mixture_1b"}
 
 
@@ -39,7 +41,7 @@ class BenchConfig:
 
     suite: Literal[
         "continuous", "hot_paths", "rivals", "packed", "experts_budget", "start", "constraint",
-        "loading", "schemas", "serve",
+        "loading", "products", "schemas", "serve",
     ] = "continuous"  # fmt: skip
     model: str = "small"
     architecture: ModelConfig | None = None
@@ -48,6 +50,7 @@ class BenchConfig:
     rivals: RivalsBenchConfig = field(default_factory=RivalsBenchConfig)
     continuous: ContinuousBenchConfig = field(default_factory=ContinuousBenchConfig)
     packed: PackedBenchConfig = field(default_factory=PackedBenchConfig)
+    products: ProductsBenchConfig = field(default_factory=ProductsBenchConfig)
     experts_budget: ExpertsBudgetConfig = field(default_factory=ExpertsBudgetConfig)
     serve: ServeBenchConfig = field(default_factory=ServeBenchConfig)
     start: StartBenchConfig = field(default_factory=StartBenchConfig)
@@ -78,6 +81,8 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     }
     if config.suite == "continuous":
         return time_continuous(run.of(lj.load(config.model)), config.continuous)
+    if config.suite == "products":
+        return time_products(config.products, repeats)
     if config.suite == "serve":
         return time_serving(config.model, config.serve)
     if config.suite == "schemas":

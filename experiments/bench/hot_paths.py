@@ -18,9 +18,10 @@ from experiments.harness.results import ResultRow
 from experiments.harness.timers import spread, times_in_turns
 from llada_jax.backend.resources import available_cores
 from llada_jax.config import ModelConfig
-from llada_jax.model.forward import cache_for, forward_rows
+from llada_jax.model.forward import cache_for, forward_rows, shared_layer
 from llada_jax.model.grouped_product import grouped_product
 from llada_jax.model.head import ScoreRules, logits_of, score_rows
+from llada_jax.model.layers import attend_in_cudnn
 from llada_jax.model.params import init_params
 from llada_jax.revision.tile_multiplier import TileMultiplier
 from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
@@ -29,6 +30,7 @@ from llada_jax.sampler.config import SamplerConfig
 from llada_jax.types import RowsOut
 
 PROMPT, GENERATED, BLOCK, STEPS = 64, 64, 32, 16
+LONG_CANVAS, LONG_CACHE, SHORT_CACHE = 2048, 8192, 256
 REVISED_ROWS = 4
 EXPERTS, TAKEN, ROWS, WIDTH = 64, 8, 32, 1024
 """Number of experts, experts per row, rows, and the width of an expert."""
@@ -45,6 +47,8 @@ def time_hot_paths(shape: ModelConfig, repeats: int, seed: int) -> Iterator[Resu
         paths = {
             **decoding(model),
             "forward": forwards(model),
+            "first forward": first_forwards(model),
+            "cached": {str(n): forward_after(model, n) for n in (LONG_CACHE, SHORT_CACHE)},
             "sampling": sampling(model, seed),
             "revision": revision(shape, seed, multiply),
             "experts": experts(seed),
@@ -87,6 +91,21 @@ def forwards(model: lj.Model) -> Ways:
     length, block = PROMPT + GENERATED, np.arange(PROMPT, PROMPT + BLOCK)
     canvas = forward_of(model, np.arange(length), 0)
     return {"canvas": canvas, "block": forward_of(model, block, length)}
+
+
+def first_forwards(model: lj.Model) -> Ways:
+    """Compares ways of attention in the first forward of a long canvas, whose cache is empty: JAX's
+    own function, with all scores in memory, and ours."""
+    run = partial(shared_layer, attend_with=partial(attend_in_cudnn, implementation="xla"))
+    *inputs, rows, cache = forward_of(model, np.arange(LONG_CANVAS), LONG_CANVAS).args
+    rows = rows._replace(sees_cache=jnp.zeros_like(rows.sees_cache))
+    first = partial(_forward, *inputs, rows, cache)
+    return {"jax.nn": partial(first, run), "ours": first}
+
+
+def forward_after(model: lj.Model, cached: int) -> partial[RowsOut]:
+    """Returns a forward of a block that follows `cached` positions."""
+    return forward_of(model, np.arange(cached, cached + BLOCK), cached)
 
 
 def sampling(model: lj.Model, seed: int) -> Ways:
@@ -160,4 +179,4 @@ def forward_of(model: lj.Model, positions: np.ndarray, cached: int) -> partial[R
     return partial(_forward, model.params, model.config, rows, cache)
 
 
-_forward = jax.jit(forward_rows, static_argnums=1)
+_forward = jax.jit(forward_rows, static_argnums=(1, 4))

@@ -11,7 +11,7 @@ from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.program import OnDemandProgram
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.qnn.emulated_npu import ROW_BUCKETS, EmulatedNpu
-from llada_jax.backend.session import Session
+from llada_jax.backend.session import Program, Session
 from llada_jax.backend.weights import quant_of
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import ScoreRules
@@ -20,7 +20,7 @@ from llada_jax.types import Denoiser
 
 
 def session_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) -> Denoiser:
-    """Returns the model's functions on a backend that compiles steps: `litert`, `qnn` or a value.
+    """Returns the model's functions on a backend outside JAX: `litert`, `qnn`, `native` or a value.
 
     Raises ImportError if its packages are not installed.
     """
@@ -51,7 +51,15 @@ class _Same(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> OnDemandProgram:
+def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> Program:
+    if backend == "native":
+        try:
+            from llada_jax.backend.native.program import NativeProgram
+        except ImportError as error:
+            raise ImportError(
+                "native needs the extra 'revision' of llada_jax (llvmlite)"
+            ) from error
+        return NativeProgram(config, same.params)
     if isinstance(backend, str):
         backend = EmulatedNpu() if backend == "qnn" else LiteRT(quant_of(same.params))
     if isinstance(backend, EmulatedNpu):  # a phone scores on its CPU

@@ -49,10 +49,10 @@ def generate(
 
     Args:
       config: how to decode; default: LLaDA's schedule on the whole canvas.
-      backend: runs the forward. `xla`; `xla_fused`, with cuDNN's attention on a GPU; `litert`
-        (the extra `npu`), in the number type of the parameters: float32, int8 or int4; `qnn` (the
-        extra `qnn`), an emulated SM8750 in float16; or a `Backend`, for example an `EmulatedNpu`
-        of another SoC.
+      backend: runs the forward. `xla`; `litert` (the extra `npu`), in the number type of the
+        parameters: float32, int8 or int4; `native` (the extra `revision`), dense int8 models with
+        products compiled for this CPU; `qnn` (the extra `qnn`), an emulated SM8750 in float16; or
+        a `Backend`, for example an `EmulatedNpu` of another SoC.
       seed: an int or a JAX key for the batch, or one for each sequence.
       trace: record what every forward did in `Result.trace`; `"scores"` also records its
         predictions, and `"margins"` the margin of each as well.

@@ -12,9 +12,7 @@ from llada_jax.api.model import Model, ModelFunctions, has_tiles, require_own_ja
 from llada_jax.backend.protocol import Backend
 from llada_jax.config import ModelConfig, require
 from llada_jax.model import forward as model_forward
-from llada_jax.model.forward import RunLayer, shared_layer
 from llada_jax.model.head import ScoreRules, score_rows
-from llada_jax.model.layers import fused_attend
 from llada_jax.model.measures import absorb_head, finish_head, measure_rows, start_head
 from llada_jax.model.mesh import mesh_denoiser, mesh_of, specs_of
 from llada_jax.model.params import ModelParams
@@ -39,13 +37,10 @@ def score_rules(config: SamplerConfig) -> ScoreRules:
     )
 
 
-OUTSIDE_JAX = ("litert", "qnn")
-"""Backends that run compiled steps outside JAX, by name."""
-XLA: dict[str, RunLayer] = {
-    "xla": shared_layer,
-    "xla_fused": partial(shared_layer, attend_with=fused_attend),
-}
-"""How JAX runs a layer, by name."""
+EXPORTED = ("litert", "qnn")
+"""Backends of exports."""
+OUTSIDE_JAX = (*EXPORTED, "native")
+"""Backends that run layers outside JAX, by name."""
 
 
 def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) -> Denoiser:
@@ -59,7 +54,7 @@ def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) ->
         require(backend == "xla", f"backend is {backend!r}; allowed for a custom model: 'xla'")
         return _custom_denoiser(model.functions, rules)
     if isinstance(backend, str) or model.artifact:
-        allowed = OUTSIDE_JAX if model.artifact else (*XLA, *OUTSIDE_JAX)
+        allowed = EXPORTED if model.artifact else ("xla", *OUTSIDE_JAX)
         names = ", ".join(map(repr, allowed))
         require(backend in allowed, f"backend is {backend!r}; allowed: {names}")
     require(
@@ -68,25 +63,25 @@ def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) ->
     )
     mesh = mesh_of(model.params)
     require(
-        mesh is None or backend in XLA,
-        f"backend is {backend!r}, and the model is on a mesh; allowed: {', '.join(map(repr, XLA))}",
+        mesh is None or backend == "xla",
+        f"backend is {backend!r}, and the model is on a mesh; allowed: 'xla'",
     )
-    if isinstance(backend, str) and backend in XLA:
+    if backend == "xla":
         if mesh is not None:
-            return mesh_denoiser(model.config, rules, XLA[backend], mesh, specs_of(model.params))
-        return denoiser_for(model.config, rules, XLA[backend])
+            return mesh_denoiser(model.config, rules, mesh, specs_of(model.params))
+        return denoiser_for(model.config, rules)
     from llada_jax.api.backends import session_denoiser  # loads packages that XLA does not need
 
     return session_denoiser(model, backend, rules)
 
 
 @lru_cache(maxsize=64)
-def denoiser_for(config: ModelConfig, rules: ScoreRules, run: RunLayer = shared_layer) -> Denoiser:
+def denoiser_for(config: ModelConfig, rules: ScoreRules) -> Denoiser:
     """Returns the model's functions in JAX, kept so that each is compiled once."""
 
     def forward_rows(params, rows, cache):
         taps = () if params.drafter is None else params.drafter.taps
-        return model_forward.forward_rows(params, config, rows, cache, run, taps)
+        return model_forward.forward_rows(params, config, rows, cache, taps=taps)
 
     def empty_cache(params, batch, length):
         return model_forward.cache_for(params, config, batch, length)

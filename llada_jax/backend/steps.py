@@ -1,14 +1,11 @@
 """The functions that backends compile: layers of the body, and the head.
 
 They are the model's own functions with static shapes, one canvas (B = 1), and named arrays, which
-`exported/contract.txt` describes. Only attention is implemented differently, head by head, with
-caches that have heads before positions. With positions first, as in `model.layers.attend`, LiteRT
-transposes every cache twice per layer, which takes longer than the attention itself.
+`exported/contract.txt` describes.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +16,14 @@ from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import run_layer, run_layers
 from llada_jax.model.head import score_greedily
-from llada_jax.model.layers import HIDDEN_SCORE, KeysValues, Rotation, rms_norm, softmax
+from llada_jax.model.layers import (
+    HIDDEN_SCORE,
+    CachedLayer,
+    KeysValues,
+    Rotation,
+    attend_at_once,
+    rms_norm,
+)
 from llada_jax.model.params import abstract_params, named_specs
 from llada_jax.model.quantize import linear
 
@@ -36,10 +40,10 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
     last = layers.stop == config.n_layers
 
     def function(weights: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
-        def cached(layer: int, canvas: int) -> HeadsFirst:
-            if not bucket.cache:
-                return HeadsFirst(*[jnp.zeros((config.n_kv_heads, 0, config.head_dim))] * 2)
-            return HeadsFirst(*(inputs[name] for name in cache_names(layer, canvas)))
+        def cached(layer: int, canvas: int) -> CachedLayer:
+            nothing = jnp.zeros((config.n_kv_heads, 0, config.head_dim))
+            names = cache_names(layer, canvas)
+            return CachedLayer(*(inputs.get(name, nothing)[None] for name in names), layer)
 
         angles = Rotation(inputs["cos"][None, :, None], inputs["sin"][None, :, None])
         hidden, keys, values = run_layers(
@@ -166,58 +170,14 @@ def head_steps(config: ModelConfig, rows: Sequence[int]) -> list[Step]:
     return steps + [logits_step(config, n, chunk) for n in rows for chunk in chunks]
 
 
-class HeadsFirst(NamedTuple):
-    """A canvas's cache of one layer, heads before positions."""
-
-    keys: Float[Array, "K C Dh"]
-    values: Float[Array, "K C Dh"]
-
-
 def attend_by_canvas(
     query: Float[Array, "1 R H Dh"],
     fresh: KeysValues,
     bias: Float[Array, "1 R T"],
-    cached: Sequence[HeadsFirst],
+    cached: Sequence[CachedLayer],
 ) -> Float[Array, "1 R HDh"]:
     """Attends the rows of each canvas to its cache and its rows; shapes are as for one canvas."""
     split = partial(jnp.split, indices_or_sections=len(cached), axis=1)
-    parts = zip(split(query), *map(split, fresh), split(bias), cached, strict=True)
-    outs = [
-        _attend(rows[0], (keys[0], values[0]), sees[0], old)
-        for rows, keys, values, sees, old in parts
-    ]
-    return jnp.concatenate(outs, axis=0)[None]
-
-
-def _attend(
-    query: Float[Array, "R H Dh"],
-    fresh: tuple[Float[Array, "R K Dh"], Float[Array, "R K Dh"]],
-    bias: Float[Array, "R T"],
-    cached: HeadsFirst,
-) -> Float[Array, "R HDh"]:
-    """Grouped-query attention with a float32 softmax. Cache and rows are never concatenated, which
-    would copy the cache; only their scores are."""
-    n_rows, _, head_dim = query.shape
-    kv_heads = fresh[0].shape[1]
-    grouped = (query * head_dim**-0.5).reshape(n_rows, kv_heads, -1, head_dim)
-    grouped = grouped.transpose(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
-    parts = [HeadsFirst(*(part.swapaxes(0, 1) for part in fresh))]
-    parts = [cached, *parts] if cached.keys.shape[1] else parts
-    scores = jnp.concatenate([_by_head(grouped, part.keys, 2) for part in parts], axis=-1)
-    shares = softmax(scores.reshape(kv_heads, -1, *bias.shape) + bias[None, None]).reshape(
-        scores.shape
-    )
-    out, start = jnp.float32(0), 0
-    for part in parts:
-        stop = start + part.values.shape[1]
-        out = out + _by_head(shares[..., start:stop], part.values, 1)
-        start = stop
-    out = out.reshape(kv_heads, -1, n_rows, head_dim).transpose(2, 0, 1, 3)
-    return out.reshape(n_rows, -1)
-
-
-def _by_head(
-    left: Float[Array, "K n x"], right: Float[Array, "K p q"], summed: int
-) -> Float[Array, "K n m"]:
-    """Multiplies head by head: the last axis of `left` with the axis `summed` of `right`."""
-    return jax.lax.dot_general(left, right, (((2,), (summed,)), ((0,), (0,))))
+    pairs = zip(*map(split, fresh), strict=True)
+    parts = zip(split(query), pairs, split(bias), cached, strict=True)
+    return jnp.concatenate([attend_at_once(*part) for part in parts], axis=1)

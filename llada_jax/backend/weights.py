@@ -130,3 +130,7 @@ class InMemory:
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         yield jax.tree.map(lambda array: np.asarray(array[start:stop]), self._leaves[name])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a parameter."""
+        return jax.tree.leaves(self._leaves[name])[0].shape

@@ -23,7 +23,7 @@ from llada_jax.config import ModelConfig, require, require_counts
 from llada_jax.model.architecture.parameters import ParamSpec
 from llada_jax.model.forward import forward_canvas, run_layers
 from llada_jax.model.head import first_maximum, head_logits
-from llada_jax.model.layers import HIDDEN_SCORE, CachedLayer, rms_norm, rotate, rotation
+from llada_jax.model.layers import CachedLayer, rms_norm, rotate, rotation
 from llada_jax.model.params import Attention, Layer, ModelParams, abstract_params, init_params
 from llada_jax.model.quantize import Weight, linear
 
@@ -214,10 +214,10 @@ def run_blocks(
       visible: The context positions, then the rows, that each row sees (T = L + R).
     """
     hidden = embedding[tokens].astype(params.norm.dtype)
-    bias = jnp.where(visible, jnp.float32(0), HIDDEN_SCORE)
+    sees = visible[..., : -tokens.shape[1]], visible[..., -tokens.shape[1] :]
     caches = [CachedLayer(*pair, index) for index, pair in enumerate(context)]
     angles = rotation(config.shape, positions)
-    hidden, _, _ = run_layers(params.layers, config.shape, hidden, angles, bias, caches)
+    hidden, _, _ = run_layers(params.layers, config.shape, hidden, angles, sees, caches)
     return rms_norm(hidden, params.norm, config.shape.norm_eps)
 
 

@@ -28,7 +28,6 @@ from llada_jax.model.layers import (
     CachedLayer,
     Rotation,
     attend,
-    attention_bias,
     feed_forward,
     mix_heads,
     rms_norm,
@@ -65,7 +64,7 @@ def run_layer(
     config: ModelConfig,
     hidden: Float[Array, "B R D"],
     angles: Rotation,
-    bias: Float[Array, "B R T"],
+    visible: Any,
     cached: Any,
     *,
     ffn: FeedForwardHalf = feed_forward_half,
@@ -75,11 +74,11 @@ def run_layer(
 
     Args:
       angles: Angles of RoPE at the rows' positions.
-      bias: Added to the scores of cached positions and of the rows, T in all.
-      cached: The layer's keys and values, in the form that `attend_with` reads: a `CachedLayer`.
+      visible, cached: What each row sees, and the layer's keys and values, in the form that
+        `attend_with` reads: `Visible` and a `CachedLayer`.
     """
     hidden, normed, key, value = attention_half(
-        layer, config, hidden, angles, bias, cached, attend_with
+        layer, config, hidden, angles, visible, cached, attend_with
     )
     return hidden + ffn(normed, layer.ffn, config), key, value
 
@@ -89,7 +88,7 @@ def attention_half(
     config: ModelConfig,
     hidden: Float[Array, "B R D"],
     angles: Rotation,
-    bias: Float[Array, "B R T"],
+    visible: Any,
     cached: Any,
     attend_with: Attend = attend,
 ) -> tuple[
@@ -104,7 +103,7 @@ def attention_half(
     normed = rms_norm(hidden, layer.attention_norm, config.norm_eps)
     projected = [linear(normed, matrix) for matrix in weights[:3]]  # query, key, value
     small = weights._replace(query=None, key=None, value=None, output=None)
-    mixed, (key, value) = mix_heads(config, attend_with, projected, small, angles, bias, cached)
+    mixed, (key, value) = mix_heads(config, attend_with, projected, small, angles, visible, cached)
     hidden = hidden + linear(mixed, weights.output)
     return hidden, rms_norm(hidden, layer.ffn_norm, config.norm_eps), key, value
 
@@ -117,7 +116,7 @@ def run_layers(
     config: ModelConfig,
     hidden: Float[Array, "B R D"],
     angles: Rotation,
-    bias: Float[Array, "B R T"],
+    visible: Any,
     caches: Iterable[Any],
     run: RunLayer = shared_layer,
     first: int = 0,
@@ -131,7 +130,7 @@ def run_layers(
     keys, values = [], []
     for index, (layer, cached) in enumerate(zip(layers, caches, strict=True), start=first):
         with jax.named_scope(f"layer_{index}"):
-            hidden, key, value = run(layer, config, hidden, angles, bias, cached)
+            hidden, key, value = run(layer, config, hidden, angles, visible, cached)
         keys.append(key)
         values.append(value)
     return hidden, keys, values
@@ -154,8 +153,8 @@ def forward_rows(
     """
     outputs = {}
 
-    def run_tapped(layer, config, hidden, angles, bias, cached):
-        out = run(layer, config, hidden, angles, bias, cached)
+    def run_tapped(layer, config, hidden, angles, visible, cached):
+        out = run(layer, config, hidden, angles, visible, cached)
         outputs[cached.index] = out[0]
         return out
 
@@ -164,7 +163,7 @@ def forward_rows(
         config,
         params.embedding[rows.tokens],
         rotation(config, rows.positions),
-        attention_bias(rows),
+        (rows.sees_cache, rows.sees_rows),
         cached_layers(cache),
         run_tapped if taps else run,
     )

@@ -8,17 +8,16 @@ products outside JAX (the revision kernel).
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import Attention, FeedForward
 from llada_jax.model.quantize import along_last, linear
-from llada_jax.types import Rows
 
 ROPE_TURNS = {"yarn": (32, 1), "llama3": (4, 1)}
 """Turns of RoPE's fast and slow frequencies, between which scaling blends (arXiv 2309.00071)."""
@@ -26,14 +25,21 @@ HIDDEN_SCORE = -3e4  # added to scores that a row may not see: their shares are 
 
 CUDNN_DTYPES = ("bfloat16", "float16")  # with a fused kernel of attention on a GPU
 
+ROW_BLOCK, KEY_BLOCK = 256, 512  # rows and keys whose scores are in memory at a time
+MOST_SCORES = 1 << 18  # of a head, that are computed at once; independent of heads, for meshes
+
 KeysValues = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
 """Keys and values of the rows themselves."""
-Attend = Callable[
-    [Float[Array, "B R H Dh"], KeysValues, Float[Array, "B R T"], Any], Float[Array, "B R HDh"]
-]
-"""`attend_with(query, fresh, bias, cached)`: the outputs of the rows' heads."""
+Visible = tuple[Bool[Array, "B R L"], Bool[Array, "B R R"]]
+"""Which cached positions, and which rows, a row sees."""
+Attend = Callable[[Float[Array, "B R H Dh"], KeysValues, Any, Any], Float[Array, "B R HDh"]]
+"""`attend_with(query, fresh, visible, cached)`: the outputs of the rows' heads."""
+_Running = tuple[Float[Array, "B K n 1"], Float[Array, "B K n 1"], Float[Array, "B K n Dh"]]
+"""Highest scores of rows, and sums of exponentials and of values weighted with them."""
 
 _piece = partial(jax.jit, inline=True)
+_cut = jax.lax.dynamic_slice_in_dim
+_wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 class CachedLayer(NamedTuple):
@@ -104,48 +110,123 @@ def rotate(x: Float[Array, "B R K Dh"], angles: Rotation) -> Float[Array, "B R K
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
-@_piece
-def attention_bias(rows: Rows) -> Float[Array, "B R T"]:
-    """Returns the mask that is added to the scores of cached positions and rows (T = L + R)."""
-    visible = jnp.concatenate([rows.sees_cache, rows.sees_rows], axis=-1)
-    return jnp.where(visible, jnp.float32(0), HIDDEN_SCORE)
-
-
 def attend(
     query: Float[Array, "B R H Dh"],
     fresh: KeysValues,
-    bias: Float[Array, "B R T"],
+    visible: Visible,
     cached: CachedLayer,
     alike: bool = False,
 ) -> Float[Array, "B R HDh"]:
     """Runs grouped-query attention of rows over cached positions and each other, with a float32
     softmax; a row that sees nothing gets any value.
 
-    The scores of cached positions and of rows are joined, which copies R numbers for each position
-    and head; joining keys and values would copy Dh. For the same reason the query is scaled, not
-    the scores. The rows of all query heads of a key head are one operand, so that XLA multiplies
-    matrices, not vectors.
+    Few scores are computed at once, and more than `MOST_SCORES` of a head block by block. On a GPU
+    cuDNN's kernel does both, if it can.
 
     Args:
       alike: See `softmax`.
     """
-    keys, values = _visible_parts(fresh, cached)
-    batch, n_rows, n_heads, head_dim = query.shape
-    n_kv_heads = fresh[0].shape[2]
-    scaled = (query.astype(jnp.float32) * head_dim**-0.5).astype(query.dtype)
-    grouped = scaled.reshape(batch, n_rows, n_kv_heads, -1, head_dim).transpose(0, 2, 3, 1, 4)
-    grouped = grouped.reshape(batch, n_kv_heads, -1, head_dim)
-    wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
-    scores = jnp.concatenate([wide("bkqd,bktd->bkqt", grouped, part) for part in keys], axis=-1)
-    by_head = scores.reshape(batch, n_kv_heads, -1, n_rows, scores.shape[-1])
+    if not alike and _has_kernel(query):
+        return attend_in_cudnn(query, fresh, visible, cached)
+    if sum(part.shape[1] * part.shape[2] for part in visible) > MOST_SCORES:
+        return attend_in_blocks(query, fresh, visible, cached, alike)
+    return attend_at_once(query, fresh, _bias(jnp.concatenate(visible, -1)), cached, alike)
+
+
+def attend_at_once(
+    query: Float[Array, "B R H Dh"],
+    fresh: KeysValues,
+    bias: Float[Array, "B R T"],
+    cached: CachedLayer,
+    alike: bool = False,
+) -> Float[Array, "B R HDh"]:
+    """Runs attention with all scores in memory; `bias` (T = L + R) is added to them.
+
+    The scores of cached positions and of rows are joined, which copies R numbers for each position
+    and head; joining keys and values would copy Dh.
+    """
+    grouped, parts = _grouped(query, fresh), _parts(fresh, cached)
+    scores = jnp.concatenate([_wide("bkqd,bktd->bkqt", grouped, keys) for keys, _ in parts], -1)
+    by_head = scores.reshape(*scores.shape[:2], -1, *bias.shape[1:])
     shares = softmax(by_head + bias[:, None, None], alike).astype(query.dtype)
     shares, out, start = shares.reshape(scores.shape), jnp.float32(0), 0
-    for part in values:
-        share = shares[..., start : start + part.shape[2]]
-        start += part.shape[2]
-        out = out + wide("bkqt,bktd->bkqd", share, part)
-    out = out.astype(query.dtype).reshape(batch, n_heads, n_rows, head_dim)
-    return out.swapaxes(1, 2).reshape(batch, n_rows, -1)
+    for _, values in parts:
+        share = shares[..., start : start + values.shape[2]]
+        start += values.shape[2]
+        out = out + _wide("bkqt,bktd->bkqd", share, values)
+    return _by_row(out, query)
+
+
+def attend_in_blocks(
+    query: Float[Array, "B R H Dh"],
+    fresh: KeysValues,
+    visible: Visible,
+    cached: CachedLayer,
+    alike: bool = False,
+) -> Float[Array, "B R HDh"]:
+    """Runs attention block by block with a running softmax (arXiv 2112.05682): only the scores of a
+    block of rows and a block of keys are in memory, and keys that none of these rows sees are
+    skipped.
+
+    The last block begins early enough to be whole. So some rows are computed twice; keys that were
+    in the block before are hidden.
+    """
+    batch, n_rows = query.shape[:2]
+    size, parts = min(ROW_BLOCK, n_rows), _parts(fresh, cached)
+    grouped = _grouped(query, fresh)
+    by_head = grouped.reshape(*grouped.shape[:2], -1, n_rows, grouped.shape[-1])
+
+    @jax.checkpoint
+    def attend_rows(start: Int[Array, ""]) -> Float[Array, "B K g r Dh"]:
+        rows = _cut(by_head, start, size, 3)
+        flat = rows.reshape(batch, rows.shape[1], -1, rows.shape[-1])
+        zeros = jnp.zeros((*flat.shape[:3], 1), jnp.float32)
+        running = zeros + HIDDEN_SCORE, zeros, jnp.zeros(flat.shape, jnp.float32)
+        for (keys, values), sees in zip(parts, visible[-len(parts) :], strict=True):
+            running = _absorb_keys(running, flat, keys, values, _cut(sees, start, size, 1), alike)
+        _, total, out = running
+        out *= 1 / jnp.where(total > 0, total, 1)  # not a division: see `softmax`
+        return out.astype(query.dtype).reshape(rows.shape)
+
+    def write(out: Float[Array, "B K g R Dh"], block: Int[Array, ""]) -> tuple[Any, None]:
+        start = jnp.minimum(block * size, n_rows - size)
+        return jax.lax.dynamic_update_slice_in_dim(out, attend_rows(start), start, axis=3), None
+
+    out, _ = jax.lax.scan(write, jnp.zeros_like(by_head), jnp.arange(-(-n_rows // size)))
+    return _by_row(out, query)
+
+
+def _absorb_keys(
+    running: _Running,
+    rows: Float[Array, "B K n Dh"],
+    keys: Float[Array, "B K t Dh"],
+    values: Float[Array, "B K t Dh"],
+    sees: Bool[Array, "B r t"],
+    alike: bool,
+) -> _Running:
+    """Adds keys, block by block, to the highest score of each row (of each head that shares them)
+    and the sums of exponentials and of weighted values."""
+    size = min(KEY_BLOCK, keys.shape[2])
+
+    def absorb(running: _Running, block: Int[Array, ""]) -> tuple[_Running, None]:
+        start = jnp.minimum(block * size, keys.shape[2] - size)
+        new = start + jnp.arange(size) >= block * size
+        visible = _cut(sees, start, size, 2) & new
+
+        def add(running: _Running) -> _Running:
+            highest, total, out = running
+            scores = _wide("bkqd,bktd->bkqt", rows, _cut(keys, start, size, 2))
+            by_head = scores.reshape(*scores.shape[:2], -1, *visible.shape[1:])
+            scores = (by_head + _bias(visible)[:, None, None]).reshape(scores.shape)
+            above = jnp.maximum(highest, jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+            unscaled, added = _exponentials(scores - above, alike)
+            share, part = unscaled.astype(values.dtype), _cut(values, start, size, 2)
+            kept = jnp.exp(highest - above)
+            return above, kept * total + added, kept * out + _wide("bkqt,bktd->bkqd", share, part)
+
+        return jax.lax.cond(visible.any(), add, lambda running: running, running), None
+
+    return jax.lax.scan(absorb, running, jnp.arange(-(-keys.shape[2] // size)))[0]
 
 
 def softmax(scores: Float[Array, "*rows n"], alike: bool = False) -> Float[Array, "*rows n"]:
@@ -155,14 +236,20 @@ def softmax(scores: Float[Array, "*rows n"], alike: bool = False) -> Float[Array
     With `alike` they are therefore fused with nothing, and sums have a fixed order.
     """
     below = scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
-    if alike:
-        unscaled = jax.lax.optimization_barrier(jnp.exp(jax.lax.optimization_barrier(below)))
-        total = _sum_of_halves(unscaled)
-    else:
-        unscaled = jnp.exp(below)
-        total = unscaled.sum(axis=-1, keepdims=True)
+    unscaled, total = _exponentials(below, alike)
     # XLA turns a division into either form, depending on the program: other bits on other meshes.
     return unscaled * (1 / total)
+
+
+def _exponentials(
+    below: Float[Array, "*rows n"], alike: bool
+) -> tuple[Float[Array, "*rows n"], Float[Array, "*rows 1"]]:
+    """Returns exponentials and the sum of each row's."""
+    if not alike:
+        unscaled = jnp.exp(below)
+        return unscaled, unscaled.sum(axis=-1, keepdims=True)
+    unscaled = jax.lax.optimization_barrier(jnp.exp(jax.lax.optimization_barrier(below)))
+    return unscaled, _sum_of_halves(unscaled)
 
 
 def _sum_of_halves(x: Float[Array, "*rows n"]) -> Float[Array, "*rows 1"]:
@@ -174,14 +261,35 @@ def _sum_of_halves(x: Float[Array, "*rows n"]) -> Float[Array, "*rows 1"]:
     return x
 
 
-def _visible_parts(
+def _bias(visible: Bool[Array, "*rows T"]) -> Float[Array, "*rows T"]:
+    return jnp.where(visible, jnp.float32(0), jnp.float32(HIDDEN_SCORE))
+
+
+def _grouped(query: Float[Array, "B R H Dh"], fresh: KeysValues) -> Float[Array, "B K gR Dh"]:
+    """Returns the scaled rows of all query heads of a key head as one operand, so that XLA
+    multiplies matrices, not vectors. To scale the scores would take more multiplications."""
+    batch, n_rows, _, head_dim = query.shape
+    scaled = (query.astype(jnp.float32) * head_dim**-0.5).astype(query.dtype)
+    grouped = scaled.reshape(batch, n_rows, fresh[0].shape[2], -1, head_dim)
+    return grouped.transpose(0, 2, 3, 1, 4).reshape(batch, fresh[0].shape[2], -1, head_dim)
+
+
+def _by_row(out: Float[Array, "B K *n"], query: Float[Array, "B R H Dh"]) -> Float[Array, "B R X"]:
+    """Returns the heads' outputs, joined for each row, in the dtype of the query."""
+    batch, n_rows, n_heads, head_dim = query.shape
+    out = out.astype(query.dtype).reshape(batch, n_heads, n_rows, head_dim)
+    return out.swapaxes(1, 2).reshape(batch, n_rows, -1)
+
+
+def _parts(
     fresh: KeysValues, cached: CachedLayer
-) -> tuple[Sequence[Float[Array, "B K t Dh"]], Sequence[Float[Array, "B K t Dh"]]]:
+) -> list[tuple[Float[Array, "B K t Dh"], Float[Array, "B K t Dh"]]]:
     """Returns keys and values in parts: the cached positions, if there are any, and the rows."""
     keys, values = (part.swapaxes(1, 2) for part in fresh)
     if cached.keys.shape[2] == 0:
-        return [keys], [values]
-    return [cached.keys.astype(keys.dtype), keys], [cached.values.astype(values.dtype), values]
+        return [(keys, values)]
+    old = cached.keys.astype(keys.dtype), cached.values.astype(values.dtype)
+    return [old, (keys, values)]
 
 
 @partial(_piece, static_argnums=(0, 1))
@@ -191,7 +299,7 @@ def mix_heads(
     projected: Sequence[Float[Array, "B R X"]],
     weights: Attention,
     angles: Rotation,
-    bias: Float[Array, "B R T"],
+    visible: Any,
     cached: Any,
 ) -> tuple[Float[Array, "B R HDh"], KeysValues]:
     """Returns the heads' outputs, and the rows' keys and values.
@@ -209,7 +317,7 @@ def mix_heads(
         out = out.reshape(*out.shape[:2], -1, config.head_dim)
         heads.append(out if norm is None else rms_norm(out, norm, config.norm_eps))
     query, key, value = rotate(heads[0], angles), rotate(heads[1], angles), heads[2]
-    return attend_with(query, (key, value), bias, cached), (key, value)
+    return attend_with(query, (key, value), visible, cached), (key, value)
 
 
 def feed_forward(x: Float[Array, "*rows D"], weights: FeedForward) -> Float[Array, "*rows D"]:
@@ -218,23 +326,26 @@ def feed_forward(x: Float[Array, "*rows D"], weights: FeedForward) -> Float[Arra
     return linear(gate * linear(x, weights.up), weights.down)
 
 
-def fused_attend(
+def attend_in_cudnn(
     query: Float[Array, "B R H Dh"],
     fresh: KeysValues,
-    bias: Float[Array, "B R T"],
+    visible: Visible,
     cached: CachedLayer,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "B R HDh"]:
-    """Runs grouped-query attention as `attend` does, without scores in memory on a GPU. A row sees
-    the positions with a bias of 0.
-
-    `jax.nn.dot_product_attention` uses cuDNN's kernel on a GPU for `CUDNN_DTYPES`. Otherwise the
-    same call is a plain graph of XLA, so that it can be tested on a CPU.
-    """
-    on_gpu = jax.default_backend() == "gpu" and str(query.dtype) in CUDNN_DTYPES
-    parts = _visible_parts(fresh, cached)
+    """Runs attention as `attend` does, in cuDNN's kernel of a GPU. `xla` is the same call as a
+    plain graph, which a CPU can run."""
+    parts = zip(*_parts(fresh, cached), strict=True)
     joined = (jnp.concatenate(part, axis=2).swapaxes(1, 2) for part in parts)
+    mask = jnp.concatenate(visible, axis=-1)[:, None]
     with jax.numpy_dtype_promotion("standard"):  # JAX's own code mixes dtypes
-        out = jax.nn.dot_product_attention(
-            query, *joined, mask=bias[:, None] == 0, implementation="cudnn" if on_gpu else None
-        )
+        out = jax.nn.dot_product_attention(query, *joined, mask=mask, implementation=implementation)
     return out.reshape(*out.shape[:2], -1)
+
+
+def _has_kernel(query: Float[Array, "B R H Dh"]) -> bool:
+    """Whether the first device is a GPU on which cuDNN has a kernel for these heads: one with a
+    compute capability of 8.0 or more (Ampere)."""
+    fits = str(query.dtype) in CUDNN_DTYPES and query.shape[-1] % 8 == 0 and query.shape[-1] <= 128
+    major = getattr(jax.devices()[0], "compute_capability", "0").partition(".")[0]
+    return fits and major.isdigit() and int(major) >= 8

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from llada_jax.config import MeshConfig, ModelConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.architecture.parameters import Axis, ParamSpec, named_specs
-from llada_jax.model.forward import RunLayer, shared_layer
+from llada_jax.model.forward import shared_layer
 from llada_jax.model.head import ScoreRules
 from llada_jax.model.layers import attend
 from llada_jax.model.measures import measure_own_ids
@@ -173,11 +173,10 @@ def specs_of(params: ModelParams) -> ModelParams:
 
 @lru_cache(maxsize=64)
 def mesh_denoiser(
-    config: ModelConfig, rules: ScoreRules, run: RunLayer, mesh: Mesh, specs: ModelParams
+    config: ModelConfig, rules: ScoreRules, mesh: Mesh, specs: ModelParams
 ) -> Denoiser:
     """Returns the model's functions in JAX on a mesh, for parameters with these specs."""
-    if run is shared_layer:
-        run = partial(shared_layer, attend_with=_attend_alike)
+    run = partial(shared_layer, attend_with=_attend_alike)
 
     def forward_rows(params, rows, cache):
         return model_forward.forward_rows(_as_parts(params, specs), config, rows, cache, run)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Key
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.forward import cache_for, cached_layers, run_layer, run_layers
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, score_rows, start_scores
-from llada_jax.model.layers import attention_bias, rms_norm, rotation
+from llada_jax.model.layers import rms_norm, rotation
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import QuantArray
 from llada_jax.revision.tile_multiplier import TileMultiplier
@@ -77,7 +77,7 @@ def _forward_tiled_rows(
         config,
         _embed(params.embedding, rows.tokens),
         rotation(config, rows.positions),
-        attention_bias(rows),
+        (rows.sees_cache, rows.sees_rows),
         cached_layers(cache),
         run_layer,
     )

@@ -135,10 +135,3 @@ def test_text_stops_before_the_first_end(result, tokenizer):
 def test_text_needs_a_tokenizer(result):
     with pytest.raises(ValueError, match="the model has no tokenizer; allowed"):
         _ = result.text
-
-
-def test_fused_attention_is_a_separate_backend(model, result):
-    fused = lj.generate(model, PROMPTS, CONFIG, seed=3, backend="xla_fused")
-    np.testing.assert_array_equal(fused.tokens, result.tokens)
-    with pytest.raises(ValueError, match="'xla', 'xla_fused', 'litert', 'qnn'"):
-        lj.generate(model, [[5, 6]], CONFIG, backend="fused")

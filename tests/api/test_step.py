@@ -103,3 +103,21 @@ def test_a_sweep_over_a_threshold_is_one_program(model, prompts):
 def test_float64_is_refused(model, prompts):
     with pytest.raises(ValueError, match="'float64'; allowed: 'float32' in a single step"):
         lj.start(model, prompts, lj.SamplerConfig.preset("fast_dllm"))
+
+
+def test_prompts_of_different_lengths_share_a_program(model, prompts):
+    """The length that is prepared for sets all shapes, and changes no token."""
+    starts = [
+        lj.start(model, [prompt], CONFIG, prompt_length=100) for prompt in (prompts[0], [5] * 100)
+    ]
+    shapes = [jax.eval_shape(lambda pair: pair, pair) for pair in starts]
+    assert shapes[0] == shapes[1]
+    padded = lj.generate(model, prompts[:1], CONFIG, prompt_length=100)
+    expected = lj.generate(model, prompts[:1], CONFIG)
+    np.testing.assert_array_equal(padded.tokens, expected.tokens)
+
+
+@pytest.mark.parametrize("length", [-1, 1000])
+def test_a_length_without_room_is_refused(model, prompts, length):
+    with pytest.raises(ValueError, match=f"prompt_length .*{length}"):
+        lj.start(model, prompts, CONFIG, prompt_length=length)

@@ -12,7 +12,6 @@ from llada_jax.backend.lower import lower
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.session import FORBIDDEN_LOGIT
 from llada_jax.backend.steps import (
-    HeadsFirst,
     attend_by_canvas,
     body_step,
     head_chunks,
@@ -27,7 +26,6 @@ from llada_jax.model.layers import (
     HIDDEN_SCORE,
     CachedLayer,
     attend,
-    attention_bias,
     rotation,
 )
 from llada_jax.rows import make_rows
@@ -68,7 +66,7 @@ def inputs_of(config: ModelConfig, rows, cache: KVCache, layers: range) -> Array
     inputs = {
         "cos": angles.cos[0, :, 0],
         "sin": angles.sin[0, :, 0],
-        "bias": attention_bias(rows)[0],
+        "bias": np.where(np.concatenate([rows.sees_cache, rows.sees_rows], -1)[0], 0, HIDDEN_SCORE),
     }
     if cache.length:
         for layer in layers:
@@ -220,14 +218,13 @@ def test_a_head_has_a_step_for_every_number_of_rows(monkeypatch: pytest.MonkeyPa
 
 
 @jax.jit
-def attend_in_turn(query, keys, values, bias, caches):
+def attend_in_turn(query, keys, values, hidden, caches):
     """The model's attention, canvas by canvas."""
     parts = []
     for canvas, cache in enumerate(caches):
         own = slice(canvas * FEW, (canvas + 1) * FEW)
-        fresh = keys[:, own], values[:, own]
-        old = CachedLayer(*(part[None] for part in cache), 0)
-        parts.append(attend(query[:, own], fresh, bias[:, own], old))
+        visible = ~hidden[:, own, :-FEW], ~hidden[:, own, -FEW:]
+        parts.append(attend(query[:, own], (keys[:, own], values[:, own]), visible, cache))
     return jnp.concatenate(parts, axis=1)
 
 
@@ -247,12 +244,12 @@ def test_attention_matches_the_model(canvases, cached, heads, kv_heads):
     hidden[..., -1] = False  # a row that sees nothing gives any value
     bias = jnp.where(hidden, jnp.float32(HIDDEN_SCORE), jnp.float32(0))
     caches = [
-        HeadsFirst(noise(kv_heads, cached, HEAD_DIM), noise(kv_heads, cached, HEAD_DIM))
+        CachedLayer(noise(1, kv_heads, cached, HEAD_DIM), noise(1, kv_heads, cached, HEAD_DIM), 0)
         for _ in range(canvases)
     ]
     np.testing.assert_allclose(
         jax.jit(attend_by_canvas)(query, (keys, values), bias, caches),
-        attend_in_turn(query, keys, values, bias, caches),
+        attend_in_turn(query, keys, values, hidden, caches),
         rtol=1e-5,
         atol=1e-6,
     )

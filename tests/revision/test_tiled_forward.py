@@ -190,8 +190,8 @@ def fails_beside_a_job(monkeypatch):
     """The run's forward fails while the worker still has its first job to do."""
     worker, denoiser_for = Held(), denoisers.denoiser_for
 
-    def failing_denoiser(config, rules, hooks):
-        denoiser = denoiser_for(config, rules, hooks)
+    def failing_denoiser(config, rules):
+        denoiser = denoiser_for(config, rules)
         compiled = jax.jit(denoiser.forward_rows)
 
         def forward_rows(*args):

@@ -2,7 +2,9 @@
 
 On this machine, one reference serves every bucket: the rows and cached positions of the smallest,
 which larger buckets run with padding. It is computed layer by layer, so that only one layer's
-float32 weights are in memory. A phone compares with golden-<graph>.tar instead:
+float32 weights are in memory. The inputs are states of the model itself, for random tokens. Noise
+would not do: some models (SmolLM2) amplify the rounding of states that they never have to
+differences as large as the states. A phone compares with golden-<graph>.tar instead:
 
 signatures           one line each: number, name, and the largest error expected of its precision
 <signature>/x.raw    an input in float32, as LiteRT's run_model and QNN's qnn-net-run read it
@@ -26,11 +28,19 @@ from tqdm import tqdm
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.protocol import Bucket, Executable, Step, Weights
 from llada_jax.backend.qnn.context import read_tflite, signatures
-from llada_jax.backend.steps import body_step, bucket_of, head_chunks, head_step, padded, resized
+from llada_jax.backend.steps import (
+    body_step,
+    bucket_of,
+    cache_names,
+    head_chunks,
+    head_step,
+    padded,
+    resized,
+)
 from llada_jax.backend.weights import pieces_of, restore, storage_spec, store
 from llada_jax.config import ModelConfig, Quant
 from llada_jax.io import atomic
-from llada_jax.model.layers import rotation
+from llada_jax.model.layers import HIDDEN_SCORE, rotation
 
 _TOLERANCE = {"float32": 1e-3, "fp16": 0.03}
 """Largest relative root-mean-square error allowed, by format; `_QUANTIZED` for all others."""
@@ -120,21 +130,71 @@ def require_close(error: float, quant: str, what: str) -> None:
         )
 
 
-def check_body(
-    path: Path, model: ModelConfig, layers: range, buckets: Sequence[Bucket], stored: StoredWeights
+class Golden(NamedTuple):
+    """Inputs and outputs of a signature by name, float32; ids are not among the outputs."""
+
+    inputs: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray]
+
+
+def check_bodies(
+    shards: Mapping[Path, range],
+    model: ModelConfig,
+    buckets: Sequence[Bucket],
+    stored: StoredWeights,
 ) -> Iterator[dict[str, Any]]:
-    """Yields each signature's error. Raises RuntimeError if one is too large."""
+    """Yields each signature's error, for files with the model's layers in order. Raises
+    RuntimeError if one is too large."""
     small = Bucket(min(b.rows for b in buckets), min(b.cache for b in buckets))
-    inputs = example(model, layers, small)
-    expected = reference(model, layers, small, inputs, stored)["hidden"]
+    cases = _own_states(model, list(shards.values()), small, stored)
+    for path, golden in zip(shards, cases, strict=True):
 
-    def error(name: str, executable: Executable) -> float:
-        bucket = next(b for b in buckets if b.name == name)
-        hidden = executable.run(resized(inputs, bucket))["hidden"]
-        actual = hidden.reshape(bucket.canvases, bucket.rows, -1)[:, : small.rows]
-        return relative_error(actual, expected)
+        def error(name: str, executable: Executable, golden: Golden = golden) -> float:
+            bucket = next(b for b in buckets if b.name == name)
+            hidden = executable.run(resized(golden.inputs, bucket))["hidden"]
+            actual = hidden.reshape(bucket.canvases, bucket.rows, -1)[:, : small.rows]
+            return relative_error(actual, golden.outputs["hidden"])
 
-    return _checked(path, stored, error)
+        yield from _checked(path, stored, error)
+
+
+def _own_states(
+    model: ModelConfig, shards: Sequence[range], bucket: Bucket, stored: StoredWeights
+) -> Iterator[Golden]:
+    """Yields inputs and outputs of each shard's step, for random tokens that follow as many cached
+    ones, or as many as the cache holds."""
+    n_cached = min(bucket.rows, bucket.cache)
+    ids = np.random.default_rng(0).integers(model.vocab_size, size=n_cached + bucket.rows)
+    names = [f"embedding[{index}:{index + 1}]" for index in ids]
+    hidden = np.concatenate([stored.array(name, (1, model.width)) for name in names])
+    before, rows = np.split(hidden, [n_cached])
+    for layers in shards:
+        shape = (model.n_kv_heads, bucket.cache, model.head_dim)
+        caches = {name: np.zeros(shape, np.float32) for i in layers for name in cache_names(i)}
+        if n_cached:
+            inputs = _row_inputs(model, before, 0, Bucket(n_cached, 0))
+            outputs = reference(model, layers, Bucket(n_cached, 0), inputs, stored)
+            before = outputs.pop("hidden")
+            for name, new in outputs.items():
+                caches[name.removeprefix("new_")][:, :n_cached] = new
+        inputs = caches | _row_inputs(model, rows, n_cached, bucket)
+        outputs = reference(model, layers, bucket, inputs, stored)
+        yield Golden(inputs, outputs)
+        rows = outputs["hidden"]
+
+
+def _row_inputs(
+    model: ModelConfig, hidden: np.ndarray, n_cached: int, bucket: Bucket
+) -> dict[str, np.ndarray]:
+    """Returns the inputs of rows that follow `n_cached` positions, without caches."""
+    count = len(hidden)
+    angles = rotation(model, jnp.arange(count, dtype=jnp.int32)[None] + n_cached)
+    cos, sin = (np.asarray(array, np.float32)[0, :, 0] for array in angles)
+    bias = np.zeros((count, bucket.cache + count), np.float32)
+    bias[:, n_cached : bucket.cache] = HIDDEN_SCORE
+    if model.causal:
+        bias[:, bucket.cache :][np.triu_indices(count, 1)] = HIDDEN_SCORE
+    return {"hidden": hidden, "cos": cos, "sin": sin, "bias": bias}
 
 
 def check_head(
@@ -166,13 +226,6 @@ def _checked(
         error = error_of(name, executable)
         require_close(error, stored.quant, f"{path.name}, signature {name},")
         yield {"file": path.name, "signature": name, "error": error}
-
-
-class Golden(NamedTuple):
-    """Inputs and outputs of a signature by name, float32; ids are not among the outputs."""
-
-    inputs: Mapping[str, np.ndarray]
-    outputs: Mapping[str, np.ndarray]
 
 
 def golden_body(model: ModelConfig, layers: range, bucket: Bucket, stored: StoredWeights) -> Golden:

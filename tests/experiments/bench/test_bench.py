@@ -45,6 +45,16 @@ def test_packed_canvases_are_compared_with_single_ones(tmp_path):
         assert rows[f"packed/{runtime}/block4/same_tokens"]["value"] == 1
 
 
+def test_products_are_compared_with_litert(tmp_path):
+    pytest.importorskip("litert_converter")
+    pytest.importorskip("llvmlite")
+    config = composed("suite=products", "repeats=2", "products.shapes=[[64,64]]",
+                      "products.rows=[3]", "products.bytes=8192")  # fmt: skip
+    bench(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
+    assert rows["products/64x64/rows3/ratio"]["value"] > 0
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -106,7 +116,7 @@ def test_loading_is_timed_with_and_without_the_check():
         assert rows[f"loading/{when}/checked vs unchecked"] > 0
 
 
-@pytest.mark.parametrize("suite", ["hot_paths", "rivals", "packed", "loading"])
+@pytest.mark.parametrize("suite", ["hot_paths", "rivals", "packed", "products", "loading"])
 def test_a_single_time_has_no_quartiles(suite) -> None:
     with pytest.raises(ValueError, match="repeats is 1; allowed: 2 or more"):
         BenchConfig(suite=suite, repeats=1)

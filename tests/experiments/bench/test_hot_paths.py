@@ -15,12 +15,15 @@ SHAPE = ModelConfig(
 def test_every_path_has_a_ratio_to_its_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hot_paths, "EXPERTS", 8)
     monkeypatch.setattr(hot_paths, "WIDTH", 32)
+    monkeypatch.setattr(hot_paths, "LONG_CANVAS", 64)
     rows = {row.name: row for row in hot_paths.time_hot_paths(SHAPE, repeats=2, seed=0)}
     ratios = {name for name in rows if " vs " in name and "quartile" not in name}
     assert {
         "window/dual vs none",
         "loop/compiled vs host",
         "forward/block vs canvas",
+        "first forward/ours vs jax.nn",
+        "cached/256 vs 8192",
         "sampling/one pass vs float64",
         "revision/tiles vs float32",
         "experts/grouped vs ragged_dot",
