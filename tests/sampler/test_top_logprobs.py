@@ -1,4 +1,4 @@
-"""The top tokens of a position are those of the forward that committed its token."""
+"""The top tokens of a position come from the forward that committed its token."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def test_the_best_of_the_top_tokens_were_chosen(loop, settings):
 
 
 def unmeasured(top_logprobs, **settings):
-    """Decodes with a head that only predicts, as those of exports."""
+    """Decodes with a head that only predicts, like the heads of exports."""
     config = with_ids(SamplerConfig.preset("blockwise", **SIZES, **settings), CONFIG)
     denoiser = replace(toy_denoiser(config), measure_rows=None)
     options = {"loop": "host", "trace": True, "top_logprobs": top_logprobs}
