@@ -1,4 +1,4 @@
-"""This project's LiteRT and XLA backends as contenders, driven by the sampler's host loop.
+"""This project's backends LiteRT, native and XLA as contenders, driven by the sampler's host loop.
 
     python -m experiments.bench.rivals.ours SETTINGS
 
@@ -90,8 +90,13 @@ def main(settings: str) -> None:
         denoiser = denoiser_for(config, rules)
         quant = "int8" if numbers == "int8" else "float32"
         params = random_params(config, quant, dtype="bfloat16")
+        if runtime == "native":
+            from llada_jax.backend.native.program import NativeProgram  # needs llvmlite
+
+            denoiser = Session(NativeProgram(config, params), rules).denoiser()
+            params = None  # packed
     ours = Ours(clocked(denoiser, clock), params, config, options)
-    package = {"litert": "ai-edge-litert", "xla": "jaxlib"}[runtime]
+    package = {"litert": "ai-edge-litert", "native": "llvmlite", "xla": "jaxlib"}[runtime]
     about = f"{package} {version(package)}"
     answer_lines(about, clock, {"forward": ours.forward, "decode": ours.decode})
 

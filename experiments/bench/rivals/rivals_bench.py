@@ -71,7 +71,8 @@ class RivalsBenchConfig:
             f"tokens_per_step is {self.tokens_per_step}; allowed: a divisor of {BLOCK_LENGTH}",
         )
         integers = [quant for quant in get_args(Quant) if quant.startswith("int")]
-        kinds = [*(f"litert/{quant}" for quant in integers), "xla/int8", "xla/bfloat16"]
+        kinds = [f"litert/{quant}" for quant in integers]
+        kinds += ["native/int8", "xla/int8", "xla/bfloat16"]
         for kind in self.ours:
             require(kind in kinds, f"ours has {kind!r}; allowed: {', '.join(kinds)}")
         require(bool(self.ours), f"ours is {self.ours}; allowed: one or more")

@@ -39,7 +39,10 @@ def test_layers_are_a_part_of_a_forward():
 @pytest.mark.slow
 def test_a_small_shape_from_beginning_to_end(tmp_path):
     config = RivalsBenchConfig(
-        rows=(4,), layers=1, ours=("litert/int8", "xla/int8"), scratch=str(tmp_path / "scratch")
+        rows=(4,),
+        layers=1,
+        ours=("litert/int8", "native/int8", "xla/int8"),
+        scratch=str(tmp_path / "scratch"),
     )
     rows = {row.name: row for row in time_rivals(SHAPE, config, repeats=2)}
     for kind in config.ours:
