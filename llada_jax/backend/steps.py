@@ -42,8 +42,8 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
     def function(weights: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
         def cached(layer: int, canvas: int) -> CachedLayer:
             nothing = jnp.zeros((config.n_kv_heads, 0, config.head_dim))
-            names = cache_names(layer, canvas)
-            return CachedLayer(*(inputs.get(name, nothing)[None] for name in names), layer)
+            keys, values = (inputs.get(name, nothing) for name in cache_names(layer, canvas))
+            return CachedLayer(keys[None], values[None], layer)
 
         angles = Rotation(inputs["cos"][None, :, None], inputs["sin"][None, :, None])
         hidden, keys, values = run_layers(

@@ -123,7 +123,7 @@ class ProductEmitter(FunctionEmitter):
         self._share(NEXT_ROW, ROWS_DONE, n_rows, self._quantize_row)
         self._wait(ROWS_DONE, n_rows)
         if self._is_amx:
-            shapes = ir.GlobalVariable(self.module, ir.ArrayType(BYTE, len(_TILES)), "shapes")
+            shapes: Any = ir.GlobalVariable(self.module, ir.ArrayType(BYTE, len(_TILES)), "shapes")
             shapes.initializer = ir.Constant(shapes.value_type, [BYTE(x) for x in _TILES])
             shapes.global_constant, shapes.linkage = True, "private"
             address = build.inttoptr(build.ptrtoint(shapes, LONG), POINTER)

@@ -112,6 +112,7 @@ def pack(
         missing = size - shape[0]
         padding = StoredPiece(np.zeros((missing, inputs), np.int8), np.zeros((missing, 1), "f4"))
         for piece in (*pieces, padding):
+            assert piece.scale is not None, "int8"
             done = 0
             while done < len(piece.numbers):
                 count = min(len(piece.numbers) - done, group - filled)

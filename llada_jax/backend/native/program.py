@@ -78,7 +78,7 @@ class NativeProgram:
         def packed(part: str, *names: str, pad_each: bool = False) -> PackedWeight:
             return self._pack([f"layers.{index}.{part}.{name}" for name in names], pad_each)
 
-        small = [None if is_quantized(x) else x for x in layer.attention]
+        small: Any = [None if is_quantized(x) else x for x in layer.attention]
         return _Layer(
             _padded_vector(layer.attention_norm),
             packed("attention", "query", "key", "value"),
@@ -167,6 +167,10 @@ class _Head:
     def __init__(self, program: NativeProgram, chunk: int | None):
         self._program, self._chunk = program, chunk
 
+    def allocate(self, name: str) -> np.ndarray:
+        """Only caches are allocated, which are inputs of a body."""
+        raise KeyError(name)
+
     def run(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         program, hidden = self._program, arrays["hidden"]
         if self._chunk is not None:
@@ -189,8 +193,8 @@ def _mix(config, bucket, projected, small, cos, sin, bias, caches):
     parts = [projected[None, :, end - size : end] for end, size in zip(ends, sizes, strict=True)]
     nothing = [jnp.zeros((config.n_kv_heads, 0, config.head_dim))] * 2
     cached = [
-        CachedLayer(*(part[None] for part in cache), 0)
-        for cache in caches or [nothing] * bucket.canvases
+        CachedLayer(keys[None], values[None], 0)
+        for keys, values in caches or [nothing] * bucket.canvases
     ]
     angles = Rotation(cos[None, :, None], sin[None, :, None])
     mixed, fresh = mix_heads(config, attend_by_canvas, parts, small, angles, bias[None], cached)
