@@ -81,7 +81,7 @@ def test_training_computes_the_drafts_of_decoding():
     context = rows(drafter, config, jnp.asarray(blocks.taps), positions)
     for anchor, expected in zip(blocks.anchors[0].tolist(), drafts, strict=True):
         decoded = draft(
-            drafter, config, params.embedding, None, context, positions < anchor,
+            drafter, config, params.embedding, params.embedding, context, positions < anchor,
             jnp.asarray(blocks.tokens[:, anchor]), jnp.array([anchor], jnp.int32), count=SIZE - 1,
         )  # fmt: skip
         assert decoded[0].tolist() == expected.tolist()
