@@ -211,7 +211,7 @@ def _absorb_keys(
     def absorb(running: _Running, block: Int[Array, ""]) -> tuple[_Running, None]:
         start = jnp.minimum(block * size, keys.shape[2] - size)
         new = start + jnp.arange(size) >= block * size
-        visible = _cut(sees, start, size, 2) & new
+        visible = _cut(sees, start, size, 2) & new[None, None]
 
         def add(running: _Running) -> _Running:
             highest, total, out = running
