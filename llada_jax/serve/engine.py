@@ -61,7 +61,8 @@ class Kind:
     """What sequences of a batch share."""
 
     sampler: lj.SamplerConfig
-    """Settings for one block: only the state of a sequence depends on the answer's length."""
+    """Settings for answers of one block, because only the state of a sequence depends on their
+    length; with a constraint, whose texts have to fit in the answer, of the requested length."""
     constraint: lj.Constraint | None
     top_logprobs: int
     length: int
@@ -263,8 +264,11 @@ class Engine:
             top_logprobs=top,
             prompt_length=length - sampler.gen_length,
         )
-        one_block = {"gen_length": sampler.block_length, "steps": sampler.steps_per_block}
-        kind = _kind(sampler.replace(**one_block), request.constraint, top, run.layout.length)
+        if request.constraint is None:
+            sampler = sampler.replace(
+                gen_length=sampler.block_length, steps=sampler.steps_per_block
+            )
+        kind = _kind(sampler, request.constraint, top, run.layout.length)
         return [
             QueuedSequence(sequence, run.state([index], cache=_NO_CACHE)._replace(cache=None), kind)
             for index, sequence in enumerate(request.sequences)

@@ -179,6 +179,12 @@ def test_json_and_choices(client):
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     found = client.chat.completions.create(model="tiny", messages=CHAT, response_format=form)
     assert json.loads(found.choices[0].message.content)["a"] in (1, 2)
+    text = "an answer that needs more than one block"
+    form["json_schema"]["schema"] = {"enum": [text]}
+    found = client.chat.completions.create(
+        model="tiny", messages=CHAT, max_tokens=64, response_format=form
+    )
+    assert json.loads(found.choices[0].message.content) == text
 
 
 def test_labels_have_probabilities(client):
