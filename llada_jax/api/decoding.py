@@ -75,8 +75,7 @@ def generate(
     """
     with ExitStack() as threads:
         settings = _settings(model, config, backend, loop, refresh_on, threads, constraint, on_step)
-        settings |= {"infill": holes, "top_logprobs": top_logprobs}
-        settings |= {"prompt_length": prompt_length}
+        settings |= {"infill": holes, "top_logprobs": top_logprobs, "prompt_length": prompt_length}
         result = decode(prompts=prompts, seed=seed, trace=trace, on_step=on_step, **settings)
     if result.recorded is not None and model.tokenizer is not None:
         ids = np.union1d(result.recorded.tokens, result.recorded.event_token)

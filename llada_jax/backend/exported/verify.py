@@ -59,10 +59,16 @@ def example(model: ModelConfig, layers: range, bucket: Bucket) -> dict[str, np.n
         for name, array in inputs.items()
         if name.startswith(("keys_", "values_"))
     }
-    angles = rotation(model, jnp.arange(bucket.rows, dtype=jnp.int32)[None] + bucket.cache)
-    cos, sin = (np.asarray(array, np.float32)[0, :, 0] for array in angles)
+    angles = _angles(model, bucket.cache, bucket.rows)
     bias = np.zeros((bucket.rows, bucket.cache + bucket.rows), np.float32)
-    return {"hidden": inputs["hidden"], "cos": cos, "sin": sin, "bias": bias, **caches}
+    return {"hidden": inputs["hidden"], **angles, "bias": bias, **caches}
+
+
+def _angles(model: ModelConfig, start: int, count: int) -> dict[str, np.ndarray]:
+    """Returns cosines and sines of `count` positions from `start` on."""
+    angles = rotation(model, jnp.arange(count, dtype=jnp.int32)[None] + start)
+    cos, sin = (np.asarray(array, np.float32)[0, :, 0] for array in angles)
+    return {"cos": cos, "sin": sin}
 
 
 def reference(
@@ -188,13 +194,11 @@ def _row_inputs(
 ) -> dict[str, np.ndarray]:
     """Returns the inputs of rows that follow `n_cached` positions, without caches."""
     count = len(hidden)
-    angles = rotation(model, jnp.arange(count, dtype=jnp.int32)[None] + n_cached)
-    cos, sin = (np.asarray(array, np.float32)[0, :, 0] for array in angles)
     bias = np.zeros((count, bucket.cache + count), np.float32)
     bias[:, n_cached : bucket.cache] = HIDDEN_SCORE
     if model.causal:
         bias[:, bucket.cache :][np.triu_indices(count, 1)] = HIDDEN_SCORE
-    return {"hidden": hidden, "cos": cos, "sin": sin, "bias": bias}
+    return {"hidden": hidden, **_angles(model, n_cached, count), "bias": bias}
 
 
 def check_head(
