@@ -99,9 +99,9 @@ class CanvasCache:
         """
         if self.pending is None:
             return
-        pending = self.pending.positions
-        is_row = np.isin(pending, positions)
-        write = ~is_row | seen[pending] if len(seen) else ~is_row
+        pending, written = self.pending.positions, np.ones(len(seen), bool)
+        written[positions] = False
+        write = (written | seen)[pending]
         if write.any():
             positions, rows = pending[write], self.pending.rows[write]
             for cache, outputs in zip(self.cache, self.pending.outputs, strict=True):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.backend.canvases import (
     CanvasCache,
@@ -100,16 +100,17 @@ class Session:
         arrays: Any = jax.tree.map(np.asarray, rows._replace(writes=rows.written))
         batch, n_rows = arrays.tokens.shape
         hidden = np.zeros((batch, n_rows, self._program.config.width), np.float32)
-        live = [np.nonzero(mask)[0] for mask in arrays.live]
+        live = [_true(mask) for mask in arrays.live]
         live_rows = [_live_rows(arrays, b, live[b]) for b in range(batch)]
         with self._program.output_buffers.lock:
             for canvas, rows_of_canvas in zip(self._canvases, live_rows, strict=True):
                 written = rows_of_canvas.positions[rows_of_canvas.written]
                 canvas.flush(written, rows_of_canvas.sees_cache.any(axis=0))
-            for pack in pack_canvases([len(rows) for rows in live], self._program.sizes_for):
+            counts = [len(rows.tokens) for rows in live_rows]
+            for pack in pack_canvases(counts, self._program.sizes_for):
                 bucket, states = self._run(pack, [live_rows[b] for b in pack.canvases])
                 for slot, b in enumerate(pack.canvases):
-                    hidden[b, live[b]] = states[slot * bucket.rows :][: len(live[b])]
+                    hidden[b, live[b]] = states[slot * bucket.rows :][: counts[b]]
         nothing = (np.zeros((batch, n_rows, 0, 0), np.float32),)
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore
 
@@ -215,9 +216,16 @@ class Session:
 _absorb_chunk = jax.jit(absorb_chunk, static_argnames=("start", "rules"))
 
 
-def _live_rows(rows: Any, canvas: int, live: Int[np.ndarray, " r"]) -> LiveRows:
+def _true(mask: Bool[np.ndarray, " r"]) -> slice | Int[np.ndarray, " r"]:
+    """Returns an index of the entries that are true: a slice if they come first, as it is
+    fastest."""
+    count = int(mask.sum())
+    return slice(count) if mask[:count].all() else np.flatnonzero(mask)
+
+
+def _live_rows(rows: Any, canvas: int, live: slice | Int[np.ndarray, " r"]) -> LiveRows:
     tokens, positions, _, sees_cache, sees_rows, written = (array[canvas] for array in rows)
-    sees_rows = sees_rows[np.ix_(live, live)]
+    sees_rows = sees_rows[live][:, live]
     return LiveRows(tokens[live], positions[live], sees_cache[live], sees_rows, written[live])
 
 

@@ -18,7 +18,7 @@ from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.decide import decide
 from llada_jax.sampler.drafting import with_drafts
 from llada_jax.sampler.plan import StepPlan, guide, plan_rows, step_rows
-from llada_jax.sampler.record import OnStep, StepCounts, StepRecord, StepScores, view_of
+from llada_jax.sampler.record import OnStep, StepRecord, StepScores, view_of
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, take
@@ -28,9 +28,8 @@ from llada_jax.sampler.step import (
     by_position,
     rows_result,
     run_head,
-    step,
 )
-from llada_jax.types import Denoiser, HeadOut, Params, Rows, RowsOut
+from llada_jax.types import Denoiser, HeadOut, HeadRequest, Hidden, NoiseKeys, Params, Rows, RowsOut
 
 
 class Refresher(NamedTuple):
@@ -65,18 +64,32 @@ class Steps(NamedTuple):
 
 @dataclass(frozen=True)
 class TracedRunner:
-    """Runs the parts of a step inside one JAX program, with a branch for each size."""
+    """Runs the parts of a step inside a JAX program, with a branch for each size."""
 
     denoiser: Denoiser
     buckets: tuple[int, ...]
 
-    draft = staticmethod(with_drafts)
-    plan = staticmethod(plan_rows)
-    decide = staticmethod(decide)
+    def step(
+        self, spec: StepSpec, params: Params, state: DecodeState
+    ) -> tuple[DecodeState, StepRecord, Int[Array, ""]]:
+        """Runs one forward and decides by its scores.
+
+        Returns the next state, the record of what happened, and the number of rows that ran for
+        each sequence, padding included.
+        """
+        state = with_drafts(spec, params, state)
+        plan = plan_rows(spec, state)
+        state, denoised, n_rows = self.run_rows(spec, params, state, plan)
+        scores = self.score(spec, params, denoised)
+        state, record = decide(spec, state, denoised.counts, scores)
+        return state, record, n_rows
 
     def run_rows(
         self, spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan
     ) -> tuple[DecodeState, ForwardOutput, Int[Array, ""]]:
+        """Runs the planned rows in the smallest bucket that holds them, and returns its size as
+        well."""
+
         def forward(params, state, plan, n_rows):
             rows = step_rows(spec, state, plan, n_rows)
             out = self.denoiser.forward_rows(params, rows, state.cache)
@@ -89,10 +102,9 @@ class TracedRunner:
         result = jax.lax.switch(bucket, branches, params, state, plan)
         return *absorb(spec, state, plan, result), jnp.asarray(self.buckets, jnp.int32)[bucket]
 
-    def score(
-        self, spec: StepSpec, params: Params, state: DecodeState, denoised: ForwardOutput
-    ) -> tuple[DecodeState, StepScores]:
-        length = state.tokens.shape[1]
+    def score(self, spec: StepSpec, params: Params, denoised: ForwardOutput) -> StepScores:
+        """Scores the queried positions, in the smallest size of the head that holds them."""
+        length = denoised.rescored.shape[1]
         head_sizes = spec.head_sizes(length)
 
         def score(params, denoised, n_heads):
@@ -102,7 +114,7 @@ class TracedRunner:
 
         size = _bucket_index(head_sizes, denoised.counts.head_rows)
         branches = [partial(score, n_heads=n_heads) for n_heads in head_sizes]
-        return state, jax.lax.switch(size, branches, params, denoised)
+        return jax.lax.switch(size, branches, params, denoised)
 
 
 def decode_step(decoding: Decoding, state: DecodeState) -> tuple[DecodeState, StepRecord]:
@@ -117,7 +129,7 @@ def decode_step(decoding: Decoding, state: DecodeState) -> tuple[DecodeState, St
     """
     runner = TracedRunner(decoding.denoiser, decoding.buckets)
     params = decoding.denoiser.loop_params(decoding.params)
-    state, record, _ = step(runner, decoding.spec, params, state)
+    state, record, _ = runner.step(decoding.spec, params, state)
     return state, record
 
 
@@ -129,7 +141,7 @@ def _run_all(
     runner, limit = TracedRunner(decoding.denoiser, decoding.buckets), decoding.max_steps
     params = decoding.denoiser.loop_params(decoding.params)
     # Jitted once, so that the loop's body reuses the trace that found the record's shapes.
-    one_step = jax.jit(partial(step, runner, decoding.spec), inline=True)
+    one_step = jax.jit(partial(runner.step, decoding.spec), inline=True)
     record = jax.eval_shape(one_step, params, state)[1]
     records = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), record)
 
@@ -173,12 +185,53 @@ def compiled_loop(
     return state, Steps(records, np.asarray(rows)[:n_steps], np.full(n_steps, np.nan))
 
 
-def _decide_and_plan(
-    spec: StepSpec, state: DecodeState, counts: StepCounts, scores: StepScores
-) -> tuple[DecodeState, StepRecord, StepPlan]:
-    """Decides a step, and plans the next one in the same program."""
-    state, record = decide(spec, state, counts, scores)
-    return state, record, plan_rows(spec, state)
+def _program(function: Callable[..., Any], spec: Any, *donated: int, **options: Any) -> Any:
+    """Compiles a function of a spec, as one of the spec's leaves: its policies would be flattened
+    in Python in each call."""
+
+    def run(leaves: Any, *arguments: Any) -> Any:
+        return function(jax.tree.unflatten(spec, leaves), *arguments)
+
+    return own_jit(run, donate_argnums=donated, **options)
+
+
+@kept
+def _step_program(denoiser: Denoiser, buckets: tuple[int, ...], spec: Any, *shape: Any) -> Any:
+    def run(spec, params, state):
+        state, record, n_rows = TracedRunner(denoiser, buckets).step(spec, params, state)
+        return state, record, jnp.stack([n_rows, state.done.sum(dtype=jnp.int32)])
+
+    return _program(run, spec, 2, rounds=isinstance(denoiser, MeshDenoiser))
+
+
+class JaxRunner:
+    """Runs steps from Python, each in one program, and waits for one array of it."""
+
+    def __init__(self, decoding: Decoding, shape: tuple[int, ...]) -> None:
+        self._spec, structure = jax.tree.flatten(decoding.spec)
+        self._params = decoding.params
+        self._run = _step_program(decoding.denoiser, decoding.buckets, structure, shape)
+
+    def step(self, state: DecodeState) -> tuple[DecodeState, StepRecord, int, int]:
+        """Returns the results of `TracedRunner.step`, and the number of sequences that are done."""
+        state, record, numbers = self._run(self._spec, self._params, state)
+        return state, record, *np.asarray(numbers).tolist()
+
+
+def _plan(spec: StepSpec, state: DecodeState) -> tuple[StepPlan, Int[Array, " 4"]]:
+    """Returns the plan of the next forward, and what the host has to know: the largest numbers of
+    rows and of queries, whether tokens are refreshed, and how many sequences are done."""
+    plan = plan_rows(spec, state)
+    queries = (plan.query.at < state.tokens.shape[1]).sum(axis=1)
+    numbers = plan.n_rows.max(), queries.max(), plan.refreshed.any(), state.done.sum()
+    return plan, jnp.stack([number.astype(jnp.int32) for number in numbers])
+
+
+def _draft_and_plan(
+    spec: StepSpec, params: Params, state: DecodeState
+) -> tuple[DecodeState, StepPlan, Int[Array, " 4"]]:
+    state = with_drafts(spec, params, state)
+    return state, *_plan(spec, state)
 
 
 def _absorb_rows(
@@ -187,100 +240,118 @@ def _absorb_rows(
     return absorb(spec, state, plan, rows_result(spec, params, state, plan, rows, out))
 
 
+def _head_inputs(*forward: Any) -> tuple[Hidden, NoiseKeys, HeadRequest | None]:
+    """Returns the inputs of the head, of which XLA computes nothing else."""
+    denoised = _absorb_rows(*forward)[1]
+    return denoised.hidden, denoised.noise_keys, denoised.request
+
+
+def _decide_and_plan(
+    spec: StepSpec,
+    params: Params,
+    state: DecodeState,
+    plan: StepPlan,
+    rows: Rows,
+    out: RowsOut,
+    head: HeadOut,
+    refreshed: Any,
+) -> tuple[DecodeState, StepRecord, StepPlan, Int[Array, " 4"]]:
+    """Decides a step, and plans the next one in the same program."""
+    state, denoised = _absorb_rows(spec, params, state, plan, rows, out)
+    scores = by_position(spec, denoised, head, state.tokens.shape[1])
+    if refreshed is not None:
+        state, scores = merge(state, scores, *refreshed)
+    state, record = decide(spec, state, denoised.counts, scores)
+    return state, record, *_plan(spec, state)
+
+
 @kept
-def _programs(*shape: Any) -> Any:
-    """Returns the programs of the host loop apart from the denoiser, for one shape."""
+def _programs(spec: Any, *shape: Any) -> Any:
+    """Returns the programs of the host loop around a denoiser, for one shape."""
     return SimpleNamespace(
-        draft=own_jit(with_drafts, donate_argnames="state"),
-        plan=own_jit(plan_rows),
-        rows=own_jit(step_rows, static_argnums=3),
-        absorb=own_jit(_absorb_rows, donate_argnames="state"),
-        absorb_copy=own_jit(_absorb_rows),  # while a worker reads the cache
-        refresh_job=own_jit(refresh_job),
-        states_at=own_jit(lambda spec, hidden, rows: take(guide(spec, hidden), rows)),
-        merge=own_jit(merge, donate_argnames=("state", "scores")),
-        by_position=own_jit(by_position, static_argnames="length"),
-        decide=own_jit(_decide_and_plan, donate_argnames="state"),
+        draft=_program(_draft_and_plan, spec, 2),
+        rows=_program(step_rows, spec, static_argnums=3),
+        inputs=_program(_head_inputs, spec),
+        refresh_job=_program(refresh_job, spec),
+        states_at=_program(lambda spec, hidden, rows: take(guide(spec, hidden), rows), spec),
+        decide=_program(_decide_and_plan, spec, 2),
     )
 
 
 class HostRunner:
-    """Runs the parts of a step from Python, each as a separate program.
+    """Runs the parts of a step from Python, if a denoiser or a worker is called between them.
 
-    The forward is one program for each bucket, whatever the sampler's rules are, and a denoiser
-    that runs outside JAX is called as it is. A refresher refreshes tokens that left the window from
-    the state at the start of a step; its results are merged when the step is scored.
+    The host waits for the sizes of a plan, for its rows, and for the states that the head scores.
+    A refresher refreshes tokens that left the window from the state at the start of a step; its
+    results are merged when the step is scored.
     """
 
     def __init__(
         self, decoding: Decoding, shape: tuple[int, ...], refresher: Refresher | None
     ) -> None:
-        self._programs = _programs(jax.tree.structure(decoding.spec), shape)
+        self._spec, structure = jax.tree.flatten(decoding.spec)
+        self._params = decoding.params
+        self._programs = _programs(structure, shape)
         self._denoiser = _jitted(decoding.denoiser, shape)
-        self._buckets, self._length = decoding.buckets, shape[1]
-        self._head_sizes = decoding.spec.head_sizes(self._length)
+        self._drafts = decoding.spec.config.drafter is not None
+        self._buckets, self._head_sizes = decoding.buckets, decoding.spec.head_sizes(shape[1])
         if refresher is not None:
             refresher = refresher._replace(denoiser=_jitted(refresher.denoiser, shape))
-        self._refresher = refresher if decoding.spec.config.has_worker else None
-        self._refresh: tuple[RefreshJob, Future[tuple[RowsOut, HeadOut]]] | None = None
-        self._planned: tuple[DecodeState | None, StepPlan | None] = (None, None)
+        self._refresher = refresher
+        self._planned: tuple[StepPlan, np.ndarray] | None = None  # for the next step
 
-    def draft(self, spec: StepSpec, params: Params, state: DecodeState) -> DecodeState:
-        if spec.config.drafter is None:
-            return state
-        return self._programs.draft(spec, params, state)
+    def step(self, state: DecodeState) -> tuple[DecodeState, StepRecord, int, int]:
+        """As `JaxRunner.step`."""
+        spec, programs = self._spec, self._programs
+        params = self._params if self._drafts else None  # otherwise nothing here reads them
+        if self._planned is None or self._drafts:
+            state, plan, numbers = programs.draft(spec, params, state)
+            self._planned = plan, np.asarray(numbers)
+        plan, (needed, queries, refreshes, _) = self._planned
+        n_rows = _smallest(self._buckets, needed, "rows")
+        refresh = self._start_refresh(state, plan) if refreshes else None
+        rows = programs.rows(spec, state, plan, n_rows)
+        out = self._denoiser.forward_rows(self._params, rows, state.cache)
+        forward = spec, params, state, plan, rows, out
+        n_heads = _smallest(self._head_sizes, queries, "heads")
+        head = self._score(n_heads, *programs.inputs(*forward))
+        # The worker has read the cache by then.
+        refreshed = refresh and (refresh[0], *refresh[1].result())
+        state, record, plan, numbers = programs.decide(*forward, head, refreshed)
+        self._planned = plan, np.asarray(numbers)
+        return state, record, n_rows, int(self._planned[1][-1])
 
-    def plan(self, spec: StepSpec, state: DecodeState) -> StepPlan:
-        planned_for, plan = self._planned  # `decide` has planned the step after it
-        if plan is not None and planned_for is state:
-            return plan
-        return self._programs.plan(spec, state)
+    def _score(
+        self, count: int, hidden: Hidden, keys: NoiseKeys, request: HeadRequest | None
+    ) -> HeadOut:
+        """Scores the first `count` queries. Pads the scores, so that one program decides after all
+        sizes."""
+        queries = hidden.shape[1]
+        hidden = np.asarray(hidden)[:, :count]  # slicing NumPy's array takes no program
+        keys = None if keys is None else keys[:, :count]
+        request = request and request.first(count)
+        head = run_head(self._denoiser, self._params, hidden, keys, request)  # pyright: ignore
 
-    def run_rows(
-        self, spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan
-    ) -> tuple[DecodeState, ForwardOutput, int]:
-        n_rows = _smallest(self._buckets, plan.n_rows, "rows")
-        self._refresh = self._start_refresh(spec, state, plan)
-        rows = self._programs.rows(spec, state, plan, n_rows)
-        out = self._denoiser.forward_rows(params, rows, state.cache)
-        programs = self._programs
-        absorb_rows = programs.absorb if self._refresh is None else programs.absorb_copy
-        if spec.config.drafter is None:  # nothing reads the parameters
-            params = None
-        return *absorb_rows(spec, params, state, plan, rows, out), n_rows
+        def padded(scores: Any) -> np.ndarray:
+            array = np.asarray(scores)
+            whole = np.zeros((len(array), queries, *array.shape[2:]), array.dtype)
+            whole[:, :count] = array
+            return whole
 
-    def score(
-        self, spec: StepSpec, params: Params, state: DecodeState, denoised: ForwardOutput
-    ) -> tuple[DecodeState, StepScores]:
-        n_heads = _smallest(self._head_sizes, denoised.counts.head_rows, "heads")
-        queried = denoised.first(n_heads)
-        inputs = queried.hidden, queried.noise_keys, queried.request
-        head = run_head(self._denoiser, params, *inputs)
-        scores = self._programs.by_position(spec, queried, head, length=self._length)
-        if self._refresh is None:
-            return state, scores
-        job, results = self._refresh
-        return self._programs.merge(state, scores, job, *results.result())
-
-    def decide(
-        self, spec: StepSpec, state: DecodeState, counts: StepCounts, scores: StepScores
-    ) -> tuple[DecodeState, StepRecord]:
-        state, record, plan = self._programs.decide(spec, state, counts, scores)
-        self._planned = (state, plan)
-        return state, record
+        return jax.tree.map(padded, head)
 
     def _start_refresh(
-        self, spec: StepSpec, state: DecodeState, plan: StepPlan
+        self, state: DecodeState, plan: StepPlan
     ) -> tuple[RefreshJob, Future[tuple[RowsOut, HeadOut]]] | None:
-        """Gives the worker the tokens that are to be refreshed, if there are any."""
-        if self._refresher is None or not np.asarray(plan.refreshed).any():
+        """Gives the worker the tokens that are to be refreshed, if there is one."""
+        if self._refresher is None:
             return None
-        job, cache = self._programs.refresh_job(spec, state, plan), state.cache
+        job, cache = self._programs.refresh_job(self._spec, state, plan), state.cache
         worker, denoiser, params = self._refresher
 
         def refresh() -> tuple[RowsOut, HeadOut]:
             out = denoiser.forward_rows(params, job.rows, cache)
-            states = self._programs.states_at(spec, out.hidden, job.row)
+            states = self._programs.states_at(self._spec, out.hidden, job.row)
             request = job.request if denoiser.measure_rows else None
             return jax.block_until_ready((out, run_head(denoiser, params, states, None, request)))
 
@@ -298,22 +369,26 @@ def host_loop(
 ) -> tuple[DecodeState, Steps]:
     """Decodes step by step from Python, for backends and callbacks, until `until` sequences are
     done, or for `most` steps, which `on_step` counts from `first`; consumes the state."""
-    runner = HostRunner(decoding, state.tokens.shape, refresher)
-    spec, params = decoding.spec, decoding.params
-    records, rows, seconds = [], [], []
-    starts = np.array(state.block_start(spec.config.block_length))
+    shape, has_worker = state.tokens.shape, decoding.spec.config.has_worker
+    if decoding.denoiser.traceable and not has_worker:
+        runner = JaxRunner(decoding, shape)
+    else:
+        runner = HostRunner(decoding, shape, refresher if has_worker else None)
+    records, rows, seconds, n_done = [], [], [], 0
+    starts = np.array(state.block_start(decoding.spec.config.block_length))
     # At least one step, for the shapes of a record. Sequences that are done take no part in it.
-    while not records or (len(records) < most and np.asarray(state.done).sum() < until):
+    while not records or (len(records) < most and n_done < until):
         began = time.perf_counter()
         before = np.array(state.status) if on_step else None
-        state, record, n_rows = step(runner, spec, params, state)
-        records.append(jax.tree.map(np.asarray, record))
+        state, record, n_rows, n_done = runner.step(state)
+        records.append(record)
         rows.append(n_rows)
         seconds.append(time.perf_counter() - began)
         if on_step:
-            on_step(view_of(first + len(records) - 1, int(n_rows), state, before))
-        if decoding.pauses and (state.block_start(spec.config.block_length) != starts).any():
-            break
+            on_step(view_of(first + len(records) - 1, n_rows, state, before))
+        if decoding.pauses:
+            if (state.block_start(decoding.spec.config.block_length) != starts).any():
+                break
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
     return state, Steps(stacked, np.asarray(rows, np.int32), np.asarray(seconds))
 
@@ -337,8 +412,7 @@ def _bucket_index(sizes: Sequence[int], needs: Int[Array, " B"]) -> Int[Array, "
     return (jnp.asarray(sizes[:-1], jnp.int32) < needs.max()).sum(dtype=jnp.int32)
 
 
-def _smallest(sizes: Sequence[int], needs: Int[Array, " B"], what: str) -> int:
-    """Returns the smallest compiled size that is enough for every sequence."""
-    needed = np.asarray(needs).max()
+def _smallest(sizes: Sequence[int], needed: int, what: str) -> int:
+    """Returns the smallest compiled size of at least `needed`."""
     assert needed <= sizes[-1], f"a step needs {needed} {what}; programs for {sizes}"
     return next(size for size in sizes if size >= needed)

@@ -1,16 +1,16 @@
-"""One step of decoding, which both loops and the public interface run.
+"""The parts of a step of decoding around the model, which all runners (`loops.py`) share.
 
     draft -> plan rows -> run them -> score the queried positions -> decide
 
 The number of rows varies from step to step, but compiled shapes are fixed, and some models run
-outside JAX. So each loop has a `Runner` (`loops.py`), which picks a compiled size and runs the
-parts: all of them inside one program, or one program after another from Python. What the forward
-and the head return (`ForwardOutput`, `StepScores`) has shapes that do not depend on the number of
-rows, so one program decides after any forward.
+outside JAX. So a runner picks a compiled size and runs the parts: all of them inside one program,
+or one program after another from Python. What the forward and the head return (`ForwardOutput`,
+`StepScores`) has shapes that do not depend on the number of rows, so one program decides after any
+forward.
 """
 
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,6 @@ from llada_jax.sampler.observe import head_request, to_block
 from llada_jax.sampler.plan import PROBE, SHADOW, StepPlan, guide
 from llada_jax.sampler.record import (
     StepCounts,
-    StepRecord,
     StepScores,
     spread,
     token_probability,
@@ -74,52 +73,6 @@ class RowsResult(NamedTuple):
     hidden: Float[Array, "B Q D"]  # states that predict the queried positions
     live_rows: Int[Array, " B"]
     cache_length: Int[Array, " B"]  # cached positions that some row sees
-
-
-class Runner(Protocol):
-    """Runs the parts of a step, in the way of a loop."""
-
-    def draft(self, spec: StepSpec, params: Params, state: DecodeState) -> DecodeState:
-        """Lets the drafter propose tokens, if there is one: `drafting.with_drafts`."""
-        ...
-
-    def plan(self, spec: StepSpec, state: DecodeState) -> StepPlan:
-        """Chooses the rows to run and the positions to score: `plan_rows`."""
-        ...
-
-    def run_rows(
-        self, spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan
-    ) -> tuple[DecodeState, ForwardOutput, Int[Array, ""] | int]:
-        """Runs the rows in the smallest bucket that holds them, and returns its size as well."""
-        ...
-
-    def score(
-        self, spec: StepSpec, params: Params, state: DecodeState, denoised: ForwardOutput
-    ) -> tuple[DecodeState, StepScores]:
-        """Scores the queried positions. The state changes if tokens were refreshed meanwhile."""
-        ...
-
-    def decide(
-        self, spec: StepSpec, state: DecodeState, counts: StepCounts, scores: StepScores
-    ) -> tuple[DecodeState, StepRecord]:
-        """Commits, revises, and goes on to the next block: `decide.decide`."""
-        ...
-
-
-def step(
-    runner: Runner, spec: StepSpec, params: Params, state: DecodeState
-) -> tuple[DecodeState, StepRecord, Int[Array, ""] | int]:
-    """Runs one forward and decides by its scores.
-
-    Returns the next state, the record of what happened, and the number of rows that ran for each
-    sequence, padding included.
-    """
-    state = runner.draft(spec, params, state)
-    plan = runner.plan(spec, state)
-    state, denoised, n_rows = runner.run_rows(spec, params, state, plan)
-    state, scores = runner.score(spec, params, state, denoised)
-    state, record = runner.decide(spec, state, denoised.counts, scores)
-    return state, record, n_rows
 
 
 def rows_result(

@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llada_jax.model.head import ScoreRules
+from llada_jax.programs import own_jit
 from llada_jax.rows import make_rows
+from llada_jax.sampler import loops
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.generate import Result
+from llada_jax.sampler.generate import Result, decode
+from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.state import MASKED
 from llada_jax.sampler.trace import Event
 from llada_jax.types import KVCache
@@ -26,8 +29,10 @@ from tests.sampler.toy import (
     EOS,
     MASK,
     forward_rows,
+    in_parts,
     score_rows,
     toy_decode,
+    toy_denoiser,
 )
 
 WINDOWS = ("none", "prefix", "dual", "blockwise")
@@ -342,6 +347,24 @@ def test_on_step_streams_the_canvas():
     assert masks == list(range(22, -1, -2))
     np.testing.assert_array_equal(views[-1].tokens, result.tokens)
     assert (views[0].tokens == MASK).sum() == 22, "views must not change after the step"
+
+
+def test_the_host_runs_as_few_programs_as_it_can(monkeypatch):
+    programs = []
+
+    def counted(function, **options):
+        compiled = own_jit(function, **options)
+        return lambda *arguments: (programs.append(0), compiled(*arguments))[1]
+
+    monkeypatch.setattr(loops, "own_jit", counted)
+    config = SMALL.replace(gen_length=16)  # a shape that no other test has compiled
+    whole = toy_decode([PROMPTS[0]], config, loop="host")
+    assert len(programs) == whole.nfe[0]
+    config, programs = with_ids(config, CONFIG), []
+    parts = decode(in_parts(toy_denoiser(config)), jnp.int32(0), CONFIG, [PROMPTS[0]], config,
+                   loop="host")  # fmt: skip
+    assert len(programs) == 1 + 3 * parts.nfe[0]
+    np.testing.assert_array_equal(parts.tokens, whole.tokens)
 
 
 def test_guidance_runs_a_second_batch_without_the_prompt():
