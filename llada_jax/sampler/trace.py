@@ -5,6 +5,8 @@ pages replayed and accuracies computed without decoding again.
 """
 
 import os
+from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,16 +24,18 @@ FORMAT = 4
 
 
 class Divergence(NamedTuple):
-    """The first event that only one of two runs has. Steps and positions count from 0."""
+    """The first decision that differs between two runs. Steps and positions count from 0."""
 
     step: int
     row: int
-    position: int
+    positions: tuple[int, int]
+    """Where each run changed its canvas and the other one did not, or in another way; -1 if it
+    changed nothing else."""
     tokens: tuple[int, int]
-    """The prediction of each run there."""
+    """The token that each run left there; -1 if it changed nothing else."""
     margin: float
-    """How close the decision was: the margin of the prediction if the tokens differ, or else the
-    distance between the confidences that decided."""
+    """How close the decision was: the margin of the prediction if both runs changed the same
+    position, or else the distance between the confidences that decided."""
 
 
 class Trace(TraceData):
@@ -80,8 +84,8 @@ class Trace(TraceData):
         return array[changed] if name.startswith("event_") else array
 
     def divergence(self, other: "Trace") -> Divergence | None:
-        """Returns the first event at which `other`, a trace of the same prompts, differs, and how
-        close the decision was; None if there is none.
+        """Returns the first decision in which `other`, a trace of the same prompts, differs, and
+        how close it was; None if there is none. Of several in a forward it is the closest one.
 
         Other machines and meshes round floats in another order, so a close decision may differ.
         Raises ValueError for a trace of other prompts, or if this one has no margins
@@ -105,15 +109,27 @@ class Trace(TraceData):
         differing = sorted(one ^ two)
         if not differing:
             return None
-        step, row, position, *_ = differing[0]
-        (token, sure), (others, bound) = (t._predicted(*differing[0][:3]) for t in (self, other))
-        if token != others:
-            margin = self._predicted(step, row, position, margin=True)[1]
-        else:
-            rivals = [event[2] for event in differing if event[:2] == (step, row)]
-            sures = [self._predicted(step, row, at)[1] for at in rivals if at != position]
-            margin = min(abs(sure - rival) for rival in sures or [bound])
-        return Divergence(step, row, position, (token, others), margin)
+        step, row, *_ = differing[0]
+        here = [event for event in differing if event[:2] == (step, row)]
+        mine, theirs = (
+            {event[2]: event[4] for event in here if event in run} for run in (one, two)
+        )
+        sure = partial(self._predicted, step, row)
+        if both := mine.keys() & theirs.keys():
+            gaps = {(at, at): sure(at, margin=True)[1] for at in both}
+        elif mine and theirs:
+            pairs = product(mine, theirs)
+            gaps = {(at, other_at): abs(sure(at)[1] - sure(other_at)[1]) for at, other_at in pairs}
+        else:  # by a threshold
+            gaps = {
+                (at, -1) if mine else (-1, at): abs(
+                    sure(at)[1] - other._predicted(step, row, at)[1]
+                )
+                for at in mine or theirs
+            }
+        positions = min(gaps, key=gaps.__getitem__)
+        tokens = mine.get(positions[0], -1), theirs.get(positions[1], -1)
+        return Divergence(step, row, positions, tokens, gaps[positions])
 
     def _predicted(
         self, step: int, row: int, position: int, *, margin: bool = False

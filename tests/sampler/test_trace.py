@@ -175,7 +175,8 @@ def test_the_first_token_that_differs_is_found_with_its_margin(kept):
     tokens[commits[3:]] += 1
     found = kept.divergence(replace(kept, event_token=tokens))
     step, position = kept.event_step[commits[3]], kept.event_position[commits[3]]
-    assert found[:4] == (step, 1, position, (tokens[commits[3]] - 1, tokens[commits[3]]))
+    assert found[:3] == (step, 1, (position, position))
+    assert found.tokens == (tokens[commits[3]] - 1, tokens[commits[3]])
     place = (kept.event_step == step) & (kept.event_row == 1) & (kept.event_position == position)
     margin = kept.event_confidence[place & (kept.event_kind == Event.MARGIN)]
     assert found.margin == margin[0]
@@ -188,9 +189,19 @@ def test_commits_at_different_positions_are_compared_by_confidence(kept):
     kinds = kept.event_kind.copy()
     kinds[[commit, rival]] = kinds[[rival, commit]]
     found = kept.divergence(replace(kept, event_kind=kinds))
-    assert found.step == 0 and found.tokens[0] == found.tokens[1]
+    places = kept.event_position[[commit, rival]], kept.event_token[[commit, rival]]
+    assert found[:4] == (0, 0, *(tuple(place) for place in places))
     gap = abs(kept.event_confidence[commit] - kept.event_confidence[rival])
     assert found.margin == pytest.approx(gap)
+
+
+def test_a_decision_that_only_one_run_took_is_named(kept):
+    commit = np.flatnonzero(kept.event_kind == Event.COMMIT)[0]
+    kinds = np.where(np.arange(len(kept.event_kind)) == commit, Event.SCORE, kept.event_kind)
+    fewer = replace(kept, event_kind=kinds)
+    place, token = kept.event_position[commit], kept.event_token[commit]
+    assert kept.divergence(fewer)[2:4] == ((place, -1), (token, -1))
+    assert fewer.divergence(kept)[2:4] == ((-1, place), (-1, token))
 
 
 def test_traces_that_cannot_be_compared_are_refused(kept, plain):
