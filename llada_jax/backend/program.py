@@ -14,11 +14,13 @@ from llada_jax.model.params import ModelParams
 
 ROW_BUCKETS = (1, 4, 8, 16, 32, 64, 96, 128)
 CANVASES = (1, 2, 4)
+KEPT_LENGTHS = 2
+"""Numbers of cached positions whose programs are kept: each program has a copy of the weights."""
 
 
 class OnDemandProgram:
     """A `Program` of one shard that compiles each bucket when it is first needed, into a file of
-    its own. For small models."""
+    its own, and keeps those of the last canvas lengths. For small models."""
 
     largest_head = ROW_BUCKETS[-1]
 
@@ -52,9 +54,17 @@ class OnDemandProgram:
         if bucket not in self._bodies:
             layers = range(self.config.n_layers)
             step = body_step(self.config, layers, bucket)
+            self._drop_oldest(bucket.cache)
             compiled = self._backend.compile([step], self._weights)
             self._bodies[bucket] = [Shard(layers, compiled[bucket.name])]
+        self._bodies[bucket] = self._bodies.pop(bucket)  # the last one used is the last
         return bucket, self._bodies[bucket]
+
+    def _drop_oldest(self, cache: int) -> None:
+        """Makes room for programs of this number of cached positions."""
+        used = [cache, *(bucket.cache for bucket in reversed(self._bodies))]
+        kept = [*dict.fromkeys(used)][:KEPT_LENGTHS]
+        self._bodies = {b: shards for b, shards in self._bodies.items() if b.cache in kept}
 
     def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
         rounded = bucket_size(rows, ROW_BUCKETS)

@@ -45,6 +45,17 @@ def test_each_bucket_is_compiled_once() -> None:
     assert backend.names[3:] == heads
 
 
+def test_programs_of_the_last_two_canvas_lengths_are_kept() -> None:
+    backend = Counting()
+    program = OnDemandProgram(GQA, random_params(GQA), backend)
+    for cache in (32, 64, 32, 96, 32):  # 64 is dropped for 96
+        program.body(4, cache)
+        program.body(8, cache)
+    assert len(backend.names) == 6
+    program.body(4, 64)
+    assert backend.names[6:] == ["rows4_cache64"]
+
+
 def test_a_head_may_run_elsewhere() -> None:
     body, head = Counting(), Counting()
     program = OnDemandProgram(GQA, random_params(GQA), body, head, (2, 48))
