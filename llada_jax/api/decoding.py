@@ -247,7 +247,7 @@ def _run_params(model: Model, config: SamplerConfig, denoiser: Denoiser) -> Para
         "drafter is 'own', and it reads states that only XLA returns, on one device; allowed: "
         "backend 'xla', or drafter 'lookup'",
     )
-    return model.params._replace(drafter=drafter)
+    return model.params._replace(drafter=drafter.cut_to(config.block_length))
 
 
 def _texts(

@@ -62,6 +62,12 @@ class DFlashConfig:
         )
 
     @property
+    def target_facts(self) -> dict[str, Any]:
+        """The fields that a target must have."""
+        layers = self.target_layers
+        return {"vocab_size": self.vocab_size, "width": self.width, "n_layers": layers}
+
+    @property
     def n_layers(self) -> int:
         """Number of draft layers."""
         return self.shape.n_layers
