@@ -6,9 +6,9 @@
     python -m experiments.train_draft model=smollm2 drafter.kind=gated_lora drafter.block_length=5
 
 First the target answers prompts (`answers.py`); then a drafter of either kind (`kinds.py`) is
-trained on blocks at random positions of the answers. The same command resumes an interrupted run, in both parts. Every
-`train.evaluate_every` steps the drafts are compared with held-out greedy answers, which gives the
-tokens per forward of the target that decoding would have.
+trained on blocks at random positions of the answers. The same command resumes an interrupted run,
+in both parts. Every `train.evaluate_every` steps the drafts are compared with held-out greedy
+answers, which gives the tokens per forward of the target that decoding would have.
 
 In addition to the files of every run, the run folder gets `training.json`, `metrics.jsonl`,
 `checkpoints/`, `answers/` (or `data.folder`), and the drafter, `drafter/`.
@@ -154,7 +154,7 @@ def train_draft(config: RunConfig, run: Run) -> None:
     make_shards(target, config.data, folder, config.train.seed, taps)
     shards = read_shards(folder, range(len(SPLITS) + config.data.shards))
     held_out, shards = shards[: len(SPLITS)], shards[len(SPLITS) :]
-    ids = None if drafter.n_ids is None else frequent_ids(shards, drafter.n_ids, drafter.vocab_size)
+    ids = None if drafter.n_ids is None else frequent_ids(shards, drafter.n_ids, drafter.shape.vocab_size)
     if start is None:
         params = kinds.begin(drafter, target.params, config.train.seed)
     else:
