@@ -154,7 +154,8 @@ def train_draft(config: RunConfig, run: Run) -> None:
     make_shards(target, config.data, folder, config.train.seed, taps)
     shards = read_shards(folder, range(len(SPLITS) + config.data.shards))
     held_out, shards = shards[: len(SPLITS)], shards[len(SPLITS) :]
-    ids = None if drafter.n_ids is None else frequent_ids(shards, drafter.n_ids, drafter.shape.vocab_size)
+    vocab_size = target.config.vocab_size
+    ids = None if drafter.n_ids is None else frequent_ids(shards, drafter.n_ids, vocab_size)
     if start is None:
         params = kinds.begin(drafter, target.params, config.train.seed)
     else:

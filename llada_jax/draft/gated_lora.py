@@ -95,6 +95,16 @@ def init_gated_lora(
     )
 
 
+def abstract_gated_lora(config: GatedLoraConfig) -> GatedLoraParams:
+    """Returns the parameter tree with a `ShapeDtypeStruct` at each leaf."""
+
+    def init() -> GatedLoraParams:
+        params = init_gated_lora(config, jnp.zeros((1, config.shape.width)), jax.random.key(0))
+        return params._replace(ids=config.n_ids and jnp.zeros(config.n_ids, jnp.int32))
+
+    return jax.eval_shape(init)
+
+
 def mask_rows(
     k: int,
     at: Int[Array, "B G"],

@@ -7,10 +7,8 @@ target's configuration and fingerprint.
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +28,14 @@ from llada_jax.checkpoint.sources import FLOATS, param_sources
 from llada_jax.config import LoraConfig, ModelConfig, require
 from llada_jax.config.checks import read_object
 from llada_jax.draft.files import require_ids, require_tensors
-from llada_jax.draft.gated_lora import GatedLoraConfig, GatedLoraParams, init_gated_lora
+from llada_jax.draft.gated_lora import GatedLoraConfig, GatedLoraParams, abstract_gated_lora
 from llada_jax.io.atomic import new_folder
 from llada_jax.model.families.family import families
 from llada_jax.model.finite import require_finite_tree
 from llada_jax.model.params import parameter_name
 
 DRAFT_WEIGHTS = "draft.safetensors"
+FILES = ADAPTER_WEIGHTS, DRAFT_WEIGHTS
 _KEYS = ("n_masks", "draft_vocab_size", "target_fingerprint", "target")
 _IDS = "ids"
 _HALVES = {"down": "lora_A", "up": "lora_B"}
@@ -76,20 +75,22 @@ def read_gated_lora(
         target=draft["target_fingerprint"],
         n_ids=draft["draft_vocab_size"],
     )
-    shapes, names = _shapes(config), _tensor_names(config)
+    places, specs = _tensors(config)
     arrays = {}
-    for file in (ADAPTER_WEIGHTS, DRAFT_WEIGHTS):
-        of_file = {name: shape for (of, name), shape in shapes.items() if of == file}
-        kinds = {name: ("I32",) if name == _IDS else tuple(FLOATS) for name in of_file}
-        require_tensors(folder / file, tensors_of(folder / file), of_file, kinds)
+    for file in FILES:
+        expected = {
+            name: spec for (of, name), spec in zip(places, specs, strict=True) if of == file
+        }
+        shapes = {name: spec.shape for name, spec in expected.items()}
+        kinds = {name: ("I32",) if name == _IDS else tuple(FLOATS) for name in expected}
+        require_tensors(folder / file, tensors_of(folder / file), shapes, kinds)
         arrays |= {(file, name): array for name, array in load_file(folder / file).items()}
-    ids = arrays.get((DRAFT_WEIGHTS, _IDS))
-    if ids is not None:
-        require_ids(f"{_IDS} of {folder}", ids, shape.vocab_size)
-        ids = jnp.asarray(ids)
-    params = jax.tree.map(lambda place: jnp.asarray(arrays[place], dtype), names, is_leaf=_is_place)
+    if config.n_ids is not None:
+        require_ids(f"{_IDS} of {folder}", arrays[DRAFT_WEIGHTS, _IDS], shape.vocab_size)
+    leaves = [jnp.asarray(arrays[place], None if place[1] == _IDS else dtype) for place in places]
+    params = jax.tree.unflatten(jax.tree.structure(abstract_gated_lora(config)), leaves)
     require_finite_tree(f"in {folder}", params)
-    return config, params._replace(ids=ids)
+    return config, params
 
 
 def write_gated_lora(
@@ -100,18 +101,12 @@ def write_gated_lora(
 ) -> None:
     """Writes a drafter; all files appear together, or none. Raises ValueError if the parameters do
     not fit the configuration."""
-    files: dict[str, dict[str, np.ndarray]] = {ADAPTER_WEIGHTS: {}, DRAFT_WEIGHTS: {}}
-    shapes, names = _shapes(config), _tensor_names(config)
-    places = jax.tree.leaves(names, is_leaf=_is_place)
-    leaves = jax.tree.leaves(params._replace(ids=None))
-    for (file, name), leaf in zip(places, leaves, strict=True):
-        files[file][name] = np.asarray(leaf, dtype)
-    if params.ids is not None:
-        files[DRAFT_WEIGHTS][_IDS] = np.asarray(params.ids, np.int32)
-    for (file, name), shape in shapes.items():
-        array = files[file].get(name)
-        actual = None if array is None else array.shape
-        require(actual == shape, f"{name} is {actual}; allowed: {shape}")
+    files: dict[str, dict[str, np.ndarray]] = {file: {} for file in FILES}
+    given = None if params.ids is None else len(params.ids)
+    require(given == config.n_ids, f"n_ids is {config.n_ids}; allowed: {given}, as the parameters")
+    for (file, name), spec, leaf in zip(*_tensors(config), jax.tree.leaves(params), strict=True):
+        require(leaf.shape == spec.shape, f"{name} is {leaf.shape}; allowed: {spec.shape}")
+        files[file][name] = np.asarray(leaf, np.int32 if name == _IDS else dtype)
     ends = _module_ends(config.shape)
     settings = {
         "peft_type": "LORA",
@@ -122,46 +117,27 @@ def write_gated_lora(
         "target_modules": [ends[target] for target in config.lora.targets],
         "bias": "none",
     }
-    draft = (config.n_masks, config.n_ids, config.target, config_to_hf(config.shape))
+    values = (config.n_masks, config.n_ids, config.target, config_to_hf(config.shape))
+    draft = dict(zip(_KEYS, values, strict=True))
     with new_folder(Path(folder)) as part:
         for file, tensors in files.items():
             save_file(tensors, part / file, metadata={"format": "pt"})
-        (part / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
-        named = dict(zip(_KEYS, draft, strict=True))
-        (part / DRAFT_CONFIG).write_text(json.dumps(named, indent=2) + "\n")
+        for file, content in ((ADAPTER_CONFIG, settings), (DRAFT_CONFIG, draft)):
+            (part / file).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _is_place(node: Any) -> bool:
-    return isinstance(node, tuple) and isinstance(node[0], str)
-
-
-def _abstract(config: GatedLoraConfig) -> GatedLoraParams:
-    """Returns the tree of parameters with a shape at each leaf, apart from `ids`."""
-    embedding = jax.ShapeDtypeStruct((1, config.shape.width), jnp.float32)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    return jax.eval_shape(partial(init_gated_lora, config), embedding, key)
-
-
-def _tensor_names(config: GatedLoraConfig) -> Any:
-    """Returns the tree of parameters with the file and the name of a tensor at each leaf."""
-    modules = _modules(config.shape)
-
-    def place(path: tuple[Any, ...], _: Any) -> tuple[str, str]:
-        name = parameter_name(path)
-        if not name.startswith("adapters."):
-            return DRAFT_WEIGHTS, name
-        matrix, _, half = name.removeprefix("adapters.").rpartition(".")
-        return ADAPTER_WEIGHTS, f"{PREFIX}{modules[matrix]}.{_HALVES[half]}.weight"
-
-    return jax.tree.map_with_path(place, _abstract(config))
-
-
-def _shapes(config: GatedLoraConfig) -> dict[tuple[str, str], tuple[int, ...]]:
-    """Returns the shape of each tensor by its file and name."""
-    places = jax.tree.leaves(_tensor_names(config), is_leaf=_is_place)
-    leaves = jax.tree.leaves(_abstract(config))
-    shapes = {place: leaf.shape for place, leaf in zip(places, leaves, strict=True)}
-    return shapes if config.n_ids is None else {**shapes, (DRAFT_WEIGHTS, _IDS): (config.n_ids,)}
+def _tensors(config: GatedLoraConfig) -> tuple[list[tuple[str, str]], list[jax.ShapeDtypeStruct]]:
+    """Returns the file and name of each tensor, and its shape, in the order of the leaves."""
+    modules, places, specs = _modules(config.shape), [], []
+    for path, spec in jax.tree.leaves_with_path(abstract_gated_lora(config)):
+        matrix, _, part = parameter_name(path).rpartition(".")
+        place = DRAFT_WEIGHTS, parameter_name(path)
+        if part in _HALVES and matrix.startswith("adapters."):
+            module = modules[matrix.removeprefix("adapters.")]
+            place = ADAPTER_WEIGHTS, f"{PREFIX}{module}.{_HALVES[part]}.weight"
+        places.append(place)
+        specs.append(spec)
+    return places, specs
 
 
 def _modules(shape: ModelConfig) -> dict[str, str]:

@@ -186,7 +186,7 @@ def test_a_written_drafter_is_read_again(tmp_path, n_ids):
     jax.tree.map(np.testing.assert_array_equal, read, params)
     names = load_file(tmp_path / "drafter" / "adapter_model.safetensors")
     assert "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight" in names
-    with pytest.raises(ValueError, match=r"ids is .*; allowed: "):
+    with pytest.raises(ValueError, match="n_ids is 9; allowed"):
         write_gated_lora(tmp_path / "not", replace(config, n_ids=9), params)
     assert not (tmp_path / "not").exists()
 
