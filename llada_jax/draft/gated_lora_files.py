@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,7 @@ def read_gated_lora(
     """
     folder = Path(folder)
     settings, draft = adapter_settings(folder), read_object(folder / DRAFT_CONFIG)
+    named: Any = settings.get("target_modules")
     require(
         draft.keys() == {*_KEYS} and isinstance(draft["target"], Mapping),
         f"{folder / DRAFT_CONFIG} has {', '.join(draft)}; allowed: {', '.join(_KEYS)}",
@@ -59,7 +61,7 @@ def read_gated_lora(
                if settings.get(key)}  # fmt: skip
     require(not special, f"the adapter {folder} has {special!r:.200}; allowed: plain LoRA")
     shape = config_from_hf(draft["target"])
-    ends, named = _module_ends(shape), settings.get("target_modules")
+    ends = _module_ends(shape)
     require(
         isinstance(named, list) and {*named} <= {*ends.values()},
         f"target_modules of {folder} is {named!r:.200}; allowed: {', '.join(ends.values())}",
@@ -67,7 +69,7 @@ def read_gated_lora(
     config = GatedLoraConfig(
         shape=shape,
         lora=LoraConfig(
-            rank=settings.get("r"),
+            rank=settings.get("r", 0),
             alpha=settings["lora_alpha"],
             targets=tuple(target for target, end in ends.items() if end in named),
         ),
