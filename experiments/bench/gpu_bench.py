@@ -97,9 +97,9 @@ def time_attention(shape: ModelConfig, config: GpuBenchConfig, repeats: int) -> 
 
         query = drawn(keys[0], batch, rows, shape.n_heads)
         fresh = (drawn(keys[1], batch, rows, shape.n_kv_heads),) * 2
-        kept = (drawn(key, batch, shape.n_kv_heads, cached) for key in keys[2:])
+        kept_keys, kept_values = (drawn(k, batch, shape.n_kv_heads, cached) for k in keys[2:])
         sees = (jnp.ones((batch, rows, size), bool) for size in (cached, rows))
-        inputs = query, fresh, tuple(sees), CachedLayer(*kept, 0)
+        inputs = query, fresh, tuple(sees), CachedLayer(kept_keys, kept_values, 0)
         timed = {way: partial(jax.jit(attend), *inputs) for way, attend in ways.items()}
         times = times_in_turns(timed, repeats)
         for way, seconds in times.items():
