@@ -231,6 +231,8 @@ class GatedLora:
     head: Weight | None = None
     """The rows of the target's head that it uses, from `attached`."""
 
+    taps = ()  # it reads no outputs of layers
+
     @property
     def block_length(self) -> int:
         """The most rows of a block: the anchor and its drafts."""

@@ -81,6 +81,11 @@ def test_shorter_blocks_have_fewer_masks():
     assert [model.drafter.cut_to(n).block_length for n in (3, 4, 9)] == [3, 4, 4]
 
 
+def test_another_backend_is_refused():
+    with pytest.raises(ValueError, match="it runs inside the model's forward; allowed: .*'xla'"):
+        lj.generate(drafting(), PROMPTS, preset(), backend="litert")
+
+
 def test_a_mask_sees_what_its_token_sees_and_the_masks_before_it():
     cached, rows = jnp.array([[[1, 1, 0], [1, 0, 0]]]), jnp.array([[[1, 0], [1, 1]]])
     positions, sees_cache, sees_rows = mask_rows(2, jnp.array([[7, 8]]), cached > 0, rows > 0)
