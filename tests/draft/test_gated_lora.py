@@ -82,7 +82,7 @@ def test_shorter_blocks_have_fewer_masks():
 
 
 def test_another_backend_is_refused():
-    with pytest.raises(ValueError, match="it runs inside the model's forward; allowed: .*'xla'"):
+    with pytest.raises(ValueError, match=r"it runs inside the model's forward; allowed: .*'xla'"):
         lj.generate(drafting(), PROMPTS, preset(), backend="litert")
 
 
