@@ -348,11 +348,11 @@ class Tokenizer:
         return [  # unknown characters also get a special token, which they do not spell
             span
             for i, span in zip(encoding.ids, encoding.offsets, strict=True)
-            if i in self._control and added[i].content.strip() in text[slice(*span)]
+            if i in self.control_ids and added[i].content.strip() in text[slice(*span)]
         ]
 
     @cached_property
-    def _control(self) -> frozenset[int]:
+    def control_ids(self) -> frozenset[int]:
         """Ids of special tokens, and of other added tokens that the template spells."""
         template = self.chat_template or ""
         return frozenset(
@@ -366,7 +366,7 @@ class Tokenizer:
         """A copy that encodes the spelling of a control token as ordinary text."""
         description = json.loads(self.backend.to_str())
         added = description["added_tokens"]
-        description["added_tokens"] = [token for token in added if token["id"] not in self._control]
+        description["added_tokens"] = [token for token in added if token["id"] not in self.control_ids]
         return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(description)), {})
 
 

@@ -21,9 +21,14 @@ from llada_jax.io.content import file_hash
 from llada_jax.io.inside import inside
 
 MANIFEST = "manifest.json"
-FORMAT = 1
-CONTRACT = tuple(Path(__file__).with_name("contract.txt").read_text().splitlines())
-"""Text about the arrays that the host passes in each step, and what it must do with results."""
+FORMAT = 2
+ROTATION = "rotation.bin"
+"""Cosines and sines of RoPE's angles, float32 [2, positions, rotary_dims / 2]."""
+
+
+def max_positions(settings: ExportConfig) -> int:
+    """Returns the length of the longest canvas that an export can decode."""
+    return max(settings.rows[-1], settings.caches[-1])
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,8 @@ class Manifest:
     """Error of each signature against JAX (relative root mean square), measured at export."""
     versions: dict = field(default_factory=dict)
     """Versions of the packages that made the files, by name."""
-    contract: tuple[str, ...] = CONTRACT
+    contract: dict = field(default_factory=dict)
+    """What a host program does in each step: see `llada_jax.api.contract`."""
     fingerprint: str | None = None
     """Hash of the weights' files: see `llada_jax.checkpoint.fingerprint`."""
 

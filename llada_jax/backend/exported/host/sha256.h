@@ -1,0 +1,81 @@
+// SHA-256 (FIPS 180-4) of a file.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <fstream>
+
+#include "json.h"
+
+class Sha256 {
+ public:
+  static std::string of_file(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    require(file.is_open(), path + " is missing; allowed: the file that manifest.json names");
+    Sha256 hash;
+    std::vector<uint8_t> buffer(size_t(1) << 20);
+    uint64_t bytes = 0;
+    size_t used = 0;
+    do {
+      file.read(reinterpret_cast<char*>(buffer.data()), long(buffer.size()));
+      used = size_t(file.gcount());
+      bytes += used;
+      for (size_t at = 0; at + 64 <= used; at += 64) hash.absorb(buffer.data() + at);
+    } while (used == buffer.size());
+    std::array<uint8_t, 128> last{};
+    const size_t rest = used % 64, size = rest < 56 ? 64 : 128;
+    std::memcpy(last.data(), buffer.data() + used - rest, rest);
+    last[rest] = 0x80;
+    for (size_t i = 0; i < 8; ++i) last[size - 1 - i] = uint8_t(bytes * 8 >> 8 * i);
+    for (size_t at = 0; at < size; at += 64) hash.absorb(last.data() + at);
+    std::string out;
+    for (const uint32_t word : hash.state_)
+      for (int shift = 28; shift >= 0; shift -= 4) out += "0123456789abcdef"[word >> shift & 15];
+    return out;
+  }
+
+ private:
+  std::array<uint32_t, 8> state_;
+  std::array<uint32_t, 64> k_;
+
+  // The constants are the first bits of the fractions of roots of the first primes.
+  Sha256() {
+    size_t count = 0;
+    for (uint32_t prime = 2; count < 64; ++prime) {
+      bool is_prime = true;
+      for (uint32_t i = 2; i * i <= prime; ++i) is_prime &= prime % i != 0;
+      if (!is_prime) continue;
+      if (count < 8) state_[count] = fraction(prime, 2);
+      k_[count++] = fraction(prime, 3);
+    }
+  }
+  static uint32_t fraction(uint32_t prime, int root) {
+    using Wide = unsigned __int128;
+    Wide low = 0, high = Wide(1) << 36;  // of the root, in units of 2**-32
+    while (high - low > 1) {
+      const Wide middle = (low + high) / 2;
+      const bool below = root == 2 ? middle * middle <= Wide(prime) << 64 : middle * middle * middle <= Wide(prime) << 96;
+      (below ? low : high) = middle;
+    }
+    return uint32_t(low);
+  }
+  static uint32_t turn(uint32_t x, int n) { return x >> n | x << (32 - n); }
+  void absorb(const uint8_t* block) {
+    std::array<uint32_t, 64> w;
+    for (size_t i = 0; i < 16; ++i)
+      w[i] = uint32_t(block[4 * i]) << 24 | uint32_t(block[4 * i + 1]) << 16 | uint32_t(block[4 * i + 2]) << 8 | block[4 * i + 3];
+    for (size_t i = 16; i < 64; ++i) {
+      const uint32_t a = w[i - 15], b = w[i - 2];
+      w[i] = w[i - 16] + w[i - 7] + (turn(a, 7) ^ turn(a, 18) ^ a >> 3) + (turn(b, 17) ^ turn(b, 19) ^ b >> 10);
+    }
+    std::array<uint32_t, 8> s = state_;
+    for (size_t i = 0; i < 64; ++i) {
+      const uint32_t one = s[7] + (turn(s[4], 6) ^ turn(s[4], 11) ^ turn(s[4], 25)) + ((s[4] & s[5]) ^ (~s[4] & s[6])) + k_[i] + w[i];
+      const uint32_t two = (turn(s[0], 2) ^ turn(s[0], 13) ^ turn(s[0], 22)) + ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
+      for (size_t j = 7; j > 0; --j) s[j] = s[j - 1];
+      s[4] += one;
+      s[0] = one + two;
+    }
+    for (size_t j = 0; j < 8; ++j) state_[j] += s[j];
+  }
+};
