@@ -1,4 +1,4 @@
-"""The contract of an export: what a host program passes to the graphs, and what it does with results.
+"""The contract of an export: what a host passes to the graphs, and what it does with results.
 
 A host without Python needs the decisions that the sampler takes in Python: which rows run, what a
 row sees, which predictions are committed, when an answer ends. The contract states them as data,
@@ -6,7 +6,10 @@ taken from the objects that decode here (`StepSpec`, `ScoreRules`, the tokenizer
 explains the data in sentences. `backend/exported/host` is a host that reads nothing else.
 """
 
+import json
+import unicodedata
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from llada_jax.api.denoisers import score_rules
@@ -21,7 +24,7 @@ from llada_jax.sampler.spec import LENGTH_MULTIPLE, StepSpec
 from llada_jax.text import Tokenizer
 
 _DEFAULT = "blockwise"
-_RULES, _PRIORITIES = ("quota", "threshold"), ("low_confidence", "sequential")
+_RULES = ("quota", "threshold")
 _ATTENTION = {
     "all": "the same for all positions: every row sees all rows and all cached positions.",
     "sampler_block": "max(floor((position - start of block 0) / block_length), -1) with the "
@@ -89,7 +92,9 @@ def contract_of(
 ) -> dict[str, Any]:
     """Returns the contract of a model's export, as plain data for `manifest.json`."""
     samplers = dict(_samplers(model))
-    default = _DEFAULT if _DEFAULT in samplers else next(iter(samplers), None)
+    family = families().get(model.family)
+    published = [name for name in (family.presets if family else ()) if name in samplers]
+    default = next(iter([_DEFAULT, *samplers] if _DEFAULT in published else samplers), None)
     ends = end_ids(SamplerConfig(), model)
     contract = {
         "default_sampler": default,
@@ -108,6 +113,7 @@ def contract_of(
         "positions": max_positions(settings),
         "chat": tokenizer and _chat(tokenizer),
         "control_ids": tokenizer and sorted(tokenizer.control_ids),
+        "nfc": tokenizer and _nfc(tokenizer),
     }
     return contract | {"text": [*_sentences(model, contract)]}
 
@@ -172,16 +178,20 @@ def _sentences(model: ModelConfig, contract: Mapping[str, Any]) -> Iterator[str]
         "copy new_keys and new_values of a row to its position once it is not a row any more."
     )
     yield (
-        "Head: score the masked positions of the open block. penalty is "
-        f"{FORBIDDEN_LOGIT:g} for forbidden_ids and 0 for others. token is the best id and "
-        "confidence its probability; a confidence that is not finite is an error."
+        "Head: score the masked positions of the open block. With head: penalty is "
+        f"{FORBIDDEN_LOGIT:g} for forbidden_ids and 0 for others, token is the best id and "
+        "confidence its probability. With head_chunk: join the logits of all chunks in "
+        "confidence_dtype, without forbidden_ids; the lowest id wins ties; confidence, entropy and "
+        "margin (the best probability less the second) are of their softmax. A confidence that is "
+        "not finite is an error."
     )
     yield (
         "Commit with rule threshold: every position with a confidence of at least threshold (above "
         "it if strict_threshold), and the best one (as many of the best as the quota if "
         "forced_progress is quota). With rule quota: the quota's number of best positions. Best "
-        "means by confidence, or from left to right with the priority sequential; lower positions "
-        "win ties. A committed mask id leaves its position masked."
+        "means of the highest priority: low_confidence is the confidence, margin the margin, "
+        "entropy the negative entropy, and sequential from left to right; lower positions win "
+        "ties. A committed mask id leaves its position masked."
     )
     for schedule in dict.fromkeys(sampler["schedule"] for sampler in samplers):
         yield (
@@ -206,32 +216,32 @@ def _samplers(model: ModelConfig) -> Iterator[tuple[str, dict[str, Any]]]:
             spec.check()
         except ValueError:  # the preset is for other models
             continue
-        rule, parity = config.rule, config.parity
-        plain = config.window.name == "by_cache" and config.drafter is None
-        if (
-            plain
-            and rule.name in _RULES
-            and config.remasking in _PRIORITIES
-            and score_rules(config).plain
-        ):
-            yield name, {
-                "gen_length": config.gen_length,
-                "block_length": config.block_length,
-                "steps": None if config.steps == config.gen_length else config.steps,
-                "window": config.window.cache,
-                "attention": spec.attention,
-                "starts_blocks_alone": spec.starts_blocks_alone,
-                "block_origin": parity.block_origin,
-                "last_block": parity.last_block,
-                "rule": rule.name,
-                "threshold": getattr(rule, "threshold", None),
-                "strict_threshold": parity.strict_threshold,
-                "forced_progress": parity.forced_progress,
-                "schedule": parity.schedule,
-                "priority": config.remasking,
-                "eos_early_stop": config.eos_early_stop,
-                "forbidden_ids": list(score_rules(config).forbidden),
-            }
+        rule, parity, scores = config.rule, config.parity, score_rules(config)
+        runs = config.window.name == "by_cache" and config.drafter is None and rule.name in _RULES
+        if runs and config.remasking != "random" and not scores.discounted:
+            yield (
+                name,
+                {
+                    "gen_length": config.gen_length,
+                    "block_length": config.block_length,
+                    "steps": None if config.steps == config.gen_length else config.steps,
+                    "window": config.window.cache,
+                    "attention": spec.attention,
+                    "starts_blocks_alone": spec.starts_blocks_alone,
+                    "block_origin": parity.block_origin,
+                    "last_block": parity.last_block,
+                    "rule": rule.name,
+                    "threshold": getattr(rule, "threshold", None),
+                    "strict_threshold": parity.strict_threshold,
+                    "forced_progress": parity.forced_progress,
+                    "schedule": parity.schedule,
+                    "priority": config.remasking,
+                    "eos_early_stop": config.eos_early_stop,
+                    "head": "head" if scores.plain else "head_chunk",
+                    "confidence_dtype": scores.confidence_dtype,
+                    "forbidden_ids": list(scores.forbidden),
+                },
+            )
 
 
 def _chat(tokenizer: Tokenizer) -> dict[str, Any] | None:
@@ -268,6 +278,27 @@ def _chat(tokenizer: Tokenizer) -> dict[str, Any] | None:
         return chat if all(same) else None
     except ValueError:
         return None
+
+
+def _nfc(tokenizer: Tokenizer) -> dict[str, list[int]] | None:
+    """Returns the tables of Unicode's normalization form C, if the tokenizer needs them."""
+    normalizer = json.loads(tokenizer.backend.to_str())["normalizer"]
+    return _nfc_tables() if normalizer == {"type": "NFC"} else None
+
+
+@cache
+def _nfc_tables() -> dict[str, list[int]]:
+    decompositions, excluded, classes = [], [], []
+    for code, character in enumerate(map(chr, range(0x30000))):
+        parts = unicodedata.decomposition(character)
+        if parts and parts[0] != "<":
+            first, second, *_ = [*(int(part, 16) for part in parts.split()), 0]
+            decompositions += [code, first, second]
+            if unicodedata.normalize("NFC", character) != character:
+                excluded.append(code)
+        if combining := unicodedata.combining(character):
+            classes += [code, combining]
+    return {"decompositions": decompositions, "excluded": excluded, "classes": classes}
 
 
 def _around(content: str, text: str) -> dict[str, str]:

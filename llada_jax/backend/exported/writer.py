@@ -118,7 +118,12 @@ def _write_files(
         head_chunk=steps.HEAD_CHUNK,
         embedding=embedding,
         embedding_dtype=_embedding_dtype(export),
-        others=(angles, *map(File.of, tokenizer), *binaries, *write_calibration(unfinished, export)),
+        others=(
+            angles,
+            *map(File.of, tokenizer),
+            *binaries,
+            *write_calibration(unfinished, export),
+        ),
         contexts=tuple(contexts),
         checks=tuple(checks),
         versions=unfinished.versions,
@@ -166,7 +171,9 @@ def _write_embedding(export: Export, bar: tqdm, path: Path) -> None:
 def _write_rotation(export: Export, path: Path) -> None:
     positions = jnp.arange(max_positions(export.settings), dtype=jnp.int32)[None]
     angles = rotation(export.model, positions)
-    atomic.write_bytes(path, np.stack([np.asarray(array, np.float32) for array in angles]).tobytes())
+    atomic.write_bytes(
+        path, np.stack([np.asarray(array, np.float32) for array in angles]).tobytes()
+    )
 
 
 def _embedding_dtype(export: Export) -> Any:

@@ -11,8 +11,8 @@ struct Sampler {
   std::string window, rule, attention, priority, schedule;
   int gen_length, block_length, steps_per_block, n_blocks;
   int model_block = 0;  // of attention that is causal between blocks; 0 for none
-  float threshold = 0;
-  bool strict, quota_at_least, eos_early_stop, blocks_from_prompt, cuts_last_block, starts_alone;
+  double threshold = 0;
+  bool in_chunks, strict, quota_at_least, eos_early_stop, blocks_from_prompt, cuts_last_block, starts_alone;
   int shift, multiple, mask_id, eos_id;
   std::vector<int> stop_ids, forbidden_ids;
 
@@ -27,7 +27,9 @@ struct Sampler {
     attention = own["attention"].text();
     priority = own["priority"].text();
     schedule = own["schedule"].text();
-    if (own.has("threshold")) threshold = float(bound > 0 ? bound : own["threshold"].number());
+    if (own.has("threshold")) threshold = bound > 0 ? bound : own["threshold"].number();
+    if (own["confidence_dtype"].text() == "float32") threshold = float(threshold);
+    in_chunks = own["head"].text() == "head_chunk";
     require(bound <= 0 || (own.has("threshold") && bound <= 1),
             "threshold is set; allowed: above 0 and up to 1, with a sampler that has a threshold");
     block_length = int(own["block_length"].integer(1, 1 << 20));
@@ -57,7 +59,7 @@ struct Sampler {
     known(window, "none prefix dual blockwise");
     known(rule, "quota threshold");
     known(attention, "all sampler_block model_block filled finished");
-    known(priority, "low_confidence sequential");
+    known(priority, "low_confidence entropy margin sequential");
     known(schedule, "even noise linear");
   }
   bool caches() const { return window != "none"; }
@@ -65,7 +67,7 @@ struct Sampler {
 
 struct Scores {
   std::vector<int> token;
-  std::vector<float> confidence;
+  std::vector<double> confidence, entropy, margin;  // the last two only of a head in chunks
 };
 
 inline int floor_divide(int a, int b) { return a / b - (a % b < 0); }
@@ -159,14 +161,16 @@ class Canvas {
     std::vector<size_t> ranked;
     for (size_t i = 0; i < plan.at.size(); ++i)
       if (plan.at[i] < stop) ranked.push_back(i);
-    if (sampler.priority == "low_confidence")
+    const bool by_entropy = sampler.priority == "entropy";
+    const auto& priority = by_entropy ? scores.entropy : sampler.priority == "margin" ? scores.margin : scores.confidence;
+    if (sampler.priority != "sequential")
       std::stable_sort(ranked.begin(), ranked.end(), [&](size_t a, size_t b) {
-        return scores.confidence[a] > scores.confidence[b];
+        return by_entropy ? priority[a] < priority[b] : priority[a] > priority[b];
       });
     const int least = sampler.rule == "quota" ? quota : sampler.quota_at_least ? std::max(quota, 1) : 1;
     for (size_t rank = 0; rank < ranked.size(); ++rank) {
       const size_t i = ranked[rank];
-      const float confidence = scores.confidence[i];
+      const double confidence = scores.confidence[i];
       require(std::isfinite(confidence), "the model's scores are NaN or infinite at position " + std::to_string(plan.at[i]));
       const bool reaches = sampler.strict ? confidence > sampler.threshold : confidence >= sampler.threshold;
       const bool commits = int(rank) < least || (sampler.rule == "threshold" && reaches);

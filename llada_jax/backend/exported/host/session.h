@@ -45,6 +45,7 @@ class Session {
       for (const Json& context : manifest["contexts"].list())
         if (context["soc"].text() == soc) add(context["compiled"].text(), context, 4 | 1);
     require(!shards_.empty(), "the folder has no graphs for " + (soc.empty() ? "the CPU" : soc));
+    chunk_ = int(manifest["head_chunk"].integer(1, 1 << 24));
     head_name_ = manifest["head"]["name"].text();
     head_ = open(head_name_, 1);
     embedding_dtype_ = manifest["embedding_dtype"].text();
@@ -63,11 +64,13 @@ class Session {
     require(canvas.prompt <= most && canvas.end <= positions_,
             "the prompt has " + std::to_string(canvas.prompt) + " tokens, and " +
                 std::to_string(sampler.gen_length) + " follow; allowed: up to " + std::to_string(limit) + " together");
+    for (const int id : canvas.tokens)
+      require(id < vocabulary_ || id == sampler.mask_id, "the prompt has id " + std::to_string(id) + "; allowed: up to " +
+                                                             std::to_string(vocabulary_ - 1));
     cache_ = *std::lower_bound(caches_.begin(), caches_.end(), needed);
     caches_of_.clear();
     pending_start_ = pending_stop_ = 0;
-    penalty_.clear();
-    forbidden_ = sampler.forbidden_ids;
+    penalty_ = nullptr;
   }
 
   // Runs the planned rows, and scores the planned positions.
@@ -94,7 +97,7 @@ class Session {
       for (const auto& [name, buffer] : outputs) fresh_[name] = buffer;
     }
     pending_start_ = plan.start, pending_stop_ = plan.stop;
-    return score(inputs["hidden"], plan.row);
+    return score(canvas.sampler, inputs["hidden"], plan.row);
   }
 
  private:
@@ -105,7 +108,7 @@ class Session {
   };
   const Json& model_;
   std::vector<int> rows_, caches_;
-  int width_, vocabulary_, heads_, head_size_, half_, positions_;
+  int width_, vocabulary_, heads_, head_size_, half_, positions_, chunk_;
   std::vector<Shard> shards_;
   std::string head_name_, embedding_dtype_;
   std::unique_ptr<Graph> head_;
@@ -113,8 +116,7 @@ class Session {
   int cache_ = 0, pending_start_ = 0, pending_stop_ = 0;
   std::map<std::string, SharedBuffer> caches_of_, fresh_;  // by input, and outputs of the last forward
   std::map<std::string, std::map<std::string, SharedBuffer>> inputs_;  // by signature, then name
-  std::map<std::string, SharedBuffer> penalty_;
-  std::vector<int> forbidden_;
+  SharedBuffer penalty_;
 
   int size(const char* name) const { return int(model_[name].integer(1, 1 << 24)); }
   static std::vector<int> sizes(const Json& list) {
@@ -231,7 +233,7 @@ class Session {
     pending_start_ = pending_stop_ = 0;
   }
 
-  Scores score(const SharedBuffer& hidden, const std::vector<int>& rows) {
+  Scores score(const Sampler& sampler, const SharedBuffer& hidden, const std::vector<int>& rows) {
     Scores out;
     for (size_t start = 0; start < rows.size(); start += size_t(rows_.back())) {
       const size_t count = std::min(rows.size() - start, size_t(rows_.back()));
@@ -239,14 +241,6 @@ class Session {
       const std::string signature = "rows" + std::to_string(bucket);
       auto& inputs = inputs_[signature];
       if (inputs.empty()) inputs["hidden"] = head_->input(signature, "hidden");
-      if (penalty_.empty()) {
-        penalty_["penalty"] = head_->input(signature, "penalty");
-        penalty_["penalty"]->write([&](float* numbers) {
-          for (const int id : forbidden_)
-            if (id < vocabulary_) numbers[id] = -1e30f;
-        });
-      }
-      inputs["penalty"] = penalty_["penalty"];
       inputs["hidden"]->write([&](float* to) {
         hidden->read([&](const float* from) {
           for (size_t i = 0; i < count; ++i)
@@ -254,10 +248,55 @@ class Session {
         });
         std::fill(to + count * width_, to + size_t(bucket) * width_, 0.0f);
       });
-      const auto& outputs = timed(*head_, head_name_, signature, inputs, {"head", bucket, 0, 1, {}});
-      outputs.at("token")->read<int32_t>([&](const int32_t* ids) { out.token.insert(out.token.end(), ids, ids + count); });
-      outputs.at("confidence")->read([&](const float* p) { out.confidence.insert(out.confidence.end(), p, p + count); });
+      if (sampler.in_chunks) score_in_chunks(sampler, inputs, bucket, count, out);
+      else score_at_once(sampler, inputs, bucket, count, out);
     }
     return out;
+  }
+
+  void score_at_once(const Sampler& sampler, std::map<std::string, SharedBuffer>& inputs, int bucket, size_t count,
+                     Scores& out) {
+    const std::string signature = "rows" + std::to_string(bucket);
+    if (!penalty_) {
+      penalty_ = head_->input(signature, "penalty");
+      penalty_->write([&](float* numbers) {
+        for (const int id : sampler.forbidden_ids)
+          if (id < vocabulary_) numbers[id] = -1e30f;
+      });
+    }
+    inputs["penalty"] = penalty_;
+    const auto& outputs = timed(*head_, head_name_, signature, inputs, {"head", bucket, 0, 1, {}});
+    outputs.at("token")->read<int32_t>([&](const int32_t* ids) { out.token.insert(out.token.end(), ids, ids + count); });
+    outputs.at("confidence")->read([&](const float* p) { out.confidence.insert(out.confidence.end(), p, p + count); });
+  }
+
+  void score_in_chunks(const Sampler& sampler, const std::map<std::string, SharedBuffer>& inputs, int bucket,
+                       size_t count, Scores& out) {
+    std::vector<float> logits(count * size_t(vocabulary_));
+    for (int chunk = 0; chunk * chunk_ < vocabulary_; ++chunk) {
+      const std::string signature = "rows" + std::to_string(bucket) + "_chunk" + std::to_string(chunk);
+      const size_t ids = size_t(std::min(chunk_, vocabulary_ - chunk * chunk_));
+      timed(*head_, head_name_, signature, inputs, {"", bucket, 0, 1, {}}).at("logits")->read([&](const float* from) {
+        for (size_t row = 0; row < count; ++row)
+          std::memcpy(&logits[row * vocabulary_ + size_t(chunk) * chunk_], from + row * ids, 4 * ids);
+      });
+    }
+    for (size_t row = 0; row < count; ++row) {
+      float* line = &logits[row * vocabulary_];
+      for (const int id : sampler.forbidden_ids)
+        if (id < vocabulary_) line[id] = -INFINITY;
+      const int best = int(std::max_element(line, line + vocabulary_) - line);
+      double total = 0, weighted = 0, second = -INFINITY;
+      for (int id = 0; id < vocabulary_; ++id) {
+        const double below = double(line[id]) - line[best], share = std::exp(below);
+        total += share;
+        if (share > 0) weighted += share * below;
+        if (id != best) second = std::max(second, below);
+      }
+      out.token.push_back(best);
+      out.confidence.push_back(1 / total);
+      out.entropy.push_back(std::log(total) - weighted / total);
+      out.margin.push_back((1 - std::exp(second)) / total);
+    }
   }
 };

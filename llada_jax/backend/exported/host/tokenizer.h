@@ -7,11 +7,13 @@
 #include <set>
 #include <unordered_map>
 
-#include "words.h"
+#include "nfc.h"
 
 class Tokenizer {
  public:
-  Tokenizer(const Json& file, const std::vector<int>& control) : control_(control.begin(), control.end()) {
+  // `contract` has the ids of control tokens, and the tables of a normalizer.
+  Tokenizer(const Json& file, const Json& contract) {
+    for (const int id : contract["control_ids"].integers()) control_.insert(id);
     const Json& model = file["model"];
     require(!model.has("type") || model["type"].text() == "BPE",
             "the tokenizer's model is " + (model.has("type") ? model["type"].text() : "") +
@@ -19,7 +21,11 @@ class Tokenizer {
     for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"})
       require(!model.has(name) || model[name].text().empty(), std::string("the tokenizer has ") +
                                                                   name + "; allowed: none");
-    require(!file.has("normalizer"), "the tokenizer has a normalizer; allowed: none");
+    if (file.has("normalizer")) {
+      require(file["normalizer"]["type"].text() == "NFC" && contract.has("nfc"),
+              "the tokenizer's normalizer is " + file["normalizer"]["type"].text() + "; allowed: NFC");
+      nfc_ = std::make_shared<Nfc>(contract["nfc"]);
+    }
     for (const auto& [token, id] : model["vocab"].object()) add(token, int(id.integer(0, k_most_ids)));
     ignore_merges_ = model.has("ignore_merges") && model["ignore_merges"].flag();
     fuse_unknown_ = model.has("fuse_unk") && model["fuse_unk"].flag();
@@ -104,6 +110,7 @@ class Tokenizer {
   std::vector<Split> splits_;
   std::array<char32_t, 256> letters_;
   std::unordered_map<char32_t, char> bytes_;
+  std::shared_ptr<Nfc> nfc_;
   bool ignore_merges_ = false, fuse_unknown_ = false;
   int unknown_ = -1;
 
@@ -202,7 +209,7 @@ class Tokenizer {
   }
   void encode_words(const Text& text, std::vector<int>& ids) const {
     if (text.empty()) return;
-    std::vector<Text> words{text};
+    std::vector<Text> words{nfc_ ? nfc_->apply(text) : text};
     for (const Split& split : splits_) {
       if (split.kind == Split::Bytes) continue;
       std::vector<Text> parts;
