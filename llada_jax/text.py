@@ -366,7 +366,9 @@ class Tokenizer:
         """A copy that encodes the spelling of a control token as ordinary text."""
         description = json.loads(self.backend.to_str())
         added = description["added_tokens"]
-        description["added_tokens"] = [token for token in added if token["id"] not in self.control_ids]
+        description["added_tokens"] = [
+            token for token in added if token["id"] not in self.control_ids
+        ]
         return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(description)), {})
 
 
