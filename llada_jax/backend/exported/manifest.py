@@ -181,9 +181,12 @@ class UnfinishedExport:
         self._resume()
         self.folder.mkdir(parents=True, exist_ok=True)
         compiled = [entry["compiled"] for entry in self.contexts.values()]
+        stems = [Path(name).stem for name in compiled]
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
+            elif path.suffix == ".onnx" and any(map(path.name.startswith, stems)):
+                continue  # belongs to a compiled binary
             elif path.name not in {_RECORD, *self._files, *self.contexts, *compiled}:
                 path.unlink()
         self._save()

@@ -1,6 +1,7 @@
 """Compiles the context binaries for phones' NPUs, as part of an export.
 
     context-SM8750-00.bin   a shard of layers, every bucket a graph, one copy of the weights
+    context-....onnx        one graph of it, for ONNX Runtime (a node EPContext)
 
 The compiler reads float32 files of less than 2 GB, so a context holds few layers of a large model:
 two of LLaDA-8B. Graphs that share weights cannot be emulated; so a context of one bucket, made in
@@ -20,7 +21,7 @@ from llada_jax.backend.exported.manifest import UnfinishedExport
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.qnn.compiler import Compilation, compile_context
 from llada_jax.backend.qnn.context import Tensor
-from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
+from llada_jax.backend.qnn.emulated_npu import EmulatedNpu, epcontext_model
 from llada_jax.backend.qnn.quantizer import write_quantized
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.config import STATIC_PRECISIONS, require
@@ -66,6 +67,9 @@ def compile_for_phones(unfinished: UnfinishedExport, export: Export) -> Iterator
                     compilation = compile_context(quantized, soc, weight_sharing=True)
                     entry = _entry(name, layers, compilation, export, error)
                     atomic.write_bytes(folder / name, compilation.context.binary)
+                    for graph in compilation.context.graphs:
+                        wrapper = folder / epcontext_name(entry["compiled"], graph.signature)
+                        atomic.write_bytes(wrapper, epcontext_model(graph, name))
                     atomic.write_bytes(folder / entry["compiled"], compilation.compiled)
                     unfinished.add_context(name, entry)
         yield from (finished[name] for name in names.values())
@@ -86,6 +90,11 @@ def _emulated_error(soc: str, export: Export, layers: range) -> float:
     error = verify.relative_error(actual, expected)
     verify.require_close(error, precision, f"the context for {soc}, layers {layers},")
     return error
+
+
+def epcontext_name(compiled: str, signature: str) -> str:
+    """Returns the name of the ONNX file with one graph of a context, for ONNX Runtime."""
+    return f"{Path(compiled).stem}-{signature}.onnx"
 
 
 def _entry(

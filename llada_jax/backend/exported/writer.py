@@ -8,6 +8,7 @@
     rotation.bin          cosines and sines of RoPE's angles
     manifest.json         the host's part of a step, hashes, versions
     host                  source of a program that decodes the folder without Python
+    on_phone.sh           times every signature of signatures.csv on a phone
     PUSH.md               instructions to copy it to a phone
 
 Weights are converted tensor by tensor, so the largest tensor determines the peak memory. The folder
@@ -15,6 +16,7 @@ gets its final name once it is complete. An interrupted export can be resumed: e
 recorded together with the settings of the export.
 """
 
+import itertools
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -29,7 +31,12 @@ from tqdm import tqdm
 
 from llada_jax.backend import steps
 from llada_jax.backend.exported import verify
-from llada_jax.backend.exported.calibration_export import write_calibration
+from llada_jax.backend.exported.calibration_export import (
+    graph_lines,
+    signature_rows,
+    write_calibration,
+    write_rows,
+)
 from llada_jax.backend.exported.contents import Export, layer_bytes, outer_bytes, shard_layers
 from llada_jax.backend.exported.manifest import (
     MANIFEST,
@@ -40,7 +47,11 @@ from llada_jax.backend.exported.manifest import (
     UnfinishedExport,
     max_positions,
 )
-from llada_jax.backend.exported.phone_contexts import check_phones, compile_for_phones
+from llada_jax.backend.exported.phone_contexts import (
+    check_phones,
+    compile_for_phones,
+    epcontext_name,
+)
 from llada_jax.backend.litert import tflite
 from llada_jax.backend.litert.install import require_npu
 from llada_jax.backend.lower import check, lower
@@ -107,6 +118,12 @@ def _write_files(
     checks = list(_check_files(unfinished.folder, export, bodies)) if export.verify else []
     tokenizer = export.tokenizer.save(unfinished.folder) if export.tokenizer else []
     names = [entry[name] for entry in contexts for name in ("file", "compiled")]
+    names += [
+        epcontext_name(entry["compiled"], graph["signature"])
+        for entry in contexts
+        for graph in entry["graphs"]
+    ]
+    plan = [*_write_plan(unfinished, export, bodies, contexts)]
     binaries = [File.of(inside(unfinished.folder, name)) for name in names]
     manifest = Manifest(
         model=export.model,
@@ -122,6 +139,7 @@ def _write_files(
             angles,
             *map(File.of, tokenizer),
             *binaries,
+            *plan,
             *write_calibration(unfinished, export),
         ),
         contexts=tuple(contexts),
@@ -168,6 +186,24 @@ def _write_embedding(export: Export, bar: tqdm, path: Path) -> None:
             bar.update(rows.nbytes)
 
 
+def _write_plan(
+    unfinished: UnfinishedExport,
+    export: Export,
+    bodies: Sequence[BodyShard],
+    contexts: Sequence[dict[str, Any]],
+) -> Iterator[File]:
+    """Yields the script that times every signature on a phone, and the tables that it reads."""
+    shards = [(shard.file.name, shard.stop - shard.start) for shard in bodies]
+    rows = signature_rows(export.settings, shards, contexts)
+    yield unfinished.file("signatures.csv", partial(write_rows, rows))
+    script = Path(__file__).with_name("on_phone.sh").read_bytes()
+    yield unfinished.file("on_phone.sh", lambda path: atomic.write_bytes(path, script))
+    (unfinished.folder / "on_phone.sh").chmod(0o755)
+    if contexts:
+        lines = "".join(graph_lines(contexts)).encode()
+        yield unfinished.file("graphs.txt", lambda path: atomic.write_bytes(path, lines))
+
+
 def _write_rotation(export: Export, path: Path) -> None:
     positions = jnp.arange(max_positions(export.settings), dtype=jnp.int32)[None]
     angles = rotation(export.model, positions)
@@ -198,12 +234,12 @@ def _push_page(manifest: Manifest, folder: str) -> str:
     bodies = [shard.file.name for shard in manifest.shards]
     by_soc: dict[str, list[str]] = {}
     for context in manifest.contexts:
-        by_soc.setdefault(context["soc"], []).append(context["compiled"])
-    special = {
-        *bodies,
-        *(context[name] for context in manifest.contexts for name in ("file", "compiled")),
-    }
-    for_this_machine = ("calibration", "emulated-", "golden-")
+        wrappers = [epcontext_name(context["compiled"], g["signature"]) for g in context["graphs"]]
+        by_soc.setdefault(context["soc"], []).extend(
+            [context["compiled"], context["file"], *wrappers]
+        )
+    special = {*bodies, *itertools.chain(*by_soc.values())}
+    for_this_machine = ("calibration", "emulated-", "golden-", "on_phone", "signatures", "graphs")
     names = [file.name for file in manifest.files if file.name not in special]
     page = filled(
         "push_cpu.md",

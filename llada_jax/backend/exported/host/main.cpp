@@ -118,6 +118,7 @@ void write_csv(const std::string& path, const Timings& timings, const Json& mani
     const bool on_npu = key.first.compare(0, 8, "context-") == 0;
     std::string precision = timing.graph == "head" && quant != "float32" ? "int8" : quant.substr(0, quant.find('_'));
     if (on_npu) precision = manifest["settings"]["phones"]["precision"].text();
+    if (on_npu && precision != "fp16") precision = precision == "a16w4" ? "int4" : "int8";
     file << key.first << '-' << key.second << ',' << key.first << ',' << key.second << ',' << timing.graph << ','
          << (on_npu ? "npu" : "cpu") << ',' << precision << ',' << timing.rows << ',' << timing.cache << ','
          << timing.layers << ',' << at(0.5) << ',' << at(0.05) << ',' << at(0.95) << ',' << ms.size() << ','
