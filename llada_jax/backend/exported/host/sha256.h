@@ -38,26 +38,24 @@ class Sha256 {
   std::array<uint32_t, 8> state_;
   std::array<uint32_t, 64> k_;
 
-  // The constants are the first bits of the fractions of roots of the first primes.
+  // The constants are the first bits of the fractions of square and cube roots of the first primes.
   Sha256() {
     size_t count = 0;
     for (uint32_t prime = 2; count < 64; ++prime) {
       bool is_prime = true;
       for (uint32_t i = 2; i * i <= prime; ++i) is_prime &= prime % i != 0;
       if (!is_prime) continue;
-      if (count < 8) state_[count] = fraction(prime, 2);
-      k_[count++] = fraction(prime, 3);
+      if (count < 8) state_[count] = uint32_t(root(prime, 2));
+      k_[count++] = uint32_t(root(prime, 3));
     }
   }
-  static uint32_t fraction(uint32_t prime, int root) {
-    using Wide = unsigned __int128;
-    Wide low = 0, high = Wide(1) << 36;  // of the root, in units of 2**-32
-    while (high - low > 1) {
-      const Wide middle = (low + high) / 2;
-      const bool below = root == 2 ? middle * middle <= Wide(prime) << 64 : middle * middle * middle <= Wide(prime) << 96;
-      (below ? low : high) = middle;
+  static uint64_t root(unsigned __int128 prime, int degree) {  // in units of 2**-32
+    unsigned __int128 found = 0;
+    for (int bit = 36; bit >= 0; --bit) {
+      const unsigned __int128 next = found | uint64_t(1) << bit;
+      if ((degree == 2 ? next * next : next * next * next) <= prime << 32 * degree) found = next;
     }
-    return uint32_t(low);
+    return uint64_t(found);
   }
   static uint32_t turn(uint32_t x, int n) { return x >> n | x << (32 - n); }
   void absorb(const uint8_t* block) {

@@ -37,13 +37,11 @@ class Tokenizer {
       require(!content.empty() && !flag(token, "single_word"),
               "an added token is empty or single_word; allowed: others");
       add(content, id);
-      added_.push_back({code_points(content, "a token"), id, flag(token, "normalized"),
-                        flag(token, "lstrip"), flag(token, "rstrip")});
+      added_.push_back({code_points(content, "a token"), id, flag(token, "lstrip"), flag(token, "rstrip")});
       is_added_[id] = flag(token, "special");
     }
     read_splits(file["pre_tokenizer"]);
-    require(!splits_.empty() && splits_.back().kind == Split::Bytes,
-            "the tokenizer is not byte-level; allowed: a pre_tokenizer that ends with ByteLevel");
+    require(is_byte_level_, "the tokenizer is not byte-level; allowed: a pre_tokenizer with ByteLevel");
     for (int byte = 0, other = 256; byte < 256; ++byte) {
       const bool printed = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
       letters_[size_t(byte)] = char32_t(printed ? byte : other++);
@@ -89,16 +87,15 @@ class Tokenizer {
   struct Added {
     Text content;
     int id;
-    bool normalized, lstrip, rstrip;
+    bool lstrip, rstrip;
   };
   struct Found {
     size_t start, end;
     int id;
   };
   struct Split {
-    enum Kind { Words, Digits, Bytes } kind;
-    std::shared_ptr<Pattern> pattern;
-    bool each = false;  // of Digits: each alone
+    std::shared_ptr<Pattern> pattern;  // none: digits are split from other characters,
+    bool each = false;                 // and from each other
   };
 
   std::unordered_map<std::string, int> ids_;
@@ -111,7 +108,7 @@ class Tokenizer {
   std::array<char32_t, 256> letters_;
   std::unordered_map<char32_t, char> bytes_;
   std::shared_ptr<Nfc> nfc_;
-  bool ignore_merges_ = false, fuse_unknown_ = false;
+  bool is_byte_level_ = false, ignore_merges_ = false, fuse_unknown_ = false;
   int unknown_ = -1;
 
   static bool flag(const Json& token, const char* name) { return token.has(name) && token[name].flag(); }
@@ -144,58 +141,44 @@ class Tokenizer {
     if (type == "Sequence") {
       for (const Json& inner : part["pretokenizers"].list()) read_splits(inner);
     } else if (type == "Digits") {
-      splits_.push_back({Split::Digits, nullptr, flag(part, "individual_digits")});
+      splits_.push_back({nullptr, flag(part, "individual_digits")});
     } else if (type == "Split") {
       const bool isolated = part["behavior"].text() == "Isolated" && !flag(part, "invert");
       require(isolated && part["pattern"].has("Regex"),
               "the tokenizer's Split is of another kind; allowed: Isolated, by a Regex");
-      splits_.push_back({Split::Words, std::make_shared<Pattern>(part["pattern"]["Regex"].text())});
+      splits_.push_back({std::make_shared<Pattern>(part["pattern"]["Regex"].text())});
     } else {
       require(type == "ByteLevel", "the tokenizer's pre_tokenizer is " + type +
                                        "; allowed: Sequence, Split, Digits, ByteLevel");
       if (!part.has("use_regex") || part["use_regex"].flag())
-        splits_.push_back({Split::Words, std::make_shared<Pattern>(
+        splits_.push_back({std::make_shared<Pattern>(
             R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)")});
-      splits_.push_back({Split::Bytes, nullptr});
+      is_byte_level_ = true;
       require(!flag(part, "add_prefix_space"),
               "the tokenizer adds a space before words; allowed: add_prefix_space false");
     }
   }
 
+  // Finds the longest added token at the leftmost position, again and again.
   std::vector<Found> find_added(const Text& text, bool with_control) const {
     std::vector<Found> out;
-    for (const bool normalized : {false, true}) {
-      std::vector<Found> all;
-      size_t at = 0;
-      for (const Found& earlier : out) {
-        find_in(text, at, earlier.start, normalized, with_control, all);
-        all.push_back(earlier);
-        at = earlier.end;
-      }
-      find_in(text, at, text.size(), normalized, with_control, all);
-      out = all;
-    }
-    return out;
-  }
-  // Finds the longest added token at the leftmost position, again and again.
-  void find_in(const Text& text, size_t start, size_t stop, bool normalized, bool with_control,
-               std::vector<Found>& out) const {
-    for (size_t at = start; at < stop; ++at) {
+    size_t start = 0;
+    for (size_t at = 0; at < text.size(); ++at) {
       const Added* best = nullptr;
-      for (const Added& token : added_) {
-        const bool usable = token.normalized == normalized && (with_control || !control_.count(token.id));
-        if (usable && token.content.size() <= stop - at && (!best || token.content.size() > best->content.size()) &&
+      for (const Added& token : added_)
+        if ((with_control || !control_.count(token.id)) &&
+            (!best || token.content.size() > best->content.size()) &&
             text.compare(at, token.content.size(), token.content) == 0)
           best = &token;
-      }
       if (!best) continue;
       Found found{at, at + best->content.size(), best->id};
       while (best->lstrip && found.start > start && is_space(text[found.start - 1])) --found.start;
-      while (best->rstrip && found.end < stop && is_space(text[found.end])) ++found.end;
+      while (best->rstrip && found.end < text.size() && is_space(text[found.end])) ++found.end;
       out.push_back(found);
       start = found.end;
       at = found.end - 1;
     }
+    return out;
   }
 
   void encode_piece(const Text& text, bool with_control, std::vector<int>& ids) const {
@@ -208,15 +191,12 @@ class Tokenizer {
     encode_words(text.substr(at), ids);
   }
   void encode_words(const Text& text, std::vector<int>& ids) const {
-    if (text.empty()) return;
     std::vector<Text> words{nfc_ ? nfc_->apply(text) : text};
     for (const Split& split : splits_) {
-      if (split.kind == Split::Bytes) continue;
       std::vector<Text> parts;
       for (const Text& word : words) {
         size_t at = 0;
-        const auto spans = split.pattern ? split.pattern->matches(word) : digits(word, split.each);
-        for (const auto& [start, end] : spans) {
+        for (const auto& [start, end] : split.pattern ? split.pattern->matches(word) : digits(word, split.each)) {
           if (start > at) parts.push_back(word.substr(at, start - at));
           parts.push_back(word.substr(start, end - start));
           at = end;

@@ -80,13 +80,12 @@ class Pattern {
 
   struct Class {
     bool negated = false;
-    std::vector<std::pair<char32_t, char32_t>> ranges;
-    std::vector<std::pair<const std::vector<uint32_t>*, bool>> tables;  // and whether negated
+    std::vector<std::pair<std::vector<uint32_t>, bool>> parts;  // ranges, and whether negated
 
+    void add(uint32_t first, uint32_t last) { parts.push_back({{first, last}, false}); }
     bool has(char32_t code) const {
       bool found = false;
-      for (const auto& [low, high] : ranges) found |= low <= code && code <= high;
-      for (const auto& [table, opposite] : tables) found |= in_ranges(*table, code) != opposite;
+      for (const auto& [ranges, opposite] : parts) found |= in_ranges(ranges, code) != opposite;
       return found != negated;
     }
   };
@@ -172,18 +171,11 @@ class Pattern {
     require(!in_class || (code != '[' && code != '&'), fault("a class in a class"));
     if (code == '\\') {
       code = next();
+      const bool opposite = code == 'P' || code == 'S';
+      if (code == 'p' || code == 'P') return out.parts.push_back({table(), opposite});
+      if (code == 's' || code == 'S') return out.parts.push_back({k_spaces, opposite});
       const size_t control = U"rntfv"s.find(code);
-      if (code == 'p' || code == 'P') {
-        require(take("{"), fault("a class without {"));
-        out.tables.emplace_back(table(), code == 'P');
-        return;
-      }
-      if (code == 's' || code == 'S') {
-        out.tables.emplace_back(&k_spaces, code == 'S');
-        return;
-      }
-      require(control != Text::npos || !std::isalnum(int(code & 127)) || code > 127,
-              fault("an unknown escape"));
+      require(control != Text::npos || code > 127 || !std::isalnum(int(code)), fault("an unknown escape"));
       if (control != Text::npos) code = U"\r\n\t\f\v"[control];
     }
     char32_t last = code;
@@ -192,17 +184,17 @@ class Pattern {
       last = next();
       require(last >= code && last != '\\', fault("a wrong range"));
     }
-    out.ranges.emplace_back(code, last);
+    out.add(code, last);
     if (!any_case_ || code > 127 || !std::isalpha(int(code))) return;
     require(code == last, fault("a range without case"));
-    out.ranges.emplace_back(code ^ 32, code ^ 32);
-    if ((code | 32) == 's') out.ranges.emplace_back(0x17F, 0x17F);   // the long s
-    if ((code | 32) == 'k') out.ranges.emplace_back(0x212A, 0x212A);  // the Kelvin sign
+    out.add(code ^ 32, code ^ 32);
+    if ((code | 32) == 's') out.add(0x17F, 0x17F);   // the long s
+    if ((code | 32) == 'k') out.add(0x212A, 0x212A);  // the Kelvin sign
   }
-  const std::vector<uint32_t>* table() {
-    if (take("L}")) return &k_letters;
-    if (take("N}")) return &k_numbers;
-    if (take("M}")) return &k_marks;
+  const std::vector<uint32_t>& table() {
+    if (take("{L}")) return k_letters;
+    if (take("{N}")) return k_numbers;
+    if (take("{M}")) return k_marks;
     throw Error(fault("a class that is not L, N or M"));
   }
 
