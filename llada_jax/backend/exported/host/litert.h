@@ -104,6 +104,7 @@ class Buffer {
   bool is_float_ = true;
 };
 using SharedBuffer = std::shared_ptr<Buffer>;
+using Buffers = std::map<std::string, SharedBuffer>;  // by name
 
 // A .tflite file, opened.
 class Graph {
@@ -139,7 +140,7 @@ class Graph {
   }
 
   // Runs a signature. Outputs are valid until it runs again.
-  const std::map<std::string, SharedBuffer>& run(const std::string& name, const std::map<std::string, SharedBuffer>& inputs) {
+  const Buffers& run(const std::string& name, const Buffers& inputs) {
     Signature& signature = find(name);
     if (signature.results.empty())
       for (const Tensor& tensor : signature.outputs) signature.results[tensor.name] = allocate(tensor);
@@ -163,7 +164,7 @@ class Graph {
   struct Signature {
     size_t index;
     std::vector<Tensor> inputs, outputs;
-    std::map<std::string, SharedBuffer> results;
+    Buffers results;
   };
   const LiteRt& litert_;
   std::string path_;

@@ -31,23 +31,28 @@ class Session {
         caches_(sizes(manifest["settings"]["caches"])) {
     width_ = size("width"), vocabulary_ = size("vocab_size"), heads_ = size("n_kv_heads");
     head_size_ = size("head_dim"), half_ = size("rotary_dims") / 2;
-    const auto open = [&](const std::string& name, int accelerators) {
-      const std::string cache = packed.empty() ? "" : packed + "/" + name + ".xnnpack";
+    const auto open = [&](const Json& file, int accelerators) {
+      // LiteRT does not check that packed weights belong to the file, so their name has its hash.
+      const std::string name = file["name"].text(), hash = file["sha256"].text();
+      const std::string cache = packed.empty() ? "" : packed + "/" + name + "." + hash + ".xnnpack";
       return std::make_unique<Graph>(litert, folder + "/" + name, cache, accelerators);
     };
-    const auto add = [&](const std::string& name, const Json& layers, int accelerators) {
-      const int start = int(layers["start"].integer(0, 4096)), stop = int(layers["stop"].integer(start + 1, 4096));
-      shards_.push_back({name, start, stop, open(name, accelerators)});
+    const auto add = [&](const Json& file, const Json& layers, int accelerators) {
+      Shard shard{file["name"].text(), {}, open(file, accelerators)};
+      const int64_t stop = layers["stop"].integer(1, 4096);
+      for (int64_t layer = layers["start"].integer(0, stop - 1); layer < stop; ++layer)
+        for (const char* kind : {"keys_", "values_"}) shard.caches.push_back(kind + std::to_string(layer));
+      shards_.push_back(std::move(shard));
     };
     if (soc.empty())
-      for (const Json& shard : manifest["shards"].list()) add(shard["file"]["name"].text(), shard, 1);
-    else
-      for (const Json& context : manifest["contexts"].list())
-        if (context["soc"].text() == soc) add(context["compiled"].text(), context, 4 | 1);
+      for (const Json& shard : manifest["shards"].list()) add(shard["file"], shard, 1);
+    for (const Json& context : manifest["contexts"].list())
+      for (const Json& file : manifest["others"].list())
+        if (context["soc"].text() == soc && file["name"].text() == context["compiled"].text()) add(file, context, 4 | 1);
     require(!shards_.empty(), "the folder has no graphs for " + (soc.empty() ? "the CPU" : soc));
     chunk_ = int(manifest["head_chunk"].integer(1, 1 << 24));
     head_name_ = manifest["head"]["name"].text();
-    head_ = open(head_name_, 1);
+    head_ = open(manifest["head"], 1);
     embedding_dtype_ = manifest["embedding_dtype"].text();
     const size_t bytes = embedding_dtype_ == "float32" ? 4 : 2;
     embedding_ = load(folder, manifest["embedding"]["name"].text(), size_t(vocabulary_) * width_ * bytes);
@@ -57,17 +62,15 @@ class Session {
 
   // Begins a canvas: its cache is empty.
   void begin(const Sampler& sampler, const Canvas& canvas) {
-    const int needed = sampler.caches() ? canvas.length : 0;
-    const int limit = std::min(size("max_length"), sampler.caches() ? caches_.back() : canvas.end);
-    const int extra = canvas.length - canvas.end;
-    const int most = std::min(limit - (sampler.caches() ? extra : 0), size("max_length")) - (canvas.end - canvas.prompt);
-    require(canvas.prompt <= most && canvas.end <= positions_,
-            "the prompt has " + std::to_string(canvas.prompt) + " tokens, and " +
-                std::to_string(sampler.gen_length) + " follow; allowed: up to " + std::to_string(limit) + " together");
+    const int multiple = sampler.multiple, longest = size("max_length");
+    const int room = sampler.caches() ? caches_.back() / multiple * multiple : positions_;
+    require(canvas.end <= room && canvas.prompt + sampler.gen_length <= longest,
+            "the prompt has " + std::to_string(canvas.prompt) + " tokens, and " + std::to_string(sampler.gen_length) +
+                " follow; allowed: up to " + std::to_string(std::min(room, longest)) + " together");
     for (const int id : canvas.tokens)
       require(id < vocabulary_ || id == sampler.mask_id, "the prompt has id " + std::to_string(id) + "; allowed: up to " +
                                                              std::to_string(vocabulary_ - 1));
-    cache_ = *std::lower_bound(caches_.begin(), caches_.end(), needed);
+    cache_ = *std::lower_bound(caches_.begin(), caches_.end(), sampler.caches() ? canvas.length : 0);
     caches_of_.clear();
     pending_start_ = pending_stop_ = 0;
     penalty_ = nullptr;
@@ -79,20 +82,14 @@ class Session {
     const std::string signature = "rows" + std::to_string(bucket) + "_cache" + std::to_string(cache_);
     if (cache_ > 0 && caches_of_.empty())
       for (const Shard& shard : shards_)
-        for (int layer = shard.start; layer < shard.stop; ++layer)
-          for (const char* kind : {"keys_", "values_"}) {
-            const std::string name = kind + std::to_string(layer);
-            caches_of_[name] = shard.graph->input(signature, name);
-          }
+        for (const std::string& name : shard.caches) caches_of_[name] = shard.graph->input(signature, name);
     if (canvas.sampler.caches()) flush(plan);
-    std::map<std::string, SharedBuffer> inputs = body_inputs(canvas, plan, bucket, signature);
+    Buffers inputs = body_inputs(canvas, plan, bucket, signature);
     for (Shard& shard : shards_) {
-      for (int layer = shard.start; cache_ > 0 && layer < shard.stop; ++layer)
-        for (const char* kind : {"keys_", "values_"}) {
-          const std::string name = kind + std::to_string(layer);
-          inputs[name] = caches_of_[name];
-        }
-      const auto& outputs = timed(*shard.graph, shard.name, signature, inputs, {"layers", bucket, cache_, shard.stop - shard.start, {}});
+      if (cache_ > 0)
+        for (const std::string& name : shard.caches) inputs[name] = caches_of_[name];
+      const Timing kind{"layers", bucket, cache_, int(shard.caches.size() / 2), {}};
+      const Buffers& outputs = timed(*shard.graph, shard.name, signature, inputs, kind);
       inputs["hidden"] = outputs.at("hidden");
       for (const auto& [name, buffer] : outputs) fresh_[name] = buffer;
     }
@@ -103,7 +100,7 @@ class Session {
  private:
   struct Shard {
     std::string name;
-    int start, stop;
+    std::vector<std::string> caches;  // names of the cache's inputs
     std::unique_ptr<Graph> graph;
   };
   const Json& model_;
@@ -114,8 +111,8 @@ class Session {
   std::unique_ptr<Graph> head_;
   const uint8_t *embedding_, *rotation_;
   int cache_ = 0, pending_start_ = 0, pending_stop_ = 0;
-  std::map<std::string, SharedBuffer> caches_of_, fresh_;  // by input, and outputs of the last forward
-  std::map<std::string, std::map<std::string, SharedBuffer>> inputs_;  // by signature, then name
+  Buffers caches_of_, fresh_;  // by input, and outputs of the last forward
+  std::map<std::string, Buffers> inputs_;  // by signature, then name
   SharedBuffer penalty_;
 
   int size(const char* name) const { return int(model_[name].integer(1, 1 << 24)); }
@@ -144,8 +141,8 @@ class Session {
     return *found;
   }
 
-  const std::map<std::string, SharedBuffer>& timed(Graph& graph, const std::string& file, const std::string& signature,
-                                                   const std::map<std::string, SharedBuffer>& inputs, const Timing& kind) {
+  const Buffers& timed(Graph& graph, const std::string& file, const std::string& signature,
+                                                   const Buffers& inputs, const Timing& kind) {
     using Clock = std::chrono::steady_clock;
     const Clock::time_point began = Clock::now();
     const auto& outputs = graph.run(signature, inputs);
@@ -175,7 +172,7 @@ class Session {
     }
   }
 
-  std::map<std::string, SharedBuffer> body_inputs(const Canvas& canvas, const Canvas::Plan& plan, int bucket,
+  Buffers body_inputs(const Canvas& canvas, const Canvas::Plan& plan, int bucket,
                                                   const std::string& signature) {
     auto& inputs = inputs_[signature];
     if (inputs.empty())
@@ -254,7 +251,7 @@ class Session {
     return out;
   }
 
-  void score_at_once(const Sampler& sampler, std::map<std::string, SharedBuffer>& inputs, int bucket, size_t count,
+  void score_at_once(const Sampler& sampler, Buffers& inputs, int bucket, size_t count,
                      Scores& out) {
     const std::string signature = "rows" + std::to_string(bucket);
     if (!penalty_) {
@@ -270,7 +267,7 @@ class Session {
     outputs.at("confidence")->read([&](const float* p) { out.confidence.insert(out.confidence.end(), p, p + count); });
   }
 
-  void score_in_chunks(const Sampler& sampler, const std::map<std::string, SharedBuffer>& inputs, int bucket,
+  void score_in_chunks(const Sampler& sampler, const Buffers& inputs, int bucket,
                        size_t count, Scores& out) {
     std::vector<float> logits(count * size_t(vocabulary_));
     for (int chunk = 0; chunk * chunk_ < vocabulary_; ++chunk) {
