@@ -11,6 +11,7 @@ forward of the target exactly, without decoding.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -27,6 +28,7 @@ from llada_jax.draft.network import (
     run_blocks,
 )
 from llada_jax.model.head import head_logits
+from llada_jax.model.layers import HIDDEN_SCORE, CachedLayer, KeysValues, softmax
 from llada_jax.model.quantize import Weight
 
 
@@ -39,15 +41,28 @@ class Blocks(NamedTuple):
     anchors: Int[Array | np.ndarray, "B N"]  # positions; -1 for none
 
 
-def block_visibility(
-    anchors: Int[Array, "B N"], length: int, block_length: int
-) -> Bool[Array, "B R T"]:
-    """Returns which of `length` context positions, then of the R = N * block_length rows, each row
-    sees (T = length + R)."""
-    before = jnp.arange(length) < jnp.repeat(anchors, block_length, axis=1)[..., None]
-    block = jnp.arange(anchors.shape[1] * block_length) // block_length
-    same = jnp.broadcast_to(block[:, None] == block, (len(anchors), len(block), len(block)))
-    return jnp.concatenate([before, same], axis=-1)
+def attend_by_block(
+    query: Float[Array, "B R H Dh"],
+    fresh: KeysValues,
+    visible: Bool[Array, "B N L"],
+    context: CachedLayer,
+) -> Float[Array, "B R HDh"]:
+    """Runs attention of the rows of N blocks over the context that their block sees, and over the
+    rows of their own block. Scores of rows of different blocks are not computed."""
+    (batch, n_rows, n_heads, dim), n_blocks = query.shape, visible.shape[1]
+    n_groups = context.keys.shape[1]
+    by_block = batch, n_blocks, n_rows // n_blocks, n_groups
+    rows = (query * dim**-0.5).reshape(*by_block, n_heads // n_groups, dim)
+    keys, values = (x.reshape(*by_block, dim) for x in fresh)
+    wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    outside = wide("bnrkgd,bkld->bkgnrl", rows, context.keys)
+    outside += jnp.where(visible, 0.0, HIDDEN_SCORE)[:, None, None, :, None]
+    inside = wide("bnrkgd,bntkd->bkgnrt", rows, keys)
+    shares = softmax(jnp.concatenate([outside, inside], axis=-1)).astype(query.dtype)
+    outside, inside = jnp.split(shares, [visible.shape[2]], axis=-1)
+    out = wide("bkgnrl,bkld->bnrkgd", outside, context.values)
+    out += wide("bkgnrt,bntkd->bnrkgd", inside, values)
+    return out.astype(query.dtype).reshape(batch, n_rows, -1)
 
 
 def block_states(
@@ -67,7 +82,8 @@ def block_states(
         rows.reshape(batch, -1),
         positions.reshape(batch, -1),
         context_rows(params, config, jnp.asarray(blocks.taps), spread),
-        block_visibility(anchors, tokens.shape[1], size),
+        spread[:, None] < anchors[..., None],
+        attend_by_block,
     )
     drafts = hidden.reshape(batch, n_anchors, size, -1)[:, :, 1:]
     return drafts.reshape(batch, n_anchors * (size - 1), -1).astype(embedding.dtype)

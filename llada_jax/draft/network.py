@@ -13,6 +13,7 @@ the context takes the place of its cache.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,9 +22,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.config import ModelConfig, require, require_counts
 from llada_jax.model.architecture.parameters import ParamSpec
-from llada_jax.model.forward import forward_canvas, run_layers
+from llada_jax.model.forward import forward_canvas, run_layers, shared_layer
 from llada_jax.model.head import first_maximum, head_logits
-from llada_jax.model.layers import CachedLayer, rms_norm, rotate, rotation
+from llada_jax.model.layers import Attend, CachedLayer, attend, rms_norm, rotate, rotation
 from llada_jax.model.params import Attention, Layer, ModelParams, abstract_params, init_params
 from llada_jax.model.quantize import Weight, linear
 
@@ -205,19 +206,20 @@ def run_blocks(
     tokens: Int[Array, "B R"],
     positions: Int[Array, "B R"],
     context: Context,
-    visible: Bool[Array, "B R T"],
+    visible: Any,
+    attend_with: Attend = attend,
 ) -> Float[Array, "B R D"]:
     """Returns the states of block rows after the final norm, the input of the target's head.
 
     Args:
       tokens: Anchors, and `config.mask_id` in all other rows.
-      visible: The context positions, then the rows, that each row sees (T = L + R).
+      visible: What each row sees, in the form that `attend_with` reads.
     """
     hidden = embedding[tokens].astype(params.norm.dtype)
-    sees = visible[..., : -tokens.shape[1]], visible[..., -tokens.shape[1] :]
     caches = [CachedLayer(*pair, index) for index, pair in enumerate(context)]
     angles = rotation(config.shape, positions)
-    hidden, _, _ = run_layers(params.layers, config.shape, hidden, angles, sees, caches)
+    run = partial(shared_layer, attend_with=attend_with)
+    hidden, _, _ = run_layers(params.layers, config.shape, hidden, angles, visible, caches, run)
     return rms_norm(hidden, params.norm, config.shape.norm_eps)
 
 
@@ -254,7 +256,7 @@ def draft_block(
     tokens = jnp.full((batch, n_rows), config.mask_id, anchor.dtype).at[:, 0].set(anchor)
     positions = position[:, None] + jnp.arange(n_rows, dtype=position.dtype)
     sees_context = jnp.broadcast_to(visible[:, None], (batch, n_rows, visible.shape[1]))
-    sees = jnp.concatenate([sees_context, jnp.ones((batch, n_rows, n_rows), bool)], axis=-1)
+    sees = sees_context, jnp.ones((batch, n_rows, n_rows), bool)
     hidden = run_blocks(params, config, embedding, tokens, positions, context, sees)
     drafts = hidden[:, 1:].astype(embedding.dtype)
     return best_ids(params, drafts, head)

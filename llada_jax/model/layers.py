@@ -120,16 +120,28 @@ def attend(
     """Runs grouped-query attention of rows over cached positions and each other, with a float32
     softmax; a row that sees nothing gets any value.
 
-    Few scores are computed at once, and more than `MOST_SCORES` of a head block by block. On a GPU
-    cuDNN's kernel does both, if it can.
+    Few scores are computed at once, and more than `MOST_SCORES` of a head block by block, or in
+    cuDNN's kernel on a GPU that has it. The kernel wants another order of keys than the cache's,
+    and to copy them moves more bytes than the scores of few rows are.
 
     Args:
       alike: See `softmax`.
     """
+    if sum(part.shape[1] * part.shape[2] for part in visible) <= MOST_SCORES:
+        return all_at_once(query, fresh, visible, cached, alike)
     if not alike and _has_kernel(query):
         return attend_in_cudnn(query, fresh, visible, cached)
-    if sum(part.shape[1] * part.shape[2] for part in visible) > MOST_SCORES:
-        return attend_in_blocks(query, fresh, visible, cached, alike)
+    return attend_in_blocks(query, fresh, visible, cached, alike)
+
+
+def all_at_once(
+    query: Float[Array, "B R H Dh"],
+    fresh: KeysValues,
+    visible: Visible,
+    cached: CachedLayer,
+    alike: bool = False,
+) -> Float[Array, "B R HDh"]:
+    """Runs attention with all scores in memory."""
     return attend_at_once(query, fresh, _bias(jnp.concatenate(visible, -1)), cached, alike)
 
 

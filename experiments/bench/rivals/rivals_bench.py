@@ -141,7 +141,7 @@ class _Suite:
         if self._config.torch_python is None:
             left_out("Fast-dLLM in PyTorch", "rivals.torch_python names no interpreter")
         else:
-            settings = {"checkout": self._config.fast_dllm}
+            settings = {"checkout": self._config.fast_dllm, "device": "cpu"}
             python = self._config.torch_python
             yield Contender("fast_dllm/bfloat16", "torch_fast_dllm", "bfloat16", settings, python)
         if not self._config.llama_cpp:

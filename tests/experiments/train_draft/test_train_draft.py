@@ -13,8 +13,10 @@ from safetensors.numpy import load_file
 
 import llada_jax as lj
 from experiments.train_draft import __main__ as entry
+from experiments.train_draft import answers
 from experiments.train_draft.answers import SPLITS, Shard, drawn_prompts, without_loop
 from llada_jax.checkpoint import fingerprint, model_path, save_huggingface
+from llada_jax.config_files import read_yaml
 from llada_jax.draft.files import read_drafter
 from llada_jax.text import Tokenizer
 from llada_jax.training.loop import read_metrics
@@ -39,6 +41,19 @@ def test_prompts_are_repeatable_and_held_out():
     domains = [{domain for domain, _ in part} for part in drawn.values()]
     assert domains[0] == domains[1] and not domains[0] & domains[2]
     assert not any("{" in text for _, text in drawn["templates"] if _ != "tasks")
+
+
+def test_values_of_training_alone_extend_lists_that_exist():
+    table = read_yaml(Path(answers.__file__).with_name("prompts.yaml"))
+    for part, more in table["train_only"].items():
+        assert {*more} <= {*table[part]}
+    texts = " ".join(text for _, text in islice(drawn_prompts("train", 0), 200))
+    held_out = " ".join(text for _, text in islice(drawn_prompts("templates", 0), 200))
+    found = [
+        any(value in part for value in table["train_only"]["slots"]["passage"])
+        for part in (texts, held_out)
+    ]
+    assert found == [True, False]
 
 
 @pytest.mark.parametrize(
