@@ -7,7 +7,7 @@ finished files and of the settings that they were made with, so that it can be r
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +29,11 @@ ROTATION = "rotation.bin"
 def max_positions(settings: ExportConfig) -> int:
     """Returns the length of the longest canvas that an export can decode."""
     return max(settings.rows[-1], settings.caches[-1])
+
+
+def context_files(context: Mapping[str, Any]) -> list[str]:
+    """Returns the files of an entry of `contexts`: for LiteRT, for QNN, and for ONNX Runtime."""
+    return [context["compiled"], context["file"], *(graph["onnx"] for graph in context["graphs"])]
 
 
 @dataclass(frozen=True)
@@ -180,14 +185,11 @@ class UnfinishedExport:
         that are not in it. The caller holds the target's lock."""
         self._resume()
         self.folder.mkdir(parents=True, exist_ok=True)
-        compiled = [entry["compiled"] for entry in self.contexts.values()]
-        stems = [Path(name).stem for name in compiled]
+        compiled = [name for entry in self.contexts.values() for name in context_files(entry)]
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.suffix == ".onnx" and any(map(path.name.startswith, stems)):
-                continue  # belongs to a compiled binary
-            elif path.name not in {_RECORD, *self._files, *self.contexts, *compiled}:
+            elif path.name not in {_RECORD, *self._files, *compiled}:
                 path.unlink()
         self._save()
 

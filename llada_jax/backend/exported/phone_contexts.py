@@ -20,7 +20,7 @@ from llada_jax.backend.exported.contents import Export, float32_shards
 from llada_jax.backend.exported.manifest import UnfinishedExport
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.qnn.compiler import Compilation, compile_context
-from llada_jax.backend.qnn.context import Tensor
+from llada_jax.backend.qnn.context import NpuGraph, Tensor
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu, epcontext_model
 from llada_jax.backend.qnn.quantizer import write_quantized
 from llada_jax.backend.steps import body_step, resized
@@ -68,7 +68,7 @@ def compile_for_phones(unfinished: UnfinishedExport, export: Export) -> Iterator
                     entry = _entry(name, layers, compilation, export, error)
                     atomic.write_bytes(folder / name, compilation.context.binary)
                     for graph in compilation.context.graphs:
-                        wrapper = folder / epcontext_name(entry["compiled"], graph.signature)
+                        wrapper = folder / _onnx_name(name, graph)
                         atomic.write_bytes(wrapper, epcontext_model(graph, name))
                     atomic.write_bytes(folder / entry["compiled"], compilation.compiled)
                     unfinished.add_context(name, entry)
@@ -92,9 +92,8 @@ def _emulated_error(soc: str, export: Export, layers: range) -> float:
     return error
 
 
-def epcontext_name(compiled: str, signature: str) -> str:
-    """Returns the name of the ONNX file with one graph of a context, for ONNX Runtime."""
-    return f"{Path(compiled).stem}-{signature}.onnx"
+def _onnx_name(context: str, graph: NpuGraph) -> str:
+    return f"{Path(context).stem}-{graph.signature}.onnx"
 
 
 def _entry(
@@ -110,6 +109,7 @@ def _entry(
         "graphs": [
             graph._asdict()
             | {end: list(map(_tensor_entry, getattr(graph, end))) for end in ("inputs", "outputs")}
+            | {"onnx": _onnx_name(name, graph)}
             for graph in compilation.context.graphs
         ],
         "ddr_bytes": {name: t._asdict() for name, t in compilation.traffic.items()},

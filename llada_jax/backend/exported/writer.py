@@ -45,13 +45,10 @@ from llada_jax.backend.exported.manifest import (
     File,
     Manifest,
     UnfinishedExport,
+    context_files,
     max_positions,
 )
-from llada_jax.backend.exported.phone_contexts import (
-    check_phones,
-    compile_for_phones,
-    epcontext_name,
-)
+from llada_jax.backend.exported.phone_contexts import check_phones, compile_for_phones
 from llada_jax.backend.litert import tflite
 from llada_jax.backend.litert.install import require_npu
 from llada_jax.backend.lower import check, lower
@@ -117,12 +114,7 @@ def _write_files(
     contexts = list(compile_for_phones(unfinished, export))
     checks = list(_check_files(unfinished.folder, export, bodies)) if export.verify else []
     tokenizer = export.tokenizer.save(unfinished.folder) if export.tokenizer else []
-    names = [entry[name] for entry in contexts for name in ("file", "compiled")]
-    names += [
-        epcontext_name(entry["compiled"], graph["signature"])
-        for entry in contexts
-        for graph in entry["graphs"]
-    ]
+    names = [name for entry in contexts for name in context_files(entry)]
     plan = [*_write_plan(unfinished, export, bodies, contexts)]
     binaries = [File.of(inside(unfinished.folder, name)) for name in names]
     manifest = Manifest(
@@ -234,10 +226,7 @@ def _push_page(manifest: Manifest, folder: str) -> str:
     bodies = [shard.file.name for shard in manifest.shards]
     by_soc: dict[str, list[str]] = {}
     for context in manifest.contexts:
-        wrappers = [epcontext_name(context["compiled"], g["signature"]) for g in context["graphs"]]
-        by_soc.setdefault(context["soc"], []).extend(
-            [context["compiled"], context["file"], *wrappers]
-        )
+        by_soc.setdefault(context["soc"], []).extend(context_files(context))
     special = {*bodies, *itertools.chain(*by_soc.values())}
     for_this_machine = ("calibration", "emulated-", "golden-", "on_phone", "signatures", "graphs")
     names = [file.name for file in manifest.files if file.name not in special]

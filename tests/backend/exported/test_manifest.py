@@ -146,9 +146,10 @@ def test_a_compiled_context_is_kept_with_its_binary(tmp_path):
     export = Export(GQA, None, ExportConfig(), "a test")
     begun = UnfinishedExport(tmp_path / "model", export)
     begun.begin()
-    for name in ("context.bin", "context.tflite", "left.tmp"):
+    for name in ("context.bin", "context.tflite", "rows1.onnx", "left.tmp"):
         (begun.folder / name).write_bytes(b"x")
-    begun.add_context("context.bin", {"file": "context.bin", "compiled": "context.tflite"})
+    files = {"file": "context.bin", "compiled": "context.tflite"}
+    begun.add_context("context.bin", files | {"graphs": [{"onnx": "rows1.onnx"}]})
     UnfinishedExport(tmp_path / "model", export).begin()
     kept = {path.name for path in begun.folder.iterdir()}
-    assert kept == {"context.bin", "context.tflite", "progress.json"}
+    assert kept == {"context.bin", "context.tflite", "rows1.onnx", "progress.json"}

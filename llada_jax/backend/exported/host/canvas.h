@@ -142,11 +142,6 @@ class Canvas {
     if (sampler.attention == "finished") return std::min(position, block_start());
     return 0;
   }
-  bool sees_row(int row, int other) const { return order(other) <= order(row); }
-  bool sees_cached(const Plan& plan, int row, int position) const {
-    const bool is_row = position >= plan.start && position < plan.stop;
-    return position < plan.n_cached && !is_row && order(position) <= order(row);
-  }
 
   // Commits tokens by the scores of the planned positions, and goes on to the next step.
   void decide(const Plan& plan, const Scores& scores) {

@@ -46,7 +46,6 @@ class Json {
  public:
   enum Kind { Null, Bool, Number, Text, List, Object };
 
-  bool is_null() const { return kind_ == Null; }
   bool is_text() const { return kind_ == Text; }
   bool flag() const { return need(Bool, "true or false"), number_ != 0; }
   const std::string& text() const { return need(Text, "text"), text_; }
@@ -74,7 +73,7 @@ class Json {
   }
   bool has(const std::string& key) const {
     const auto found = object().find(key);
-    return found != object_.end() && !found->second.is_null();
+    return found != object_.end() && found->second.kind_ != Null;
   }
 
   static Json parse(const std::string& text) {

@@ -31,7 +31,7 @@ class LiteRt {
   };
   static_assert(sizeof(Any) == 16 && sizeof(EnvironmentOption) == 24 && sizeof(TensorType) == 72, "LiteRT's ABI");
 
-  LiteRt(const std::string& library, const std::string& dispatch_folder, int threads) : threads_(threads) {
+  LiteRt(const std::string& library, const std::string& dispatch_folder, int n_threads) : threads(n_threads) {
     library_ = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
     require(library_ != nullptr, "LiteRT cannot be loaded (" + std::string(library_ ? "" : dlerror()) +
                                      "); allowed: --library path/to/libLiteRt.so");
@@ -56,12 +56,11 @@ class LiteRt {
     require(found != nullptr, std::string("LiteRT has no ") + name + "; allowed: LiteRT 2.2 to 2.3");
     return reinterpret_cast<Signature*>(found);
   }
-  int threads() const { return threads_; }
   Handle environment = nullptr;
+  const int threads;
 
  private:
   void* library_;
-  int threads_;
   mutable std::map<std::string, void*> functions_;
 };
 
@@ -114,7 +113,7 @@ class Graph {
     LiteRt::Handle options = nullptr;
     litert.call("LiteRtCreateOptions", &options);
     litert.call("LiteRtSetOptionsHardwareAccelerators", options, accelerators);
-    std::string cpu = "num_threads = " + std::to_string(litert.threads()) + "\n";
+    std::string cpu = "num_threads = " + std::to_string(litert.threads) + "\n";
     if (!packed.empty()) cpu += "weight_cache_file_path = \"" + packed + "\"\n";
     add(options, "xnnpack", cpu);
     if (accelerators & 4) add(options, "qualcomm", "htp_performance_mode = 2\n");  // bursts
