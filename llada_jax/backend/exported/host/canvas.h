@@ -88,7 +88,8 @@ class Canvas {
     origin = prompt;
     if (sampler.model_block) {
       const int first = sampler.blocks_from_prompt ? prompt : 0;
-      if (!sampler.cuts_last_block) end += ((first - end) % sampler.model_block + sampler.model_block) % sampler.model_block;
+      if (!sampler.cuts_last_block)  // rounded up to a whole block
+        end = first - floor_divide(first - end, sampler.model_block) * sampler.model_block;
       origin = prompt - ((prompt - first) % sampler.block_length);
     }
     length = (end + sampler.multiple - 1) / sampler.multiple * sampler.multiple;
@@ -157,7 +158,8 @@ class Canvas {
     for (size_t i = 0; i < plan.at.size(); ++i)
       if (plan.at[i] < stop) ranked.push_back(i);
     const bool by_entropy = sampler.priority == "entropy";
-    const auto& priority = by_entropy ? scores.entropy : sampler.priority == "margin" ? scores.margin : scores.confidence;
+    const bool by_margin = sampler.priority == "margin";
+    const auto& priority = by_entropy ? scores.entropy : by_margin ? scores.margin : scores.confidence;
     if (sampler.priority != "sequential")
       std::stable_sort(ranked.begin(), ranked.end(), [&](size_t a, size_t b) {
         return by_entropy ? priority[a] < priority[b] : priority[a] > priority[b];
@@ -166,7 +168,8 @@ class Canvas {
     for (size_t rank = 0; rank < ranked.size(); ++rank) {
       const size_t i = ranked[rank];
       const double confidence = scores.confidence[i];
-      require(std::isfinite(confidence), "the model's scores are NaN or infinite at position " + std::to_string(plan.at[i]));
+      require(std::isfinite(confidence),
+              "the model's scores are NaN or infinite at position " + std::to_string(plan.at[i]));
       const bool reaches = sampler.strict ? confidence > sampler.threshold : confidence >= sampler.threshold;
       const bool commits = int(rank) < least || (sampler.rule == "threshold" && reaches);
       if (commits && scores.token[i] != sampler.mask_id) put(plan.at[i], scores.token[i]);

@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -65,6 +66,7 @@ class LiteRt {
 };
 
 // Memory of an input or output. It is locked while the host reads or writes it, as an NPU requires.
+// Every use states the number of elements: a damaged manifest may contradict the graphs.
 class Buffer {
  public:
   Buffer(const LiteRt& litert, const LiteRt::TensorType& type, LiteRt::Handle requirements) : litert_(litert) {
@@ -72,28 +74,17 @@ class Buffer {
     is_float_ = type.element == 1;
     require(is_float_ || type.element == 2, "a graph has other numbers; allowed: float32 and int32");
     litert.call("LiteRtCreateManagedTensorBufferFromRequirements", litert.environment, &type, requirements, &handle);
-    fill(0);
+    write(size_, [&](float* numbers) { std::fill_n(numbers, size_, 0.0f); });
   }
   Buffer(const Buffer&) = delete;
   ~Buffer() { litert_.function<void(LiteRt::Handle)>("LiteRtDestroyTensorBuffer")(handle); }
 
-  size_t size() const { return size_; }
   template <typename Use>
-  void map(int mode, Use use) const {
-    void* address = nullptr;
-    litert_.call("LiteRtLockTensorBuffer", handle, &address, mode);
-    use(address);
-    litert_.call("LiteRtUnlockTensorBuffer", handle);
-  }
-  template <typename Use>
-  void write(Use use) { map(1, [&](void* address) { use(static_cast<float*>(address)); }); }
+  void write(size_t size, Use use) { map(size, 2, [&](void* address) { use(static_cast<float*>(address)); }); }
   template <typename Number = float, typename Use>
-  void read(Use use) const {
-    require(is_float_ == std::is_same<Number, float>::value, "an output has other numbers");
-    map(0, [&](void* address) { use(static_cast<const Number*>(address)); });
-  }
-  void fill(float value) {
-    write([&](float* numbers) { for (size_t i = 0; i < size_; ++i) numbers[i] = value; });
+  void read(size_t size, Use use) const {
+    require(is_float_ == std::is_same<Number, float>::value, "an output has other numbers than the contract");
+    map(size, 0, [&](void* address) { use(static_cast<const Number*>(address)); });
   }
   LiteRt::Handle handle = nullptr;
 
@@ -101,9 +92,25 @@ class Buffer {
   const LiteRt& litert_;
   size_t size_ = 1;
   bool is_float_ = true;
+
+  template <typename Use>
+  void map(size_t size, int mode, Use use) const {
+    require(size == size_, "an array of a graph has " + std::to_string(size_) + " numbers; the manifest requires " +
+                               std::to_string(size));
+    void* address = nullptr;
+    litert_.call("LiteRtLockTensorBuffer", handle, &address, mode);
+    use(address);
+    litert_.call("LiteRtUnlockTensorBuffer", handle);
+  }
 };
 using SharedBuffer = std::shared_ptr<Buffer>;
 using Buffers = std::map<std::string, SharedBuffer>;  // by name
+
+inline Buffer& get(const Buffers& buffers, const std::string& name) {
+  const auto found = buffers.find(name);
+  require(found != buffers.end(), "a graph has no " + name + ", which the contract names");
+  return *found->second;
+}
 
 // A .tflite file, opened.
 class Graph {
@@ -192,7 +199,8 @@ class Graph {
       litert_.call(("LiteRtGetSignature" + end + "Name").c_str(), signature, i, &name);
       litert_.call(("LiteRtGetSignature" + end + "TensorByIndex").c_str(), signature, i, &tensor);
       litert_.call("LiteRtGetRankedTensorType", tensor, &out[i].type);
-      litert_.call(("LiteRtGetCompiledModel" + end + "BufferRequirements").c_str(), compiled_, index, i, &out[i].requirements);
+      litert_.call(("LiteRtGetCompiledModel" + end + "BufferRequirements").c_str(), compiled_, index, i,
+                   &out[i].requirements);
       out[i].name = name;
     }
     return out;

@@ -108,7 +108,8 @@ Answer decode(Session& session, const Sampler& sampler, const std::vector<int>& 
 // Writes the columns that experiments.calibrate reads.
 void write_csv(const std::string& path, const Timings& timings, const Json& manifest, const std::string& thermal) {
   std::ofstream file(path);
-  file << "name,file,signature,graph,processor,precision,rows,cache,layers,median_ms,p5_ms,p95_ms,runs,thermal,version\n";
+  file << "name,file,signature,graph,processor,precision,rows,cache,layers,median_ms,p5_ms,p95_ms,runs,"
+          "thermal,version\n";
   const std::string quant = manifest["settings"]["quant"].text();
   for (const auto& [key, timing] : timings) {
     if (timing.graph.empty()) continue;  // chunks of the head are no graph that is calibrated
@@ -145,8 +146,9 @@ class Program {
     for (const Json& shard : manifest_["shards"].list()) check_file(folder_, shard["file"], hashes);
     for (const char* name : {"head", "embedding"}) check_file(folder_, manifest_[name], hashes);
     for (const Json& file : manifest_["others"].list()) check_file(folder_, file, hashes);
-    const Sampler sampler(contract_, text_of(options_, "--sampler", contract_["default_sampler"].text()),
-                          int(number_of(options_, "--gen-length", 1 << 20, 0)), number_of(options_, "--threshold", 1, 0));
+    const int gen_length = int(number_of(options_, "--gen-length", 1 << 20, 0));
+    const Sampler sampler(contract_, text_of(options_, "--sampler", contract_["default_sampler"].text()), gen_length,
+                          number_of(options_, "--threshold", 1, 0));
     const LiteRt litert(text_of(options_, "--library", LITERT_LIBRARY), text_of(options_, "--dispatch"),
                         int(number_of(options_, "--threads", 1024, cores())));
     Session session(litert, folder_, manifest_, text_of(options_, "--soc"), text_of(options_, "--packed"));

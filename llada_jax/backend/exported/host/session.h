@@ -48,7 +48,8 @@ class Session {
       for (const Json& shard : manifest["shards"].list()) add(shard["file"], shard, 1);
     for (const Json& context : manifest["contexts"].list())
       for (const Json& file : manifest["others"].list())
-        if (context["soc"].text() == soc && file["name"].text() == context["compiled"].text()) add(file, context, 4 | 1);
+        if (context["soc"].text() == soc && file["name"].text() == context["compiled"].text())
+          add(file, context, 4 | 1);
     require(!shards_.empty(), "the folder has no graphs for " + (soc.empty() ? "the CPU" : soc));
     chunk_ = int(manifest["head_chunk"].integer(1, 1 << 24));
     head_name_ = manifest["head"]["name"].text();
@@ -63,13 +64,13 @@ class Session {
   // Begins a canvas: its cache is empty.
   void begin(const Sampler& sampler, const Canvas& canvas) {
     const int multiple = sampler.multiple, longest = size("max_length");
-    const int room = sampler.caches() ? caches_.back() / multiple * multiple : positions_;
+    const int room = std::min(positions_, sampler.caches() ? caches_.back() / multiple * multiple : positions_);
     require(canvas.end <= room && canvas.prompt + sampler.gen_length <= longest,
             "the prompt has " + std::to_string(canvas.prompt) + " tokens, and " + std::to_string(sampler.gen_length) +
                 " follow; allowed: up to " + std::to_string(std::min(room, longest)) + " together");
     for (const int id : canvas.tokens)
-      require(id < vocabulary_ || id == sampler.mask_id, "the prompt has id " + std::to_string(id) + "; allowed: up to " +
-                                                             std::to_string(vocabulary_ - 1));
+      require(id < vocabulary_ || id == sampler.mask_id,
+              "the prompt has id " + std::to_string(id) + "; allowed: up to " + std::to_string(vocabulary_ - 1));
     cache_ = *std::lower_bound(caches_.begin(), caches_.end(), sampler.caches() ? canvas.length : 0);
     caches_of_.clear();
     pending_start_ = pending_stop_ = 0;
@@ -90,10 +91,11 @@ class Session {
         for (const std::string& name : shard.caches) inputs[name] = caches_of_[name];
       const Timing kind{"layers", bucket, cache_, int(shard.caches.size() / 2), {}};
       const Buffers& outputs = timed(*shard.graph, shard.name, signature, inputs, kind);
-      inputs["hidden"] = outputs.at("hidden");
       for (const auto& [name, buffer] : outputs) fresh_[name] = buffer;
+      get(outputs, "hidden");
+      inputs["hidden"] = fresh_["hidden"];
     }
-    pending_start_ = plan.start, pending_stop_ = plan.stop;
+    pending_start_ = plan.start, pending_stop_ = plan.stop, bucket_ = bucket;
     return score(canvas.sampler, inputs["hidden"], plan.row);
   }
 
@@ -110,7 +112,7 @@ class Session {
   std::string head_name_, embedding_dtype_;
   std::unique_ptr<Graph> head_;
   const uint8_t *embedding_, *rotation_;
-  int cache_ = 0, pending_start_ = 0, pending_stop_ = 0;
+  int cache_ = 0, bucket_ = 0, pending_start_ = 0, pending_stop_ = 0;  // the last three of the last forward
   Buffers caches_of_, fresh_;  // by input, and outputs of the last forward
   std::map<std::string, Buffers> inputs_;  // by signature, then name
   SharedBuffer penalty_;
@@ -177,8 +179,9 @@ class Session {
     auto& inputs = inputs_[signature];
     if (inputs.empty())
       for (const char* name : {"hidden", "cos", "sin", "bias"}) inputs[name] = shards_[0].graph->input(signature, name);
-    const int rows = plan.rows(), columns = cache_ + bucket;
-    inputs["hidden"]->write([&](float* out) {
+    const int rows = plan.rows();
+    const size_t columns = size_t(cache_) + size_t(bucket);
+    inputs["hidden"]->write(size_t(bucket) * width_, [&](float* out) {
       for (int row = 0; row < rows; ++row) {
         const int token = canvas.tokens[size_t(plan.start + row)];
         // The mask of an autoregressive model is no token; nothing reads such a row.
@@ -188,12 +191,12 @@ class Session {
       std::fill(out + size_t(rows) * width_, out + size_t(bucket) * width_, 0.0f);
     });
     for (const char* name : {"cos", "sin"})
-      inputs[name]->write([&](float* out) {
+      inputs[name]->write(size_t(bucket) * half_, [&](float* out) {
         const size_t first = (name[0] == 's' ? size_t(positions_) : 0) + size_t(plan.start);
         std::memcpy(out, rotation_ + 4 * first * half_, 4 * size_t(rows) * half_);
         std::fill(out + size_t(rows) * half_, out + size_t(bucket) * half_, 0.0f);
       });
-    inputs["bias"]->write([&](float* out) {
+    inputs["bias"]->write(size_t(bucket) * columns, [&](float* out) {
       std::fill_n(out, size_t(bucket) * columns, -3e4f);
       std::vector<int> orders(size_t(std::max(plan.n_cached, plan.stop)));
       for (size_t i = 0; i < orders.size(); ++i) orders[i] = canvas.order(int(i));
@@ -214,13 +217,13 @@ class Session {
     const auto copy = [&](int start, int stop) {
       if (start >= stop) return;
       for (const auto& [name, cache] : caches_of_) {
-        const Buffer& rows = *fresh_.at("new_" + name);
-        const size_t run = rows.size() / heads_, row = size_t(start - pending_start_);
-        cache->map(2, [&](void* to) {
-          rows.read([&](const float* from) {
-            for (int head = 0; head < heads_; ++head)
-              std::memcpy(static_cast<float*>(to) + (size_t(head) * cache_ + start) * head_size_,
-                          from + head * run + row * head_size_, 4 * size_t(stop - start) * head_size_);
+        const Buffer& rows = get(fresh_, "new_" + name);
+        const size_t row = size_t(start - pending_start_), size = size_t(heads_) * head_size_;
+        cache->write(size * cache_, [&](float* to) {
+          rows.read(size * bucket_, [&](const float* from) {
+            for (size_t head = 0; head < size_t(heads_); ++head)
+              std::memcpy(to + (head * cache_ + start) * head_size_, from + (head * bucket_ + row) * head_size_,
+                          4 * size_t(stop - start) * head_size_);
           });
         });
       }
@@ -238,8 +241,8 @@ class Session {
       const std::string signature = "rows" + std::to_string(bucket);
       auto& inputs = inputs_[signature];
       if (inputs.empty()) inputs["hidden"] = head_->input(signature, "hidden");
-      inputs["hidden"]->write([&](float* to) {
-        hidden->read([&](const float* from) {
+      inputs["hidden"]->write(size_t(bucket) * width_, [&](float* to) {
+        hidden->read(size_t(bucket_) * width_, [&](const float* from) {
           for (size_t i = 0; i < count; ++i)
             std::memcpy(to + i * width_, from + size_t(rows[start + i]) * width_, 4 * size_t(width_));
         });
@@ -256,15 +259,17 @@ class Session {
     const std::string signature = "rows" + std::to_string(bucket);
     if (!penalty_) {
       penalty_ = head_->input(signature, "penalty");
-      penalty_->write([&](float* numbers) {
+      penalty_->write(size_t(vocabulary_), [&](float* numbers) {
         for (const int id : sampler.forbidden_ids)
           if (id < vocabulary_) numbers[id] = -1e30f;
       });
     }
     inputs["penalty"] = penalty_;
     const auto& outputs = timed(*head_, head_name_, signature, inputs, {"head", bucket, 0, 1, {}});
-    outputs.at("token")->read<int32_t>([&](const int32_t* ids) { out.token.insert(out.token.end(), ids, ids + count); });
-    outputs.at("confidence")->read([&](const float* p) { out.confidence.insert(out.confidence.end(), p, p + count); });
+    get(outputs, "token").read<int32_t>(
+        size_t(bucket), [&](const int32_t* ids) { out.token.insert(out.token.end(), ids, ids + count); });
+    get(outputs, "confidence").read(
+        size_t(bucket), [&](const float* p) { out.confidence.insert(out.confidence.end(), p, p + count); });
   }
 
   void score_in_chunks(const Sampler& sampler, const Buffers& inputs, int bucket,
@@ -273,7 +278,8 @@ class Session {
     for (int chunk = 0; chunk * chunk_ < vocabulary_; ++chunk) {
       const std::string signature = "rows" + std::to_string(bucket) + "_chunk" + std::to_string(chunk);
       const size_t ids = size_t(std::min(chunk_, vocabulary_ - chunk * chunk_));
-      timed(*head_, head_name_, signature, inputs, {"", bucket, 0, 1, {}}).at("logits")->read([&](const float* from) {
+      const Buffers& outputs = timed(*head_, head_name_, signature, inputs, {"", bucket, 0, 1, {}});
+      get(outputs, "logits").read(bucket * ids, [&](const float* from) {
         for (size_t row = 0; row < count; ++row)
           std::memcpy(&logits[row * vocabulary_ + size_t(chunk) * chunk_], from + row * ids, 4 * ids);
       });

@@ -59,17 +59,18 @@ class Sha256 {
   }
   static uint32_t turn(uint32_t x, int n) { return x >> n | x << (32 - n); }
   void absorb(const uint8_t* block) {
-    std::array<uint32_t, 64> w;
+    std::array<uint32_t, 64> w{};
     for (size_t i = 0; i < 16; ++i)
-      w[i] = uint32_t(block[4 * i]) << 24 | uint32_t(block[4 * i + 1]) << 16 | uint32_t(block[4 * i + 2]) << 8 | block[4 * i + 3];
+      for (size_t j = 0; j < 4; ++j) w[i] = w[i] << 8 | block[4 * i + j];
     for (size_t i = 16; i < 64; ++i) {
       const uint32_t a = w[i - 15], b = w[i - 2];
       w[i] = w[i - 16] + w[i - 7] + (turn(a, 7) ^ turn(a, 18) ^ a >> 3) + (turn(b, 17) ^ turn(b, 19) ^ b >> 10);
     }
     std::array<uint32_t, 8> s = state_;
     for (size_t i = 0; i < 64; ++i) {
-      const uint32_t one = s[7] + (turn(s[4], 6) ^ turn(s[4], 11) ^ turn(s[4], 25)) + ((s[4] & s[5]) ^ (~s[4] & s[6])) + k_[i] + w[i];
-      const uint32_t two = (turn(s[0], 2) ^ turn(s[0], 13) ^ turn(s[0], 22)) + ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
+      const uint32_t chosen = (s[4] & s[5]) ^ (~s[4] & s[6]), most = (s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]);
+      const uint32_t one = s[7] + (turn(s[4], 6) ^ turn(s[4], 11) ^ turn(s[4], 25)) + chosen + k_[i] + w[i];
+      const uint32_t two = (turn(s[0], 2) ^ turn(s[0], 13) ^ turn(s[0], 22)) + most;
       for (size_t j = 7; j > 0; --j) s[j] = s[j - 1];
       s[4] += one;
       s[0] = one + two;

@@ -254,7 +254,8 @@ struct Message {
 };
 
 // Returns the ids of a chat, in which only the contract's prefixes and suffixes are control tokens.
-inline std::vector<int> encode_chat(const Tokenizer& tokenizer, const Json& chat, const std::vector<Message>& messages) {
+inline std::vector<int> encode_chat(const Tokenizer& tokenizer, const Json& chat,
+                                    const std::vector<Message>& messages) {
   const auto fixed = [](const Json& text) { return code_points(text.text(), "the contract"); };
   Text text = messages[0].role == "system" ? Text() : fixed(chat["begin"]);
   std::vector<std::pair<size_t, size_t>> plain;
