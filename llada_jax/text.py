@@ -125,20 +125,19 @@ class Tokenizer:
     def save(self, folder: Path) -> list[Path]:
         """Writes the tokenizer into an existing folder for `from_folder`, and returns the paths.
 
-        Copies the files that it was read from, or else writes `tokenizer.json`,
-        `tokenizer_config.json` and `chat_template.jinja`.
+        Copies the files that it was read from, or else writes `tokenizer_config.json` and
+        `chat_template.jinja`. There is always a `tokenizer.json`.
         """
-        if self.files:
-            return [Path(shutil.copyfile(file, folder / file.name)) for file in self.files]
-        content = {
-            "tokenizer.json": self.backend.to_str(),
-            "tokenizer_config.json": json.dumps(self.special_tokens),
-            "chat_template.jinja": self.chat_template,
-        }
-        paths = [folder / name for name, text in content.items() if text is not None]
-        for path in paths:
-            path.write_bytes((content[path.name] or "").encode())
-        return paths
+        paths = [Path(shutil.copyfile(file, folder / file.name)) for file in self.files]
+        content = {"tokenizer.json": self.backend.to_str()}
+        if not self.files:
+            content["tokenizer_config.json"] = json.dumps(self.special_tokens)
+            if self.chat_template is not None:
+                content["chat_template.jinja"] = self.chat_template
+        missing = [folder / name for name in content if folder / name not in paths]
+        for path in missing:
+            path.write_bytes(content[path.name].encode())
+        return [*paths, *missing]
 
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, Tokenizer)
