@@ -68,6 +68,7 @@ PHONE = """#!/bin/sh
 echo "$*" >> calls
 case "$*" in
   *thermalservice*) echo 'Thermal Status: 0' ;;
+  pull*rows.csv*) cp rows.csv "$3" ;;
   pull*.pb*) cp sample.pb "$3$(basename "$2")" ;;
   pull*.csv*) cp sample.csv "$3$(basename "$2")" ;;
 esac
@@ -137,6 +138,24 @@ def test_every_route_times_signatures_by_name(route, tmp_path):
     calls = (tmp_path / "calls").read_text()
     for needed in (*ROUTES[route], "LD_LIBRARY_PATH=", "ADSP_LIBRARY_PATH="):
         assert needed in calls
+
+
+def test_the_host_s_route_copies_its_table(tmp_path):
+    (tmp_path / "manifest.json").write_text('{\n"ai-edge-litert": "2.3.0"\n}')
+    columns = "name,graph,processor,precision,rows,median_ms,p5_ms,p95_ms,runs,thermal,version"
+    (tmp_path / "rows.csv").write_text(f"{columns}\nhead,head,cpu,int8,8,1,1,1,3,0,2.3.0\n")
+    adb = tmp_path / "bin" / "adb"
+    adb.parent.mkdir()
+    adb.write_text(PHONE)
+    adb.chmod(0o755)
+    paths = f"{adb.parent}:{os.environ['PATH']}"
+    command = ["sh", SCRIPT.with_name("on_phone.sh"), "host", "libraries"]
+    subprocess.run(command, cwd=tmp_path, env=os.environ | {"PATH": paths}, check=True)
+    (found,) = read_measurements(tmp_path / "measured" / "host")
+    assert (found.name, found.runs, found.version) == ("head", 3, "2.3.0")
+    calls = (tmp_path / "calls").read_text()
+    assert "./llada_host . --library ./libLiteRt.so --packed packed --csv" in calls
+    assert "push manifest.json" in calls and "--thermal 0" in calls
 
 
 def test_rows_straddle_tiles_and_caches():

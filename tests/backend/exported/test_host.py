@@ -311,6 +311,9 @@ def test_folders_and_prompts_that_are_refused(program: Path, exports: Any, tmp_p
     assert "tokens, and 128 follow; allowed: up to 256 together" in long
     rows = run(program, folder, "--prompt", "How many? " * 60, "--gen-length", "32", status=2)
     assert "rows; allowed: up to 192 rows, set at export" in rows
+    for name in ("PUSH.md", "signatures.csv", "on_phone.sh", "tokenizer_config.json"):
+        (folder / name).unlink()  # as on a phone
+    assert run(program, folder, *ask, "--gen-length", "32").strip()
     for name in ("shard-00.tflite", "head.tflite", "embedding.bin", "rotation.bin"):
         content = bytearray((folder / name).read_bytes())
         (folder / name).write_bytes(content[:-1])

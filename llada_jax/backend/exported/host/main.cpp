@@ -142,10 +142,7 @@ class Program {
         for (const int id : tokenizer().encode(code_points(Json::parse(line).text(), "a line"))) std::cout << id << ' ';
       return 0;
     }
-    const bool hashes = !options_.count("--no-check");
-    for (const Json& shard : manifest_["shards"].list()) check_file(folder_, shard["file"], hashes);
-    for (const char* name : {"head", "embedding"}) check_file(folder_, manifest_[name], hashes);
-    for (const Json& file : manifest_["others"].list()) check_file(folder_, file, hashes);
+    check_files(text_of(options_, "--soc"));
     const int gen_length = int(number_of(options_, "--gen-length", 1 << 20, 0));
     const Sampler sampler(contract_, text_of(options_, "--sampler", contract_["default_sampler"].text()), gen_length,
                           number_of(options_, "--threshold", 1, 0));
@@ -169,6 +166,18 @@ class Program {
   std::unique_ptr<Tokenizer> tokenizer_;
   std::vector<Message> chat_;
 
+  // Checks the files that a run reads; a phone has no others.
+  void check_files(const std::string& soc) const {
+    std::set<std::string> used{contract_["rotation"].text(), "tokenizer.json"};
+    for (const Json& context : manifest_["contexts"].list())
+      if (context["soc"].text() == soc) used.insert(context["compiled"].text());
+    std::vector<const Json*> files{&manifest_["head"], &manifest_["embedding"]};
+    for (const Json& shard : manifest_["shards"].list())
+      if (soc.empty()) files.push_back(&shard["file"]);
+    for (const Json& file : manifest_["others"].list())
+      if (used.count(file["name"].text())) files.push_back(&file);
+    for (const Json* file : files) check_file(folder_, *file, !options_.count("--no-check"));
+  }
   static int cores() {
     cpu_set_t set;
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
