@@ -115,10 +115,12 @@ def contract_of(
         "control_ids": tokenizer and sorted(tokenizer.control_ids),
         "nfc": tokenizer and _nfc(tokenizer),
     }
-    return contract | {"text": [*_sentences(model, contract)]}
+    return contract | {"text": [*_sentences(model, settings, contract)]}
 
 
-def _sentences(model: ModelConfig, contract: Mapping[str, Any]) -> Iterator[str]:
+def _sentences(
+    model: ModelConfig, settings: ExportConfig, contract: Mapping[str, Any]
+) -> Iterator[str]:
     """Yields the contract in words, with what concerns the model's family only."""
     samplers = contract["samplers"].values()
     yield (
@@ -177,6 +179,13 @@ def _sentences(model: ModelConfig, contract: Mapping[str, Any]) -> Iterator[str]
         "Run the shards in order; hidden of one is hidden of the next. The cache is only read: "
         "copy new_keys and new_values of a row to its position once it is not a row any more."
     )
+    if settings.canvases[-1] > 1:
+        yield (
+            "Signature rows<R>_cache<C>_canvases<n> runs n canvases in one forward: n * R rows, one "
+            "canvas after the other, and bias [n * R, C + R] of each canvas's own positions and "
+            "rows. The cache of the second canvas is canvas1_keys_<layer> and "
+            "canvas1_values_<layer>, and so on."
+        )
     yield (
         "Head: score the masked positions of the open block. With head: penalty is "
         f"{FORBIDDEN_LOGIT:g} for forbidden_ids and 0 for others, token is the best id and "

@@ -86,6 +86,12 @@ def test_arrays_of_the_graphs() -> None:
         assert named == dict(step.inputs)
 
 
+def test_packed_canvases_are_described() -> None:
+    assert not any("canvases<n>" in line for line in contract(GQA)["text"])
+    packed = contract_of(GQA, ExportConfig(canvases=(1, 4)), None)
+    assert any("canvases<n>" in line for line in packed["text"])
+
+
 def test_a_scaled_rope_is_named() -> None:
     model = GQA.replace(rope_scaling="yarn", rope_factor=4.0, rope_length=32)
     assert any("RoPE, scaled by yarn:" in line for line in contract(model)["text"])

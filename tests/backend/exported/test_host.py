@@ -294,7 +294,7 @@ def test_answers_in_words_and_times(program: Path, exports: Any, tmp_path: Path)
 
 
 def test_folders_and_prompts_that_are_refused(program: Path, exports: Any, tmp_path: Path) -> None:
-    folder = shutil.copytree(exports("full"), tmp_path / "model")
+    folder = shutil.copytree(exports("full", "int8"), tmp_path / "model")
     ask = ("--prompt", "How many?")
     missing = run(program, folder, *ask, "--library", "/none/libLiteRt.so", status=2)
     assert "LiteRT cannot be loaded" in missing and "allowed: --library" in missing

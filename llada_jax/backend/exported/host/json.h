@@ -1,6 +1,7 @@
 // Reads JSON, and defines the program's only exception. Every message is one line.
 #pragma once
 
+#include <cctype>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>

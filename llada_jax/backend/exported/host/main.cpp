@@ -6,6 +6,8 @@
 
 #include <cstdio>
 #include <iostream>
+#include <memory>
+#include <set>
 
 #include "session.h"
 #include "tokenizer.h"

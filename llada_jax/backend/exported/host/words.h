@@ -3,6 +3,7 @@
 // quantifiers and look-ahead. The first alternative that matches wins, as in the tokenizers library.
 #pragma once
 
+#include <cctype>
 #include <functional>
 #include <memory>
 #include <string>
