@@ -181,7 +181,7 @@ def _sentences(
     )
     if settings.canvases[-1] > 1:
         yield (
-            "Signature rows<R>_cache<C>_canvases<n> runs n canvases in one forward: n * R rows, one "
+            "Signature rows<R>_cache<C>_canvases<n> runs n canvases in a forward: n * R rows, one "
             "canvas after the other, and bias [n * R, C + R] of each canvas's own positions and "
             "rows. The cache of the second canvas is canvas1_keys_<layer> and "
             "canvas1_values_<layer>, and so on."
