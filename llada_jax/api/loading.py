@@ -84,7 +84,7 @@ def load(
     config, params, tokenizer_folder = checkpoint.load_params(
         source, dtype, name, experts, mesh, ignore_keys, adapter
     )
-    tokenizer = _for_family(checkpoint.read_tokenizer(tokenizer_folder), config)
+    tokenizer = for_family(checkpoint.read_tokenizer(tokenizer_folder), config)
     fingerprint = agreed(settings, partial(checkpoint.fingerprint, source, adapter))
     require(
         checkpoint.file_states(source, adapter) == before,
@@ -141,7 +141,7 @@ def with_tokenizer_ids(
     return config.replace(**{k: v for k, v in ids.items() if getattr(config, k) is None})
 
 
-def _for_family(tokenizer: Tokenizer | None, config: ModelConfig) -> Tokenizer | None:
+def for_family(tokenizer: Tokenizer | None, config: ModelConfig) -> Tokenizer | None:
     """Returns the tokenizer with the variables of the family's chat template."""
     family = families().get(config.family)
     return tokenizer and replace(tokenizer, variables=family.template if family else {})
@@ -156,7 +156,7 @@ def _load_exported(folder: Path, dtype: str | None) -> Model:
     )
     has_tokenizer = {"tokenizer.json", "vocab.json"} & {file.name for file in manifest.others}
     tokenizer = checkpoint.read_tokenizer(folder if has_tokenizer else None)
-    tokenizer = _for_family(tokenizer, manifest.model)
+    tokenizer = for_family(tokenizer, manifest.model)
     fingerprint = content_hash(folder, [folder / MANIFEST])
     return Model(manifest.model, None, tokenizer, folder, str(folder), fingerprint)
 
