@@ -63,7 +63,7 @@ def preset(**changes):
     return config.replace(**changes)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 99), of_target=st.integers(0, 99))
 def test_output_equals_plain_decoding(seed, of_target):
     model = target(of_target)
@@ -148,6 +148,7 @@ def test_training_computes_the_drafts_of_decoding():
     assert (model.drafter.draft(model.params, late, K) == -1).all()
 
 
+@pytest.mark.slow
 def test_a_few_steps_of_training_raise_the_acceptance():
     model = target(5)
     prompts = [[i, i + 1] for i in range(16)]
