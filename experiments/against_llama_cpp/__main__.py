@@ -42,14 +42,13 @@ from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import spread, times_in_turns
 from experiments.train_draft.answers import SPLITS, drawn_prompts
 from llada_jax.checkpoint import model_path
-from llada_jax.config import ExportConfig, require, require_counts
+from llada_jax.config import require, require_counts
 from llada_jax.evaluation.likelihood import log_likelihoods
 from llada_jax.sampler.config import PRESETS, SamplerConfig
 from llada_jax.sampler.prompts import end_ids
 
 FOLDER = Path(__file__).parent
 BACKENDS = ("xla", "litert")
-_EXPORTED_ROWS = (1, 32, 64, 96, 128)  # of a token, and of a prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +105,9 @@ class Variant(NamedTuple):
 
     @classmethod
     def load(cls, name: str, config: AgainstLlamaCppConfig) -> "Variant":
-        """Loads `backend/dtype`; for LiteRT from an export, which is written first if it lacks."""
+        """Loads `backend/dtype`."""
         backend, _, dtype = name.partition("/")
-        if backend == "xla":
-            return cls(lj.load(config.model, dtype), backend)
-        folder = Path(config.scratch) / name.replace("/", "_")
-        if not folder.exists():
-            settings = ExportConfig(quant=dtype, rows=_EXPORTED_ROWS)  # pyright: ignore
-            lj.export(config.model, folder, settings)
-        return cls(lj.load(folder), backend)
+        return cls(lj.load(config.model, dtype), backend)
 
     def answers(
         self, prompts: Sequence[Sequence[int]], sampler: SamplerConfig, places: int
@@ -223,7 +216,7 @@ def compare_quality(
         yield ResultRow(f"quality/{name}/equal_tokens", right / n, "of tokens", n=n)
         prefix = statistics.fmean(common_prefix(*pair) for pair in both)
         yield ResultRow(f"quality/{name}/prefix", prefix, "tokens", n=len(both))
-        if variant.model.params is not None:
+        if variant.backend == "xla":
             yield _perplexity(name, _log_likelihood(variant.model, text), text)
     for name, path in {
         FLOAT32: other_weights(config, source, FLOAT32),
@@ -308,8 +301,6 @@ def compare_speed(
     for variant in ("xla/float32", *config.variants):
         ours = Variant.load(variant, config)
         for preset in config.presets:
-            if preset == "draft" and ours.backend != "xla":
-                continue  # the drafter reads states inside the model
             sampler = config.sampler(preset)
             add(f"{variant}/{preset}", partial(ours.answers, prompts, sampler, 1))
     tokens = {name: float(call()) for name, call in calls.items()}

@@ -5,8 +5,8 @@
     python -m experiments.bench suite=released_mixture
 
 The default suite is `continuous`. Others are `hot_paths`, `start`, `loading`, `experts_budget`,
-`constraint`, `schemas`, `packed`, `products` and `serve`; the files of `conf/suite` have their
-settings.
+`constraint`, `schemas`, `packed`, `products`, `serve` and `gpu`; the files of `conf/suite` have
+their settings.
 
 Candidates run in alternation and are timed several times, so that other work on the machine slows
 all of them alike.
@@ -20,6 +20,7 @@ import llada_jax as lj
 from experiments.bench.constraint_bench import time_constraints
 from experiments.bench.continuous_bench import ContinuousBenchConfig, time_continuous
 from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
+from experiments.bench.gpu_bench import GpuBenchConfig, time_gpu
 from experiments.bench.hot_paths import random_model, time_hot_paths
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.products_bench import ProductsBenchConfig, time_products
@@ -31,7 +32,7 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require_counts
 
-_WITH_QUARTILES = ("hot_paths", "rivals", "packed", "products", "loading")
+_WITH_QUARTILES = ("hot_paths", "rivals", "packed", "products", "loading", "gpu")
 _USUAL_SHAPES = {"hot_paths": "medium", "loading": "medium", "experts_budget": "mixture_1b"}
 
 
@@ -41,7 +42,7 @@ class BenchConfig:
 
     suite: Literal[
         "continuous", "hot_paths", "rivals", "packed", "experts_budget", "start", "constraint",
-        "loading", "products", "schemas", "serve",
+        "loading", "products", "schemas", "serve", "gpu",
     ] = "continuous"  # fmt: skip
     model: str = "small"
     architecture: ModelConfig | None = None
@@ -54,6 +55,7 @@ class BenchConfig:
     experts_budget: ExpertsBudgetConfig = field(default_factory=ExpertsBudgetConfig)
     serve: ServeBenchConfig = field(default_factory=ServeBenchConfig)
     start: StartBenchConfig = field(default_factory=StartBenchConfig)
+    gpu: GpuBenchConfig = field(default_factory=GpuBenchConfig)
 
     def __post_init__(self) -> None:
         require_counts(self, "repeats", least=2 if self.suite in _WITH_QUARTILES else 1)
@@ -77,6 +79,7 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         "packed": lambda shape: time_packed(shape, config.packed, repeats),
         "experts_budget": lambda shape: time_experts_budget(shape, config.experts_budget, seed),
         "start": lambda shape: time_start(config.model, shape, config.start, repeats),
+        "gpu": lambda shape: time_gpu(shape, config.gpu, repeats),
         "constraint": lambda shape: time_constraints(shape, repeats, seed),
     }
     if config.suite == "continuous":

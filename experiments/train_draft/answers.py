@@ -7,7 +7,7 @@ first shard has templates that training never sees, the second one domains that 
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
@@ -84,6 +84,7 @@ def drawn_prompts(split: str, seed: int) -> Iterator[tuple[str, str]]:
         Random(f"{seed} {split}"),
         set(),
     )
+    slots = table["slots"]
     if split == "domains":
         templates = dict(table["new"])
     else:
@@ -92,6 +93,9 @@ def drawn_prompts(split: str, seed: int) -> Iterator[tuple[str, str]]:
             domain: [t for i, t in enumerate(every) if (i % _HELD_OUT == _HELD_OUT - 1) == held_out]
             for domain, every in table["domains"].items()
         }
+        if split == "train":
+            more = table["train_only"]
+            slots, templates = _joined(slots, more["slots"]), _joined(templates, more["domains"])
         templates[TASKS] = list(task_names())
     while True:
         domain = rng.choice([*templates])
@@ -100,10 +104,14 @@ def drawn_prompts(split: str, seed: int) -> Iterator[tuple[str, str]]:
             item_split = "train" if split == "train" else "test"
             prompt = load_task(prompt).item(seed, rng.randrange(1 << 20), item_split).question
         else:
-            prompt = re.sub(r"\{(\w+)\}", lambda slot: rng.choice(table["slots"][slot[1]]), prompt)
+            prompt = re.sub(r"\{(\w+)\}", lambda slot: rng.choice(slots[slot[1]]), prompt)
         if prompt not in seen:
             seen.add(prompt)
             yield domain, prompt
+
+
+def _joined(lists: Mapping[str, list], more: Mapping[str, list]) -> dict[str, list]:
+    return {name: [*values, *more.get(name, ())] for name, values in lists.items()}
 
 
 def without_loop(answer: Sequence[int]) -> Sequence[int]:

@@ -19,8 +19,11 @@ from llada_jax.model.params import ModelParams
 from llada_jax.types import Denoiser
 
 
-def session_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) -> Denoiser:
+def session_denoiser(
+    model: Model, backend: str | Backend, rules: ScoreRules, taps: tuple[int, ...]
+) -> Denoiser:
     """Returns the model's functions on a backend outside JAX: `litert`, `qnn`, `native` or a value.
+    With `taps` it compiles layers of a model in memory that also return these outputs.
 
     Raises ImportError if its packages are not installed.
     """
@@ -28,8 +31,8 @@ def session_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) ->
         manifest = (model.artifact / MANIFEST).read_bytes()
         program = _exported(model.artifact, manifest, backend == "qnn")
     else:
-        program = _program(backend, model.config, _Same(model.params))
-    return Session(program, rules).denoiser()
+        program = _program(backend, model.config, _Same(model.params), taps)
+    return Session(program, rules, taps).denoiser()
 
 
 @lru_cache(maxsize=1)
@@ -51,7 +54,9 @@ class _Same(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> Program:
+def _program(
+    backend: str | Backend, config: ModelConfig, same: _Same, taps: tuple[int, ...]
+) -> Program:
     if backend == "native":
         try:
             from llada_jax.backend.native.program import NativeProgram
@@ -64,5 +69,5 @@ def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> Progra
         backend = EmulatedNpu() if backend == "qnn" else LiteRT(quant_of(same.params))
     if isinstance(backend, EmulatedNpu):  # a phone scores on its CPU
         head = LiteRT(quant_of(same.params))
-        return OnDemandProgram(config, same.params, backend, head, ROW_BUCKETS, canvases=(1,))
-    return OnDemandProgram(config, same.params, backend)
+        return OnDemandProgram(config, same.params, backend, head, ROW_BUCKETS, (1,), taps)
+    return OnDemandProgram(config, same.params, backend, taps=taps)

@@ -122,7 +122,7 @@ def stepping_run(
 ) -> DecodingRun:
     """Returns the checked run of which `start` returns the parts; `options` of `checked_run`."""
     config = with_ids(config or SamplerConfig(), model.config)
-    denoiser = backend_denoiser(model, "xla", score_rules(config))
+    denoiser, params = _functions(model, config, "xla")
     on_mesh = isinstance(denoiser, MeshDenoiser)
     require(not on_mesh, "the model is on a mesh; allowed: a model on one device")
     require(
@@ -131,7 +131,6 @@ def stepping_run(
     )
     require(not config.stop, f"stop is {config.stop!r}; allowed in single steps, as ids: ()")
     texts = _texts(model, config, constraint)
-    params = _run_params(model, config, denoiser)
     return checked_run(denoiser, params, model.config, prompts, config, texts=texts, **options)
 
 
@@ -210,7 +209,7 @@ def _settings(
 ) -> dict[str, Any]:
     """Returns the arguments of `checked_run`; closing `threads` ends the threads that it starts."""
     config = with_ids(config or SamplerConfig(), model.config)
-    denoiser = backend_denoiser(model, backend, score_rules(config))
+    denoiser, params = _functions(model, config, backend)
     refreshing = denoiser, model.params
     if refresh_on is not None:
         refreshing = _refreshing(refresh_on, config, model, threads)
@@ -220,7 +219,7 @@ def _settings(
     needs_host = on_step or not denoiser.traceable or config.has_worker
     return {
         "denoiser": denoiser,
-        "params": _run_params(model, config, denoiser),
+        "params": params,
         "model": model.config,
         "config": config,
         "loop": loop or ("host" if needs_host else "compiled"),
@@ -230,24 +229,25 @@ def _settings(
     }
 
 
-def _run_params(model: Model, config: SamplerConfig, denoiser: Denoiser) -> Params:
-    """Returns the parameters, with the model's drafter if the sampler drafts with it.
-
-    Raises ValueError if the model has none, or if it cannot be used here.
-    """
+def _functions(
+    model: Model, config: SamplerConfig, backend: str | Backend
+) -> tuple[Denoiser, Params]:
+    """Returns the model's functions on a backend, and the parameters, with the model's drafter if
+    the sampler drafts with it. Raises ValueError if the model has none."""
+    rules, drafter = score_rules(config), model.drafter
     if not isinstance(config.drafter, Own):
-        return model.params
-    drafter = model.drafter
+        return backend_denoiser(model, backend, rules), model.params
     require(
         drafter is not None,
         "drafter is 'own' and the model has none; allowed: load(..., drafter=...), or 'lookup'",
     )
+    denoiser = backend_denoiser(model, backend, rules, drafter.taps)
     require(
-        isinstance(denoiser, XlaDenoiser),
-        "drafter is 'own', and it reads states that only XLA returns, on one device; allowed: "
-        "backend 'xla', or drafter 'lookup'",
+        bool(drafter.taps) or isinstance(denoiser, XlaDenoiser),
+        "drafter is 'own', and it runs inside the model's forward; allowed: a model in memory on "
+        "one device, with backend 'xla', or drafter 'lookup'",
     )
-    return model.params._replace(drafter=drafter)
+    return denoiser, model.params._replace(drafter=drafter.cut_to(config.block_length))
 
 
 def _texts(

@@ -43,13 +43,22 @@ OUTSIDE_JAX = (*EXPORTED, "native")
 """Backends that run layers outside JAX, by name."""
 
 
-def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) -> Denoiser:
-    """Returns the model's functions on a backend.
+def backend_denoiser(
+    model: Model, backend: str | Backend, rules: ScoreRules, taps: tuple[int, ...] = ()
+) -> Denoiser:
+    """Returns the model's functions on a backend. `taps` are layers whose outputs a drafter reads.
 
     Raises ValueError for an unknown backend and in a forked process, ImportError where its packages
     are not installed.
     """
     require_own_jax()
+    mesh = mesh_of(model.params)
+    inside = model.functions is None and not model.artifact and mesh is None and backend != "native"
+    require(
+        not taps or inside,
+        "drafter is 'own', and it reads states inside the model; allowed: a model in memory on one "
+        "device, with backend 'xla' or 'litert', or drafter 'lookup'",
+    )
     if model.functions is not None:
         require(backend == "xla", f"backend is {backend!r}; allowed for a custom model: 'xla'")
         return _custom_denoiser(model.functions, rules)
@@ -61,7 +70,6 @@ def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) ->
         not has_tiles(model.params),
         "the model has tiles; allowed: as refresh_on, for the worker of refresh='worker'",
     )
-    mesh = mesh_of(model.params)
     require(
         mesh is None or backend == "xla",
         f"backend is {backend!r}, and the model is on a mesh; allowed: 'xla'",
@@ -72,7 +80,7 @@ def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) ->
         return denoiser_for(model.config, rules)
     from llada_jax.api.backends import session_denoiser  # loads packages that XLA does not need
 
-    return session_denoiser(model, backend, rules)
+    return session_denoiser(model, backend, rules, taps)
 
 
 @lru_cache(maxsize=64)
@@ -80,8 +88,9 @@ def denoiser_for(config: ModelConfig, rules: ScoreRules) -> Denoiser:
     """Returns the model's functions in JAX, kept so that each is compiled once."""
 
     def forward_rows(params, rows, cache):
-        taps = () if params.drafter is None else params.drafter.taps
-        return model_forward.forward_rows(params, config, rows, cache, taps=taps)
+        if params.drafter is None:
+            return model_forward.forward_rows(params, config, rows, cache)
+        return params.drafter.forward_rows(params, config, rows, cache)
 
     def empty_cache(params, batch, length):
         return model_forward.cache_for(params, config, batch, length)

@@ -32,13 +32,15 @@ class OnDemandProgram:
         head: Backend | None = None,
         row_buckets: Sequence[int] = ROW_BUCKETS,
         canvases: Sequence[int] = CANVASES,
+        taps: Sequence[int] = (),
     ):
         """`head` is another backend for the head. Larger numbers of rows than `row_buckets` are
-        rounded up to multiples of 32, with one canvas per forward pass."""
+        rounded up to multiples of 32, with one canvas per forward pass. Bodies also return the
+        outputs of the layers in `taps`."""
         self.config = config
         self.head_chunks = head_chunks(config)
         self._backend, self._head_backend = backend, head or backend
-        self._row_buckets, self._canvases = row_buckets, canvases
+        self._row_buckets, self._canvases, self._taps = row_buckets, canvases, taps
         self.embedding = np.asarray(params.embedding)
         self._weights = InMemory(params)
         self.output_buffers = OutputBuffers()
@@ -53,7 +55,7 @@ class OnDemandProgram:
         bucket = Bucket(bucket_size(rows, self._row_buckets), bucket_size(cache, ()), canvases)
         if bucket not in self._bodies:
             layers = range(self.config.n_layers)
-            step = body_step(self.config, layers, bucket)
+            step = body_step(self.config, layers, bucket, self._taps)
             self._drop_oldest(bucket.cache)
             compiled = self._backend.compile([step], self._weights)
             self._bodies[bucket] = [Shard(layers, compiled[bucket.name])]

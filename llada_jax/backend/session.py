@@ -24,7 +24,7 @@ from llada_jax.backend.canvases import (
 )
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.resources import require_memory
-from llada_jax.backend.steps import cache_names, padded
+from llada_jax.backend.steps import cache_names, padded, tap_name
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
 from llada_jax.model.layers import HIDDEN_SCORE, rotation
@@ -73,8 +73,10 @@ class Session:
     threads share a program, a lock lets one of them run a forward pass at a time.
     """
 
-    def __init__(self, program: Program, rules: ScoreRules):
+    def __init__(self, program: Program, rules: ScoreRules, taps: Sequence[int] = ()):
+        """`taps` are layers whose outputs the program's bodies return, for a drafter."""
         self._program = program
+        self._taps = [tap_name(layer) for layer in taps]
         self._rules = rules
         self._canvases: list[CanvasCache] = []
         self._length = 0
@@ -99,7 +101,8 @@ class Session:
         """Runs the live rows, several canvases per forward pass if possible."""
         arrays: Any = jax.tree.map(np.asarray, rows._replace(writes=rows.written))
         batch, n_rows = arrays.tokens.shape
-        hidden = np.zeros((batch, n_rows, self._program.config.width), np.float32)
+        shape = (batch, n_rows, 1 + len(self._taps), self._program.config.width)
+        states = np.zeros(shape, np.float32)  # the last ones, then the taps
         live = [_true(mask) for mask in arrays.live]
         live_rows = [_live_rows(arrays, b, live[b]) for b in range(batch)]
         with self._program.output_buffers.lock:
@@ -108,14 +111,20 @@ class Session:
                 canvas.flush(written, rows_of_canvas.sees_cache.any(axis=0))
             counts = [len(rows.tokens) for rows in live_rows]
             for pack in pack_canvases(counts, self._program.sizes_for):
-                bucket, states = self._run(pack, [live_rows[b] for b in pack.canvases])
+                bucket, outputs = self._run(pack, [live_rows[b] for b in pack.canvases])
                 for slot, b in enumerate(pack.canvases):
-                    hidden[b, live[b]] = states[slot * bucket.rows :][: counts[b]]
+                    for index, name in enumerate(["hidden", *self._taps]):
+                        slots = outputs[name][slot * bucket.rows :]
+                        states[b, live[b], index] = slots[: counts[b]]
         nothing = (np.zeros((batch, n_rows, 0, 0), np.float32),)
-        return RowsOut(hidden, nothing, nothing)  # pyright: ignore
+        taps = states[:, :, 1:] if self._taps else None
+        return RowsOut(states[:, :, 0], nothing, nothing, taps)  # pyright: ignore
 
-    def _run(self, pack: Pack, live: Sequence[LiveRows]) -> tuple[Bucket, Float[np.ndarray, "R D"]]:
-        """Runs the canvases of a pack; returns the bucket and the hidden states of its rows."""
+    def _run(
+        self, pack: Pack, live: Sequence[LiveRows]
+    ) -> tuple[Bucket, Mapping[str, Float[np.ndarray, "R D"]]]:
+        """Runs the canvases of a pack; returns the bucket, and the outputs of all shards, whose
+        `hidden` is the last one's."""
         canvases = [self._canvases[b] for b in pack.canvases]
         self._program.output_buffers.acquire(canvases)
         bucket, shards = self._program.body(pack.rows, self._length, pack.slots)
@@ -131,7 +140,7 @@ class Session:
                 (written,) = np.nonzero(rows.written)
                 output_rows = slot * bucket.rows + written
                 canvas.pending = PendingRows(output_rows, rows.positions[written], outputs)
-        return bucket, inputs["hidden"]
+        return bucket, {name: array for out in outputs for name, array in out.items()}
 
     def _allocate_caches(
         self, canvases: Sequence[CanvasCache], bucket: Bucket, shards: Sequence[Shard]

@@ -1,11 +1,12 @@
 """The functions that backends compile: layers of the body, and the head.
 
 They are the model's own functions with static shapes, one canvas (B = 1), and named arrays, which
-`exported/contract.txt` describes.
+`llada_jax.api.contract` describes.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jaxtyping import Array, Float
 
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.config import ModelConfig
-from llada_jax.model.forward import run_layer, run_layers
+from llada_jax.model.forward import LayerOut, run_layer, run_layers
 from llada_jax.model.head import score_greedily
 from llada_jax.model.layers import (
     HIDDEN_SCORE,
@@ -31,8 +32,9 @@ HEAD_CHUNK = 8192
 """Vocabulary entries per chunk: the most logits of a row that exist at one time."""
 
 
-def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
-    """Returns the step of consecutive layers; the last layer's step includes the final norm."""
+def body_step(config: ModelConfig, layers: range, bucket: Bucket, taps: Sequence[int] = ()) -> Step:
+    """Returns the step of consecutive layers; the last layer's step includes the final norm. Of
+    layers in `taps` it returns the output, too."""
     specs = named_specs(config)
     prefixes = tuple(f"layers.{layer}." for layer in layers)
     names = [name for name in specs if name.startswith(prefixes)]
@@ -45,6 +47,15 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
             keys, values = (inputs.get(name, nothing) for name in cache_names(layer, canvas))
             return CachedLayer(keys[None], values[None], layer)
 
+        outputs: dict[str, Array] = {}
+
+        def run(*arguments: Any) -> LayerOut:
+            out = run_layer(*arguments, attend_with=attend_by_canvas)
+            index = arguments[-1][0].index
+            if index in taps:
+                outputs[tap_name(index)] = out[0][0]
+            return out
+
         angles = Rotation(inputs["cos"][None, :, None], inputs["sin"][None, :, None])
         hidden, keys, values = run_layers(
             jax.tree.unflatten(tree, [weights[name] for name in names]),
@@ -53,12 +64,12 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
             angles,
             inputs["bias"][None],
             [[cached(i, canvas) for canvas in range(bucket.canvases)] for i in layers],
-            partial(run_layer, attend_with=attend_by_canvas),
+            run,
             layers.start,
         )
         if last:
             hidden = rms_norm(hidden, weights["final_norm"], config.norm_eps)
-        outputs = {"hidden": hidden[0]}
+        outputs["hidden"] = hidden[0]
         for i, key, value in zip(layers, keys, values, strict=True):
             outputs[f"new_keys_{i}"] = key[0].swapaxes(0, 1)
             outputs[f"new_values_{i}"] = value[0].swapaxes(0, 1)
@@ -67,6 +78,11 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
     used = [*names, "final_norm"] if last else names
     shapes = {name: specs[name].shape for name in used}
     return Step(bucket.name, function, shapes, _body_inputs(config, layers, bucket))
+
+
+def tap_name(layer: int) -> str:
+    """Returns the output name of a layer's output."""
+    return f"tap_{layer}"
 
 
 def cache_names(layer: int, canvas: int = 0) -> list[str]:

@@ -11,7 +11,8 @@ forward of the target exactly, without decoding.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from llada_jax.draft.network import (
     run_blocks,
 )
 from llada_jax.model.head import head_logits
+from llada_jax.model.layers import HIDDEN_SCORE, CachedLayer, KeysValues, softmax
 from llada_jax.model.quantize import Weight
 
 
@@ -34,20 +36,33 @@ class Blocks(NamedTuple):
     """Sequences with N anchors each."""
 
     tokens: Int[Array | np.ndarray, "B L"]
-    taps: Float[Array | np.ndarray, "B L n D"]
+    taps: Float[Array | np.ndarray, "B L n D"] | None  # None for a drafter that reads none
     ends: Int[Array | np.ndarray, " B"]  # lengths of the sequences without padding
     anchors: Int[Array | np.ndarray, "B N"]  # positions; -1 for none
 
 
-def block_visibility(
-    anchors: Int[Array, "B N"], length: int, block_length: int
-) -> Bool[Array, "B R T"]:
-    """Returns which of `length` context positions, then of the R = N * block_length rows, each row
-    sees (T = length + R)."""
-    before = jnp.arange(length) < jnp.repeat(anchors, block_length, axis=1)[..., None]
-    block = jnp.arange(anchors.shape[1] * block_length) // block_length
-    same = jnp.broadcast_to(block[:, None] == block, (len(anchors), len(block), len(block)))
-    return jnp.concatenate([before, same], axis=-1)
+def attend_by_block(
+    query: Float[Array, "B R H Dh"],
+    fresh: KeysValues,
+    visible: Bool[Array, "B N L"],
+    context: CachedLayer,
+) -> Float[Array, "B R HDh"]:
+    """Runs attention of the rows of N blocks over the context that their block sees, and over the
+    rows of their own block. Scores of rows of different blocks are not computed."""
+    (batch, n_rows, n_heads, dim), n_blocks = query.shape, visible.shape[1]
+    n_groups = context.keys.shape[1]
+    by_block = batch, n_blocks, n_rows // n_blocks, n_groups
+    rows = (query * dim**-0.5).reshape(*by_block, n_heads // n_groups, dim)
+    keys, values = (x.reshape(*by_block, dim) for x in fresh)
+    wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    outside = wide("bnrkgd,bkld->bkgnrl", rows, context.keys)
+    outside += jnp.where(visible, 0.0, HIDDEN_SCORE)[:, None, None, :, None]
+    inside = wide("bnrkgd,bntkd->bkgnrt", rows, keys)
+    shares = softmax(jnp.concatenate([outside, inside], axis=-1)).astype(query.dtype)
+    outside, inside = jnp.split(shares, [visible.shape[2]], axis=-1)
+    out = wide("bkgnrl,bkld->bnrkgd", outside, context.values)
+    out += wide("bkgnrt,bntkd->bnrkgd", inside, values)
+    return out.astype(query.dtype).reshape(batch, n_rows, -1)
 
 
 def block_states(
@@ -67,15 +82,14 @@ def block_states(
         rows.reshape(batch, -1),
         positions.reshape(batch, -1),
         context_rows(params, config, jnp.asarray(blocks.taps), spread),
-        block_visibility(anchors, tokens.shape[1], size),
+        spread[:, None] < anchors[..., None],
+        attend_by_block,
     )
     drafts = hidden.reshape(batch, n_anchors, size, -1)[:, :, 1:]
     return drafts.reshape(batch, n_anchors * (size - 1), -1).astype(embedding.dtype)
 
 
-def block_labels(
-    config: DFlashConfig, blocks: Blocks
-) -> tuple[Int[Array, "B N k"], Bool[Array, "B N k"]]:
+def block_labels(config: Any, blocks: Blocks) -> tuple[Int[Array, "B N k"], Bool[Array, "B N k"]]:
     """Returns the tokens after each anchor, and whether they exist."""
     anchors = jnp.asarray(blocks.anchors)[..., None]
     at = anchors + jnp.arange(1, config.block_length, dtype=anchors.dtype)
@@ -100,11 +114,25 @@ def draft_loss(
     Labels outside of a reduced draft vocabulary have no weight in the loss, and count as wrong.
     """
     hidden = block_states(params, config, embedding, blocks)
+    return weighted_loss(params, config, hidden, embedding, head, blocks, decay)
+
+
+def weighted_loss(
+    params: Any,
+    config: Any,
+    hidden: Float[Array, "B Nk D"],
+    embedding: Float[Array, "V D"],
+    head: Weight | None,
+    blocks: Blocks,
+    decay: float,
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    """Returns `draft_loss` of the states that predict the drafts, of any kind of drafter: its
+    parameters have `ids`, and its configuration `block_length`."""
     labels, exists = block_labels(config, blocks)
     if params.ids is None:
         index = labels
     else:
-        rows = jnp.full(config.vocab_size, -1, jnp.int32)
+        rows = jnp.full(len(embedding), -1, jnp.int32)
         index = rows.at[params.ids].set(jnp.arange(len(params.ids), dtype=jnp.int32))[labels]
     logits = head_logits(hidden, draft_head(params, embedding, head)).reshape(*labels.shape, -1)
     chosen = jnp.take_along_axis(logits, jnp.maximum(index, 0)[..., None], axis=-1)[..., 0]

@@ -13,6 +13,7 @@ the context takes the place of its cache.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,9 +22,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.config import ModelConfig, require, require_counts
 from llada_jax.model.architecture.parameters import ParamSpec
-from llada_jax.model.forward import forward_canvas, run_layers
+from llada_jax.model.forward import forward_canvas, run_layers, shared_layer
 from llada_jax.model.head import first_maximum, head_logits
-from llada_jax.model.layers import CachedLayer, rms_norm, rotate, rotation
+from llada_jax.model.layers import Attend, CachedLayer, attend, rms_norm, rotate, rotation
 from llada_jax.model.params import Attention, Layer, ModelParams, abstract_params, init_params
 from llada_jax.model.quantize import Weight, linear
 
@@ -60,6 +61,12 @@ class DFlashConfig:
             f"target_layer_ids is {list(self.taps)}; allowed: layers from 0 to "
             f"{self.target_layers - 2}, all but the last",
         )
+
+    @property
+    def target_facts(self) -> dict[str, Any]:
+        """The fields that a target must have."""
+        layers = self.target_layers
+        return {"vocab_size": self.vocab_size, "width": self.width, "n_layers": layers}
 
     @property
     def n_layers(self) -> int:
@@ -205,25 +212,26 @@ def run_blocks(
     tokens: Int[Array, "B R"],
     positions: Int[Array, "B R"],
     context: Context,
-    visible: Bool[Array, "B R T"],
+    visible: Any,
+    attend_with: Attend = attend,
 ) -> Float[Array, "B R D"]:
     """Returns the states of block rows after the final norm, the input of the target's head.
 
     Args:
       tokens: Anchors, and `config.mask_id` in all other rows.
-      visible: The context positions, then the rows, that each row sees (T = L + R).
+      visible: What each row sees, in the form that `attend_with` reads.
     """
     hidden = embedding[tokens].astype(params.norm.dtype)
-    sees = visible[..., : -tokens.shape[1]], visible[..., -tokens.shape[1] :]
     caches = [CachedLayer(*pair, index) for index, pair in enumerate(context)]
     angles = rotation(config.shape, positions)
-    hidden, _, _ = run_layers(params.layers, config.shape, hidden, angles, sees, caches)
+    run = partial(shared_layer, attend_with=attend_with)
+    hidden, _, _ = run_layers(params.layers, config.shape, hidden, angles, visible, caches, run)
     return rms_norm(hidden, params.norm, config.shape.norm_eps)
 
 
-def draft_head(params: DFlashParams, embedding: Float[Array, "V D"], head: Weight | None) -> Weight:
-    """Returns the rows of the target's head that the drafter uses; `head` is None if the embedding
-    is the head."""
+def draft_head(params: Any, embedding: Float[Array, "V D"], head: Weight | None) -> Weight:
+    """Returns the rows of the target's head that a drafter with these parameters (`ids`) uses;
+    `head` is None if the embedding is the head."""
     weight = embedding if head is None else head
     return weight if params.ids is None else jax.tree.map(lambda leaf: leaf[params.ids], weight)
 
@@ -254,15 +262,13 @@ def draft_block(
     tokens = jnp.full((batch, n_rows), config.mask_id, anchor.dtype).at[:, 0].set(anchor)
     positions = position[:, None] + jnp.arange(n_rows, dtype=position.dtype)
     sees_context = jnp.broadcast_to(visible[:, None], (batch, n_rows, visible.shape[1]))
-    sees = jnp.concatenate([sees_context, jnp.ones((batch, n_rows, n_rows), bool)], axis=-1)
+    sees = sees_context, jnp.ones((batch, n_rows, n_rows), bool)
     hidden = run_blocks(params, config, embedding, tokens, positions, context, sees)
     drafts = hidden[:, 1:].astype(embedding.dtype)
     return best_ids(params, drafts, head)
 
 
-def best_ids(
-    params: DFlashParams, hidden: Float[Array, "B R D"], head: Weight
-) -> Int[Array, "B R"]:
+def best_ids(params: Any, hidden: Float[Array, "B R D"], head: Weight) -> Int[Array, "B R"]:
     """Returns each row's most probable id; the lowest wins ties. `head` is from `draft_head`."""
     _, index = first_maximum(head_logits(hidden, head))
     return index if params.ids is None else params.ids[index]

@@ -26,7 +26,9 @@ HIDDEN_SCORE = -3e4  # added to scores that a row may not see: their shares are 
 CUDNN_DTYPES = ("bfloat16", "float16")  # with a fused kernel of attention on a GPU
 
 ROW_BLOCK, KEY_BLOCK = 256, 512  # rows and keys whose scores are in memory at a time
-MOST_SCORES = 1 << 18  # of a head, that are computed at once; independent of heads, for meshes
+# Of a head, that are computed at once; independent of heads, for meshes. Blocks pay later without a
+# cache, because then they have nothing to skip.
+MOST_SCORES, MOST_WITHOUT_CACHE = 1 << 18, 1 << 20
 
 KeysValues = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
 """Keys and values of the rows themselves."""
@@ -120,16 +122,29 @@ def attend(
     """Runs grouped-query attention of rows over cached positions and each other, with a float32
     softmax; a row that sees nothing gets any value.
 
-    Few scores are computed at once, and more than `MOST_SCORES` of a head block by block. On a GPU
-    cuDNN's kernel does both, if it can.
+    Few scores are computed at once, and more than `MOST_SCORES` of a head block by block, or in
+    cuDNN's kernel on a GPU that has it. The kernel wants another order of keys than the cache's,
+    and to copy them moves more bytes than the scores of few rows are.
 
     Args:
       alike: See `softmax`.
     """
+    most = MOST_SCORES if cached.keys.shape[2] else MOST_WITHOUT_CACHE
+    if sum(part.shape[1] * part.shape[2] for part in visible) <= most:
+        return all_at_once(query, fresh, visible, cached, alike)
     if not alike and _has_kernel(query):
         return attend_in_cudnn(query, fresh, visible, cached)
-    if sum(part.shape[1] * part.shape[2] for part in visible) > MOST_SCORES:
-        return attend_in_blocks(query, fresh, visible, cached, alike)
+    return attend_in_blocks(query, fresh, visible, cached, alike)
+
+
+def all_at_once(
+    query: Float[Array, "B R H Dh"],
+    fresh: KeysValues,
+    visible: Visible,
+    cached: CachedLayer,
+    alike: bool = False,
+) -> Float[Array, "B R HDh"]:
+    """Runs attention with all scores in memory."""
     return attend_at_once(query, fresh, _bias(jnp.concatenate(visible, -1)), cached, alike)
 
 

@@ -13,7 +13,6 @@ from llada_jax.draft.blocks import (
     Blocks,
     block_labels,
     block_states,
-    block_visibility,
     draft_blocks,
     draft_loss,
     greedy_cycles,
@@ -59,16 +58,6 @@ def test_blocks_do_not_see_each_other():
     blocks = example()
     others = blocks._replace(anchors=np.array([[4, 11, 12]], np.int32))
     np.testing.assert_array_equal(states(others)[0], states(blocks)[0])
-
-
-def test_visibility_is_that_of_decoding():
-    sees = np.asarray(block_visibility(jnp.array([[0, 3]]), 6, 2))[0]
-    assert sees.astype(int).tolist() == [
-        [0, 0, 0, 0, 0, 0, 1, 1, 0, 0],
-        [0, 0, 0, 0, 0, 0, 1, 1, 0, 0],
-        [1, 1, 1, 0, 0, 0, 0, 0, 1, 1],
-        [1, 1, 1, 0, 0, 0, 0, 0, 1, 1],
-    ]
 
 
 def test_training_computes_the_drafts_of_decoding():

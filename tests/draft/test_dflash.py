@@ -66,8 +66,20 @@ def test_the_context_has_the_targets_states_of_the_certain_tokens():
 
 
 def test_a_backend_without_states_is_refused():
-    with pytest.raises(ValueError, match="it reads states that only XLA returns"):
-        lj.generate(pair(), PROMPTS, preset(), backend="litert")
+    with pytest.raises(ValueError, match="it reads states inside the model; allowed: "):
+        lj.generate(pair(), PROMPTS, preset(), backend="native")
+
+
+def test_litert_returns_the_states_that_a_drafter_reads():
+    pytest.importorskip("litert_converter")
+    on_xla, on_litert = (
+        lj.generate(pair(), PROMPTS, preset(), backend=backend, loop="host", trace=True)
+        for backend in ("xla", "litert")
+    )
+    np.testing.assert_array_equal(on_litert.tokens, on_xla.tokens)
+    np.testing.assert_array_equal(on_litert.trace.draft_rows, on_xla.trace.draft_rows)
+    drafted = [result.trace.count(lj.testing.Event.AHEAD) for result in (on_xla, on_litert)]
+    np.testing.assert_array_equal(*drafted)
 
 
 def test_look_up_goes_before_the_network():

@@ -10,7 +10,6 @@ row, and the most confident tokens are committed.
 import importlib
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +22,8 @@ from experiments.bench.rivals.answers import LayerClock, answer_lines
 WIDE = torch.bfloat16
 
 
-class _TorchLLaDA:
-    """LLaDA with random weights, and a KV cache of a whole canvas."""
+class TorchLLaDA:
+    """LLaDA with random weights on PyTorch's default device, and a KV cache of whole canvases."""
 
     def __init__(self, shape: Any, length: int, clock: LayerClock):
         heads = shape.n_heads * shape.head_dim
@@ -40,21 +39,29 @@ class _TorchLLaDA:
         self._embedding = _random(shape.vocab_size, shape.width)
         self._head = _random(shape.vocab_size, shape.width)
         self._norm = torch.ones(shape.width, dtype=WIDE)
-        size = (shape.n_layers, 2, 1, shape.n_heads, length, shape.head_dim)
+        self._shape, self._clock = shape, clock
+        self.make_cache(1, length)
+
+    def make_cache(self, batch: int, length: int) -> None:
+        """Makes an empty cache, and angles for its positions."""
+        shape = self._shape
+        size = (shape.n_layers, 2, batch, shape.n_heads, length, shape.head_dim)
         self._caches = torch.zeros(size, dtype=WIDE)
         frequencies = shape.rope_theta ** -(torch.arange(shape.head_dim // 2) * 2 / shape.head_dim)
         angles = torch.arange(length)[:, None] * frequencies
         self._angles = angles.cos(), angles.sin()
-        self._shape, self._clock = shape, clock
 
     def forward(self, canvas: Any, first: int, stop: int) -> Any:
-        """Returns logits [rows, V]; each row sees the whole canvas."""
+        """Returns logits [rows, V] of a canvas [L], or [B, rows, V] of several [B, L]; each row
+        sees its whole canvas."""
         self._clock.start()
-        hidden = self._embedding[canvas[first:stop]][None]
-        for layer, cache in zip(self._layers, self._caches[..., : len(canvas), :], strict=True):
+        hidden = self._embedding[torch.atleast_2d(canvas)[:, first:stop]]
+        caches = self._caches[..., : canvas.shape[-1], :]
+        for layer, cache in zip(self._layers, caches, strict=True):
             hidden = self._layer(layer, cache, hidden, first, stop)
         self._clock.stop()
-        return functional.linear(_normed(hidden, self._norm), self._head)[0]
+        logits = functional.linear(_normed(hidden, self._norm), self._head)
+        return logits if canvas.ndim > 1 else logits[0]
 
     def _layer(self, layer: Any, cache: Any, hidden: Any, first: int, stop: int) -> Any:
         x = _normed(hidden, self._norm)
@@ -130,7 +137,8 @@ class _Checkout:
             layer_norm_type="rms", rms_norm_eps=1e-5, include_bias=False, weight_tying=False,
             include_qkv_bias=False, bias_for_layer_norm=False, max_sequence_length=4096,
             flash_attention=False, attention_dropout=0.0, residual_dropout=0.0,
-            embedding_dropout=0.0, init_device="cpu", mask_token_id=shape.mask_id,
+            embedding_dropout=0.0, init_device=str(torch.get_default_device()),
+            mask_token_id=shape.mask_id,
         )  # fmt: skip
         torch.set_default_dtype(WIDE)
         self._model = modeling.LLaDAModelLM(config, init_params=True).eval()
@@ -159,16 +167,24 @@ class _Checkout:
         )  # fmt: skip
 
 
+def _units(device: str) -> str:
+    if device != "cpu":
+        return torch.cuda.get_device_name()
+    amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
+    return torch.backends.cpu.get_cpu_capability() + (", AMX" if amx else "")
+
+
 def main(settings: str) -> None:
     """Builds a model, and answers requests."""
     options, clock = SimpleNamespace(**json.loads(settings)), LayerClock()
     shape = SimpleNamespace(**options.model)
+    torch.set_default_device(options.device)
     torch.manual_seed(0)
     with torch.inference_mode():
         if options.checkout:
             model = _Checkout(Path(options.checkout), shape, clock)
         else:
-            model = _TorchLLaDA(shape, options.cached, clock)
+            model = TorchLLaDA(shape, options.cached, clock)
         canvas = torch.full((options.cached,), shape.mask_id)
         model.forward(canvas, 0, options.cached)  # fills the cache
 
@@ -179,10 +195,13 @@ def main(settings: str) -> None:
         source = (
             "its own checkout" if options.checkout else "the published algorithm, implemented here"
         )
-        units = torch.backends.cpu.get_cpu_capability()
-        amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
-        about = f"PyTorch {torch.__version__}, {units}{', AMX' if amx else ''}; {source}"
-        decode = partial(model.decode, options)
+        about = f"PyTorch {torch.__version__}, {_units(options.device)}; {source}"
+
+        def decode(steps: int) -> None:
+            model.decode(options, steps)
+            if options.device != "cpu":
+                torch.cuda.synchronize()
+
         answer_lines(about, clock, {"forward": forward, "decode": decode})
 
 

@@ -1,12 +1,19 @@
 """The benchmark runs, compares each timing with its baseline, and refuses bad input."""
 
 import json
+from typing import cast
 
 import pytest
 from hydra import compose, initialize_config_dir
 
 import llada_jax as lj
 from experiments.bench.__main__ import BenchConfig, bench, timed_rows
+from experiments.bench.gpu_bench import (
+    GpuBenchConfig,
+    time_attention,
+    time_decoding,
+    time_forwards,
+)
 from experiments.bench.start_bench import time_loading
 from experiments.harness.run import REPOSITORY, Run, read_config
 from llada_jax.checkpoint import fingerprint
@@ -53,6 +60,27 @@ def test_products_are_compared_with_litert(tmp_path):
     bench(read_config(BenchConfig, config), Run(tmp_path, config))
     rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
     assert rows["products/64x64/rows3/ratio"]["value"] > 0
+
+
+def test_the_suite_for_gpus_wants_one():
+    config = read_config(BenchConfig, composed("suite=gpu"))
+    with pytest.raises(ValueError, match="JAX's platform is cpu; allowed: gpu"):
+        next(timed_rows(config, cast(Run, None)))
+
+
+@pytest.mark.slow
+def test_the_functions_of_the_suite_for_gpus_run_on_a_cpu():
+    config = GpuBenchConfig(
+        batches=(1, 2), contexts=(96,), decoded=((1, 96),), prompts=2, torch=False
+    )
+    shape = SHAPE.replace(max_length=128, vocab_size=300, mask_id=299)
+    rows = [*time_attention(shape, config, 2), *time_forwards(shape, config, 2, 1e9)]
+    rows += time_decoding(shape, config, 2, "")
+    measured = {row.name for row in rows if row.value > 0}
+    assert {
+        "attention/1x96 over 0/blocks", "forward/2x96/llada_jax", "decode/1x96/host",
+        "mixed lengths",
+    } <= measured  # fmt: skip
 
 
 @pytest.mark.parametrize(

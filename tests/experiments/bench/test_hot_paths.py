@@ -22,7 +22,7 @@ def test_every_path_has_a_ratio_to_its_baseline(monkeypatch: pytest.MonkeyPatch)
         "window/dual vs none",
         "loop/compiled vs host",
         "forward/block vs canvas",
-        "first forward/ours vs jax.nn",
+        "first forward/ours vs all scores",
         "cached/256 vs 8192",
         "sampling/one pass vs float64",
         "revision/tiles vs float32",
