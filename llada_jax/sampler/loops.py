@@ -327,10 +327,10 @@ class HostRunner:
         """Scores the first `count` queries. Pads the scores, so that one program decides after all
         sizes."""
         queries = hidden.shape[1]
-        hidden = np.asarray(hidden)[:, :count]  # slicing NumPy's array takes no program
+        states: Any = np.asarray(hidden)[:, :count]  # slicing NumPy's array takes no program
         keys = None if keys is None else keys[:, :count]
         request = request and request.first(count)
-        head = run_head(self._denoiser, self._params, hidden, keys, request)  # pyright: ignore
+        head = run_head(self._denoiser, self._params, states, keys, request)
 
         def padded(scores: Any) -> np.ndarray:
             array = np.asarray(scores)
