@@ -26,8 +26,8 @@ def suite_tables(
     tallies: Mapping[str, Tally],
 ) -> str:
     """Returns the tables of a suite: each decoder over all tasks, compared with the first one; its
-    exact and strict match on each task; costs at equal quality and decoding regimes if known. `tallies` count
-    the answers of each decoder to all tasks."""
+    exact and strict match on each task; costs at equal quality and decoding regimes if known.
+    `tallies` count the answers of each decoder to all tasks."""
     rows = {row.name.removeprefix(f"{suite}/"): row for row in results}
     baseline = next(iter(decoders))
     against = f"points against {baseline} (95 %)"
@@ -61,7 +61,11 @@ def suite_tables(
     if len(tasks) > 1:
         counts = {task: rows[f"{baseline}/{task}/exact_match"].n for task in tasks}
         questions = ", ".join(f"{task} {n}" for task, n in counts.items())
-        parts += ["", f"exact / strict match by task (questions: {questions})", aligned(by_task, tasks)]
+        parts += [
+            "",
+            f"exact / strict match by task (questions: {questions})",
+            aligned(by_task, tasks),
+        ]
     parts += _equal_quality_table(list(decoders), rows)
     parts += _regime_table(list(decoders), rows)
     return "\n".join([*parts, *traces(results)])

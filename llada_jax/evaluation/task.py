@@ -61,7 +61,7 @@ def ends_in_target(item: Item, text: str) -> bool:
 
 
 def is_worked_answer(item: Item, text: str) -> bool:
-    """Tells whether a text is the item's worked answer, for tasks whose templates write only one."""
+    """Tells whether a text is the worked answer, for tasks whose templates write only one."""
     return text.strip() == item.answer
 
 
