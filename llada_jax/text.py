@@ -125,20 +125,19 @@ class Tokenizer:
     def save(self, folder: Path) -> list[Path]:
         """Writes the tokenizer into an existing folder for `from_folder`, and returns the paths.
 
-        Copies the files that it was read from, or else writes `tokenizer.json`,
-        `tokenizer_config.json` and `chat_template.jinja`.
+        Copies the files that it was read from, or else writes `tokenizer_config.json` and
+        `chat_template.jinja`. There is always a `tokenizer.json`.
         """
-        if self.files:
-            return [Path(shutil.copyfile(file, folder / file.name)) for file in self.files]
-        content = {
-            "tokenizer.json": self.backend.to_str(),
-            "tokenizer_config.json": json.dumps(self.special_tokens),
-            "chat_template.jinja": self.chat_template,
-        }
-        paths = [folder / name for name, text in content.items() if text is not None]
-        for path in paths:
-            path.write_bytes((content[path.name] or "").encode())
-        return paths
+        paths = [Path(shutil.copyfile(file, folder / file.name)) for file in self.files]
+        content = {"tokenizer.json": self.backend.to_str()}
+        if not self.files:
+            content["tokenizer_config.json"] = json.dumps(self.special_tokens)
+            if self.chat_template is not None:
+                content["chat_template.jinja"] = self.chat_template
+        missing = [folder / name for name in content if folder / name not in paths]
+        for path in missing:
+            path.write_bytes(content[path.name].encode())
+        return [*paths, *missing]
 
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, Tokenizer)
@@ -348,11 +347,11 @@ class Tokenizer:
         return [  # unknown characters also get a special token, which they do not spell
             span
             for i, span in zip(encoding.ids, encoding.offsets, strict=True)
-            if i in self._control and added[i].content.strip() in text[slice(*span)]
+            if i in self.control_ids and added[i].content.strip() in text[slice(*span)]
         ]
 
     @cached_property
-    def _control(self) -> frozenset[int]:
+    def control_ids(self) -> frozenset[int]:
         """Ids of special tokens, and of other added tokens that the template spells."""
         template = self.chat_template or ""
         return frozenset(
@@ -366,7 +365,9 @@ class Tokenizer:
         """A copy that encodes the spelling of a control token as ordinary text."""
         description = json.loads(self.backend.to_str())
         added = description["added_tokens"]
-        description["added_tokens"] = [token for token in added if token["id"] not in self._control]
+        description["added_tokens"] = [
+            token for token in added if token["id"] not in self.control_ids
+        ]
         return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(description)), {})
 
 

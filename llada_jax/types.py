@@ -60,13 +60,14 @@ class RowsOut(NamedTuple):
     """The output of a forward: states after the final norm, and the rows' keys and values, an array
     for each layer.
 
-    `taps` are the outputs of n layers, for a drafter that reads them, or None.
+    `taps` are further states for a drafter of the model, or None: the outputs of n layers for each
+    row, or the states of masks behind some rows.
     """
 
     hidden: Float[Array, "B R D"]
     keys: tuple[Float[Array, "B R K Dh"], ...]
     values: tuple[Float[Array, "B R K Dh"], ...]
-    taps: Float[Array, "B R n D"] | None = None
+    taps: Float[Array, "B R n D"] | Float[Array, "B G k D"] | None = None
 
 
 class Scores(NamedTuple):

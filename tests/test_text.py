@@ -286,8 +286,8 @@ def test_a_template_sees_the_control_tokens_that_it_looks_for(thinking, contents
     plain = expected.replace("~/", "</").replace("~", "[")
     assert thinking.apply_chat_template(chat, False) == plain
     ids = thinking.encode_chat(chat, False)
-    tokens = [i for i in ids if i in thinking._control]
-    assert tokens == [i for i in thinking.encode(expected) if i in thinking._control]
+    tokens = [i for i in ids if i in thinking.control_ids]
+    assert tokens == [i for i in thinking.encode(expected) if i in thinking.control_ids]
     assert thinking.decode(ids, skip_special_tokens=False) == plain
 
 

@@ -69,7 +69,8 @@ def test_a_saved_tokenizer_is_the_same(tmp_path):
     (tmp_path / "copies").mkdir()
     files = Tokenizer.from_folder(write_folder(tmp_path / "files", "Qwen2Tokenizer"))
     assert {path.name for path in files.save(tmp_path / "copies")} == {
-        *("vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json")
+        *("vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json"),
+        "tokenizer.json",
     }
     assert Tokenizer.from_folder(tmp_path / "copies") == files
     built = from_gguf(sentencepiece_metadata())

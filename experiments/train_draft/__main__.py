@@ -1,13 +1,14 @@
-"""Trains a DFlash drafter for an autoregressive model, on the model's own answers.
+"""Trains a drafter for an autoregressive model, on the model's own answers.
 
     python -m experiments.train_draft model=smollm2 hydra.run.dir=outputs/draft
     python -m experiments.train_draft model=path/to/target data.shards=16 train.steps=500
     python -m experiments.train_draft model=smollm2 data.folder=outputs/answers drafter.n_layers=5
+    python -m experiments.train_draft model=smollm2 drafter.kind=gated_lora drafter.block_length=5
 
-First the target answers prompts (`answers.py`); then the drafter is trained on blocks at random
-positions of the answers. The same command resumes an interrupted run, in both parts. Every
-`train.evaluate_every` steps the drafts are compared with held-out greedy answers, which gives the
-tokens per forward of the target that decoding would have.
+First the target answers prompts (`answers.py`); then a drafter of either kind (`kinds.py`) is
+trained on blocks at random positions of the answers. The same command resumes an interrupted run,
+in both parts. Every `train.evaluate_every` steps the drafts are compared with held-out greedy
+answers, which gives the tokens per forward of the target that decoding would have.
 
 In addition to the files of every run, the run folder gets `training.json`, `metrics.jsonl`,
 `checkpoints/`, `answers/` (or `data.folder`), and the drafter, `drafter/`.
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ from experiments.harness.model_source import ModelSource
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point, resume_command
 from experiments.train.resume import TRAINING, Training
+from experiments.train_draft import kinds
 from experiments.train_draft.answers import (
     SPLITS,
     AnswersConfig,
@@ -39,21 +41,18 @@ from experiments.train_draft.answers import (
     padded_taps,
     read_shards,
 )
-from llada_jax.config import LoopConfig, require, require_counts, require_numbers
-from llada_jax.draft.blocks import (
-    Blocks,
-    draft_blocks,
-    draft_loss,
-    greedy_cycles,
+from experiments.train_draft.kinds import DraftConfig
+from llada_jax.config import (
+    LoopConfig,
+    LoraConfig,
+    require,
+    require_choices,
+    require_counts,
+    require_numbers,
 )
-from llada_jax.draft.files import read_drafter, write_drafter
-from llada_jax.draft.network import (
-    DFlashConfig,
-    DFlashParams,
-    default_taps,
-    init_drafter,
-    start_from_target,
-)
+from llada_jax.draft.blocks import Blocks, greedy_cycles
+from llada_jax.draft.gated_lora import GatedLoraConfig
+from llada_jax.draft.network import DFlashConfig, default_taps
 from llada_jax.model.params import ModelParams
 from llada_jax.sampler.drafters.drafter import DraftView
 from llada_jax.sampler.drafters.lookup import Lookup
@@ -64,6 +63,9 @@ from llada_jax.training.loop import advance, read_metrics, require_steps
 class DrafterConfig:
     """The shape of the drafter; heads and widths are the target's."""
 
+    kind: Literal["dflash", "gated_lora"] = "dflash"
+    rank: int = 32
+    """Of the LoRA matrices of `gated_lora`; n_layers and mask_id are those of `dflash`."""
     n_layers: int = 3
     taps: int = 3
     block_length: int = 8
@@ -75,7 +77,8 @@ class DrafterConfig:
     """Folder of a drafter of this shape whose weights the training starts from."""
 
     def __post_init__(self) -> None:
-        require_counts(self, "n_layers", "taps", "n_ids")
+        require_choices(self)
+        require_counts(self, "rank", "n_layers", "taps", "n_ids")
         require_counts(self, "block_length", least=2)
         require_counts(self, "mask_id", least=0)
 
@@ -135,9 +138,9 @@ def train_draft(config: RunConfig, run: Run) -> None:
         f"model is {config.model!r}, which is not autoregressive; allowed: an autoregressive one",
     )
     drafter = drafter_config(config.drafter, target)
-    start = None if config.drafter.start is None else read_drafter(config.drafter.start, "float32")
+    start = None if config.drafter.start is None else kinds.read(config.drafter.start)
     require(
-        start is None or (start[0].shape, start[0].taps) == (drafter.shape, drafter.taps),
+        start is None or kinds.network(start[0]) == kinds.network(drafter),
         f"start is {config.drafter.start!r}, with another shape or other taps; allowed: {drafter}",
     )
     parts = {name: asdict(getattr(config, name)) for name in ("data", "drafter", "train")}
@@ -147,29 +150,30 @@ def train_draft(config: RunConfig, run: Run) -> None:
     run.begin()
     run.write(TRAINING, training.as_json())
     folder = Path(config.data.folder or run.folder / "answers")
-    make_shards(target, config.data, folder, config.train.seed, drafter.taps)
+    taps = default_taps(target.config.n_layers, config.drafter.taps)
+    make_shards(target, config.data, folder, config.train.seed, taps)
     shards = read_shards(folder, range(len(SPLITS) + config.data.shards))
     held_out, shards = shards[: len(SPLITS)], shards[len(SPLITS) :]
-    ids = None if drafter.n_ids is None else frequent_ids(shards, drafter.n_ids, drafter.vocab_size)
+    vocab_size = target.config.vocab_size
+    ids = None if drafter.n_ids is None else frequent_ids(shards, drafter.n_ids, vocab_size)
     if start is None:
-        drawn = init_drafter(drafter, jax.random.key(config.train.seed))
-        params = start_from_target(drawn, drafter, target.params)
+        params = kinds.begin(drafter, target.params, config.train.seed)
     else:
         params = start[1]._replace(ids=None)  # which are chosen anew
 
-    def scored(params: DFlashParams, count: int | None) -> dict[str, list[HeldOut]]:
+    def scored(params: Any, count: int | None) -> dict[str, list[HeldOut]]:
         params = params._replace(ids=ids)
         sets = zip(SPLITS, held_out, strict=True)
         return {name: score(params, drafter, target.params, part, count) for name, part in sets}
 
-    def evaluate(params: DFlashParams) -> dict[str, float]:
+    def evaluate(params: Any) -> dict[str, float]:
         return {
             f"{split}_{name}": value
             for split, answers in scored(params, config.train.evaluated).items()
             for name, value in summary(answers, drafter.block_length - 1).items()
         }
 
-    state = TrainState.create(apply_fn=draft_loss, params=params, tx=optimizer(config.train))
+    state = TrainState.create(apply_fn=kinds.loss, params=params, tx=optimizer(config.train))
     state = advance(
         run.folder,
         config.train,
@@ -179,13 +183,23 @@ def train_draft(config: RunConfig, run: Run) -> None:
         config.train.schedule,
         evaluate,
     )
-    trained: Any = state.params  # DFlashParams; flax does not know
-    write_drafter(run.folder / "drafter", drafter, trained._replace(ids=ids))
+    trained: Any = state.params  # flax does not know their type
+    kinds.write(run.folder / "drafter", drafter, trained._replace(ids=ids))
     run.finish(rows(scored(trained, None), drafter, read_metrics(run.folder)))
 
 
-def drafter_config(config: DrafterConfig, target: lj.Model) -> DFlashConfig:
-    """Returns the configuration of a drafter whose layers have the target's widths and heads."""
+def drafter_config(config: DrafterConfig, target: lj.Model) -> DraftConfig:
+    """Returns the configuration of a drafter. The layers of a DFlash drafter have the target's
+    widths and heads."""
+    n_ids = config.n_ids and min(config.n_ids, target.config.vocab_size)
+    if config.kind == "gated_lora":
+        return GatedLoraConfig(
+            shape=target.config,
+            lora=LoraConfig(rank=config.rank, alpha=config.rank),
+            n_masks=config.block_length - 1,
+            target=target.fingerprint,
+            n_ids=n_ids,
+        )
     most = target.config.n_layers
     require(config.n_layers <= most, f"n_layers is {config.n_layers}; allowed: up to {most}")
     shape = target.config.replace(
@@ -198,7 +212,7 @@ def drafter_config(config: DrafterConfig, target: lj.Model) -> DFlashConfig:
         mask_id=config.mask_id,
         target_layers=target.config.n_layers,
         target=target.fingerprint,
-        n_ids=config.n_ids and min(config.n_ids, target.config.vocab_size),
+        n_ids=n_ids,
     )
 
 
@@ -222,7 +236,7 @@ def optimizer(config: DraftTrainConfig) -> optax.GradientTransformation:
 
 
 def make_step(
-    config: DraftTrainConfig, drafter: DFlashConfig, target: ModelParams, ids: jax.Array | None
+    config: DraftTrainConfig, drafter: DraftConfig, target: ModelParams, ids: jax.Array | None
 ) -> Any:
     """Compiles `(state, blocks) -> (state, metrics)`. Matrices have the target's dtype in products;
     stored parameters, activations between products and the loss are float32."""
@@ -230,20 +244,20 @@ def make_step(
 
     @partial(jax.jit, donate_argnums=0)
     def step(
-        state: TrainState, blocks: Blocks, embedding: jax.Array, head: Any
+        state: TrainState, blocks: Blocks, target: ModelParams
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        def loss(params: DFlashParams) -> Any:
+        def loss(params: Any) -> Any:
             cast = jax.tree.map(
                 lambda leaf: leaf.astype(dtype if leaf.ndim > 1 else leaf.dtype), params
             )
             cast = cast._replace(ids=ids)
-            return draft_loss(cast, drafter, embedding, head, blocks, config.decay)
+            return kinds.loss(cast, drafter, target, blocks, config.decay)
 
         (_, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
         metrics["gradient_norm"] = optax.tree.norm(gradient)
         return state.apply_gradients(grads=gradient), metrics
 
-    return lambda state, blocks: step(state, blocks, target.embedding, target.head)
+    return lambda state, blocks: step(state, blocks, target)
 
 
 def batches(
@@ -276,7 +290,7 @@ def batches(
         step += 1
 
 
-_drafts = jax.jit(draft_blocks, static_argnums=1)
+_drafts = jax.jit(kinds.drafts, static_argnums=1)
 
 
 @partial(jax.jit, static_argnums=2)
@@ -287,8 +301,8 @@ def _copied(tokens: jax.Array, anchors: jax.Array, count: int) -> jax.Array:
 
 
 def score(
-    params: DFlashParams,
-    drafter: DFlashConfig,
+    params: Any,
+    drafter: DraftConfig,
     target: ModelParams,
     shard: Shard,
     count: int | None = None,
@@ -303,7 +317,7 @@ def score(
         anchors = np.full((1, most), -1, np.int32)
         anchors[0, : end - start] = np.arange(start, end)
         blocks = Blocks(tokens[None], padded_taps(shard, [row]), np.array([end], np.int32), anchors)
-        drafts = np.asarray(_drafts(cast, drafter, target.embedding, target.head, blocks))[0]
+        drafts = np.asarray(_drafts(cast, drafter, target, blocks))[0]
         answer = tokens[start:end]
         copied = _copied(tokens, np.maximum(anchors[0], 0), drafter.block_length - 1)
         both = np.where(copied[:, :1] >= 0, copied, drafts)
@@ -330,7 +344,7 @@ def summary(answers: Sequence[HeldOut], k: int) -> dict[str, float]:
 
 def rows(
     scored: Mapping[str, Sequence[HeldOut]],
-    drafter: DFlashConfig,
+    drafter: DraftConfig,
     metrics: Sequence[Mapping[str, Any]],
 ) -> list[ResultRow]:
     """Returns the results: tokens per forward by held-out set and domain, acceptance by position,

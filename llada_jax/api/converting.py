@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from llada_jax import checkpoint
-from llada_jax.api.loading import with_tokenizer_ids
+from llada_jax.api.contract import contract_of
+from llada_jax.api.loading import for_family, with_tokenizer_ids
 from llada_jax.api.model import Model
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.manifest import Manifest
@@ -44,8 +45,9 @@ def export(
     config = with_tokenizer_ids(weights.config, tokenizer)
     settings = settings or ExportConfig()
     fingerprint = partial(checkpoint.fingerprint, source)
+    contract = contract_of(config, settings, for_family(tokenizer, config))
     export_job = Export(
-        config, weights, settings, str(source), tokenizer, verify, samples, fingerprint
+        config, weights, settings, str(source), tokenizer, verify, samples, fingerprint, contract
     )
     return write_export(Path(folder), export_job)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from llada_jax.api.denoisers import backend_denoiser, score_rules
+from llada_jax.api.denoisers import XlaDenoiser, backend_denoiser, score_rules
 from llada_jax.api.model import Model, has_tiles
 from llada_jax.backend.protocol import Backend
 from llada_jax.config import Loop, require
@@ -242,7 +242,12 @@ def _functions(
         "drafter is 'own' and the model has none; allowed: load(..., drafter=...), or 'lookup'",
     )
     denoiser = backend_denoiser(model, backend, rules, drafter.taps)
-    return denoiser, model.params._replace(drafter=drafter)
+    require(
+        bool(drafter.taps) or isinstance(denoiser, XlaDenoiser),
+        "drafter is 'own', and it runs inside the model's forward; allowed: a model in memory on "
+        "one device, with backend 'xla', or drafter 'lookup'",
+    )
+    return denoiser, model.params._replace(drafter=drafter.cut_to(config.block_length))
 
 
 def _texts(

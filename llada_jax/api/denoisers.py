@@ -88,8 +88,9 @@ def denoiser_for(config: ModelConfig, rules: ScoreRules) -> Denoiser:
     """Returns the model's functions in JAX, kept so that each is compiled once."""
 
     def forward_rows(params, rows, cache):
-        taps = () if params.drafter is None else params.drafter.taps
-        return model_forward.forward_rows(params, config, rows, cache, taps=taps)
+        if params.drafter is None:
+            return model_forward.forward_rows(params, config, rows, cache)
+        return params.drafter.forward_rows(params, config, rows, cache)
 
     def empty_cache(params, batch, length):
         return model_forward.cache_for(params, config, batch, length)

@@ -14,6 +14,7 @@ from llada_jax import checkpoint
 from llada_jax.api.model import Model, require_own_jax
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.checkpoint import describe_checkpoint
+from llada_jax.checkpoint.adapter import DRAFT_CONFIG
 from llada_jax.config import ModelConfig, require
 from llada_jax.io.content import content_hash
 from llada_jax.model.families.family import Family, add_family, families
@@ -23,6 +24,7 @@ from llada_jax.text import TOKENIZER_SOURCES, Tokenizer
 
 if TYPE_CHECKING:
     from llada_jax.draft.dflash import DFlash
+    from llada_jax.draft.gated_lora import GatedLora
 
 
 def load(
@@ -60,7 +62,8 @@ def load(
         Keys that are known, or that determine the computation, cannot be ignored.
       adapter: Folder, or name in the hub, of a LoRA adapter in peft's layout, which is merged into
         the matrices while they are read.
-      drafter: Folder of a DFlash drafter that was trained for this model (preset `draft`).
+      drafter: Folder of a DFlash or gated-LoRA drafter that was trained for this model (preset
+        `draft`).
 
     Raises:
       FileNotFoundError, ValueError: One message that names the file and the error, before any
@@ -81,7 +84,7 @@ def load(
     config, params, tokenizer_folder = checkpoint.load_params(
         source, dtype, name, experts, mesh, ignore_keys, adapter
     )
-    tokenizer = _for_family(checkpoint.read_tokenizer(tokenizer_folder), config)
+    tokenizer = for_family(checkpoint.read_tokenizer(tokenizer_folder), config)
     fingerprint = agreed(settings, partial(checkpoint.fingerprint, source, adapter))
     require(
         checkpoint.file_states(source, adapter) == before,
@@ -105,10 +108,14 @@ def load(
     return model if own is None else model.with_drafter(own)
 
 
-def _read_drafter(folder: str | os.PathLike[str]) -> "DFlash":
+def _read_drafter(folder: str | os.PathLike[str]) -> "DFlash | GatedLora":
     from llada_jax.draft.dflash import DFlash  # loads the sampler
     from llada_jax.draft.files import read_drafter
+    from llada_jax.draft.gated_lora import GatedLora
+    from llada_jax.draft.gated_lora_files import read_gated_lora
 
+    if (Path(folder) / DRAFT_CONFIG).is_file():
+        return GatedLora(*read_gated_lora(folder))
     return DFlash(*read_drafter(folder))
 
 
@@ -134,7 +141,7 @@ def with_tokenizer_ids(
     return config.replace(**{k: v for k, v in ids.items() if getattr(config, k) is None})
 
 
-def _for_family(tokenizer: Tokenizer | None, config: ModelConfig) -> Tokenizer | None:
+def for_family(tokenizer: Tokenizer | None, config: ModelConfig) -> Tokenizer | None:
     """Returns the tokenizer with the variables of the family's chat template."""
     family = families().get(config.family)
     return tokenizer and replace(tokenizer, variables=family.template if family else {})
@@ -149,7 +156,7 @@ def _load_exported(folder: Path, dtype: str | None) -> Model:
     )
     has_tokenizer = {"tokenizer.json", "vocab.json"} & {file.name for file in manifest.others}
     tokenizer = checkpoint.read_tokenizer(folder if has_tokenizer else None)
-    tokenizer = _for_family(tokenizer, manifest.model)
+    tokenizer = for_family(tokenizer, manifest.model)
     fingerprint = content_hash(folder, [folder / MANIFEST])
     return Model(manifest.model, None, tokenizer, folder, str(folder), fingerprint)
 

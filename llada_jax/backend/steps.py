@@ -1,7 +1,7 @@
 """The functions that backends compile: layers of the body, and the head.
 
 They are the model's own functions with static shapes, one canvas (B = 1), and named arrays, which
-`exported/contract.txt` describes.
+`llada_jax.api.contract` describes.
 """
 
 from collections.abc import Mapping, Sequence

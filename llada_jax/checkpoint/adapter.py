@@ -21,7 +21,8 @@ from llada_jax.config.checks import read_object
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+DRAFT_CONFIG = "draft.json"  # of an adapter that drafts (`llada_jax.draft.gated_lora_files`)
+PREFIX = "base_model.model."
 _OTHER = ("fan_in_fan_out", "layer_replication", "lora_bias", "target_parameters",
           "trainable_token_indices", "alora_invocation_tokens")  # fmt: skip
 _REWRITES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -71,7 +72,7 @@ def merge_adapter(
     """
     tensors, halves = dict(stored), {}
     for name, tensor in adapter.items():
-        module, is_lora, half = name.removeprefix(_PREFIX).partition(".lora_")
+        module, is_lora, half = name.removeprefix(PREFIX).partition(".lora_")
         if is_lora and half in ("A.weight", "B.weight"):
             halves.setdefault(module, {})[half[0]] = tensor
             continue

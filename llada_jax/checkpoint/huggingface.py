@@ -17,7 +17,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from llada_jax.checkpoint.adapter import ADAPTER_WEIGHTS, adapter_settings, merge_adapter
+from llada_jax.checkpoint.adapter import (
+    ADAPTER_WEIGHTS,
+    DRAFT_CONFIG,
+    adapter_settings,
+    merge_adapter,
+)
 from llada_jax.checkpoint.config_json import config_from_hf, config_to_hf
 from llada_jax.checkpoint.mlx import KINDS as MLX_KINDS
 from llada_jax.checkpoint.mlx import mlx_settings, mlx_tensors
@@ -61,6 +66,10 @@ def open_huggingface(
     wrong shape.
     """
     settings = None if adapter is None else adapter_settings(adapter)
+    require(
+        adapter is None or not (adapter / DRAFT_CONFIG).exists(),
+        f"{adapter} drafts and is not merged; allowed: load(..., drafter={str(adapter)!r})",
+    )
     hf, quantization = mlx_settings(read_object(folder / CONFIG_FILE))
     stored = stored_tensors(folder)
     if quantization is not None:

@@ -12,7 +12,7 @@ forward of the target exactly, without decoding.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ class Blocks(NamedTuple):
     """Sequences with N anchors each."""
 
     tokens: Int[Array | np.ndarray, "B L"]
-    taps: Float[Array | np.ndarray, "B L n D"]
+    taps: Float[Array | np.ndarray, "B L n D"] | None  # None for a drafter that reads none
     ends: Int[Array | np.ndarray, " B"]  # lengths of the sequences without padding
     anchors: Int[Array | np.ndarray, "B N"]  # positions; -1 for none
 
@@ -89,9 +89,7 @@ def block_states(
     return drafts.reshape(batch, n_anchors * (size - 1), -1).astype(embedding.dtype)
 
 
-def block_labels(
-    config: DFlashConfig, blocks: Blocks
-) -> tuple[Int[Array, "B N k"], Bool[Array, "B N k"]]:
+def block_labels(config: Any, blocks: Blocks) -> tuple[Int[Array, "B N k"], Bool[Array, "B N k"]]:
     """Returns the tokens after each anchor, and whether they exist."""
     anchors = jnp.asarray(blocks.anchors)[..., None]
     at = anchors + jnp.arange(1, config.block_length, dtype=anchors.dtype)
@@ -116,11 +114,25 @@ def draft_loss(
     Labels outside of a reduced draft vocabulary have no weight in the loss, and count as wrong.
     """
     hidden = block_states(params, config, embedding, blocks)
+    return weighted_loss(params, config, hidden, embedding, head, blocks, decay)
+
+
+def weighted_loss(
+    params: Any,
+    config: Any,
+    hidden: Float[Array, "B Nk D"],
+    embedding: Float[Array, "V D"],
+    head: Weight | None,
+    blocks: Blocks,
+    decay: float,
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    """Returns `draft_loss` of the states that predict the drafts, of any kind of drafter: its
+    parameters have `ids`, and its configuration `block_length`."""
     labels, exists = block_labels(config, blocks)
     if params.ids is None:
         index = labels
     else:
-        rows = jnp.full(config.vocab_size, -1, jnp.int32)
+        rows = jnp.full(len(embedding), -1, jnp.int32)
         index = rows.at[params.ids].set(jnp.arange(len(params.ids), dtype=jnp.int32))[labels]
     logits = head_logits(hidden, draft_head(params, embedding, head)).reshape(*labels.shape, -1)
     chosen = jnp.take_along_axis(logits, jnp.maximum(index, 0)[..., None], axis=-1)[..., 0]

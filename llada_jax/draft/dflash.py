@@ -23,11 +23,12 @@ from llada_jax.draft.network import (
     draft_block,
     draft_head,
 )
+from llada_jax.model.forward import forward_rows
 from llada_jax.model.params import ModelParams, Weight
 from llada_jax.rows import write_at
 from llada_jax.sampler.drafters.drafter import DraftView
 from llada_jax.sampler.rules.rule import Sizes
-from llada_jax.types import Rows, RowsOut
+from llada_jax.types import KVCache, Rows, RowsOut
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("params", "head"), meta_fields=("config",))
@@ -56,6 +57,16 @@ class DFlash:
         another one."""
         require_target(self.config, target, fingerprint)
         return replace(self, head=draft_head(self.params, params.embedding, params.head))
+
+    def cut_to(self, block_length: int) -> Self:
+        """Returns itself: `draft` runs as many rows as a block has."""
+        return self
+
+    def forward_rows(
+        self, target: ModelParams, model: ModelConfig, rows: Rows, cache: KVCache
+    ) -> RowsOut:
+        """Runs rows of the target, and returns the outputs of its layers `taps` as well."""
+        return forward_rows(target, model, rows, cache, taps=self.taps)
 
     def init(self, sizes: Sizes) -> Context:
         """Returns an empty context for canvases of `sizes.canvas` positions."""

@@ -8,7 +8,7 @@ scale for each row in the tensor `<name>_scale`.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from llada_jax.checkpoint.config_json import config_from_hf, config_to_hf
 from llada_jax.checkpoint.huggingface import CONFIG_FILE, SINGLE_FILE, tensors_of
-from llada_jax.checkpoint.sources import FLOATS, listed, param_sources
+from llada_jax.checkpoint.sources import FLOATS, StoredTensor, listed, param_sources
 from llada_jax.config import ModelConfig, require
 from llada_jax.config.checks import read_object
 from llada_jax.draft.network import DFlashConfig, DFlashParams, default_taps, drafter_specs
@@ -118,25 +118,12 @@ def read_drafter(
         kinds[name + _SCALE] = ("F32",)
     if config.n_ids is not None:
         shapes[_D2T], kinds[_D2T] = (config.n_ids,), ("I64",)
-    for wrong, verb in ((shapes.keys() - stored, "lacks"), (stored.keys() - shapes, "also has")):
-        require(not wrong, f"{folder / SINGLE_FILE} {verb} {listed(sorted(wrong))}")
-    for name, shape in shapes.items():
-        kind = stored[name].kind
-        require(
-            stored[name].shape == shape and kind in kinds[name],
-            f"{name} of {folder} is {kind} {list(stored[name].shape)}; allowed: "
-            f"{' or '.join(kinds[name])} {list(shape)}",
-        )
+    require_tensors(folder / SINGLE_FILE, stored, shapes, kinds)
     tensors = load_file(folder / SINGLE_FILE)
     ids = None
     if config.n_ids is not None:
         ids = tensors[_D2T] + np.arange(config.n_ids)
-        valid = (ids >= 0) & (ids < config.vocab_size)
-        require(
-            bool(valid.all()) and len(np.unique(ids)) == len(ids),
-            f"{_D2T} of {folder} names an id twice or outside of the vocabulary; allowed: "
-            f"different ids below {config.vocab_size}",
-        )
+        require_ids(f"{_D2T} of {folder}", ids, config.vocab_size)
         ids = jnp.asarray(ids, jnp.int32)
 
     def weight(name: str) -> Any:
@@ -187,19 +174,43 @@ def write_drafter(
         (part / CONFIG_FILE).write_text(text + "\n")
 
 
-def require_target(config: DFlashConfig, target: ModelConfig, fingerprint: str | None) -> None:
+def require_tensors(
+    file: Path,
+    stored: Mapping[str, StoredTensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    kinds: Mapping[str, Sequence[str]],
+) -> None:
+    """Raises ValueError unless a file has exactly the tensors with these shapes and kinds."""
+    for wrong, verb in ((shapes.keys() - stored, "lacks"), (stored.keys() - shapes, "also has")):
+        require(not wrong, f"{file} {verb} {listed(sorted(wrong))}")
+    for name, shape in shapes.items():
+        kind = stored[name].kind
+        require(
+            stored[name].shape == shape and kind in kinds[name],
+            f"{name} of {file.parent} is {kind} {list(stored[name].shape)}; allowed: "
+            f"{' or '.join(kinds[name])} {list(shape)}",
+        )
+
+
+def require_ids(name: str, ids: np.ndarray, vocab_size: int) -> None:
+    """Raises ValueError unless the ids of a draft vocabulary are different ids of the target's."""
+    valid = (ids >= 0) & (ids < vocab_size)
+    require(
+        bool(valid.all()) and len(np.unique(ids)) == len(ids),
+        f"{name} names an id twice or outside of the vocabulary; allowed: different ids below "
+        f"{vocab_size}",
+    )
+
+
+def require_target(config: Any, target: ModelConfig, fingerprint: str | None) -> None:
     """Raises ValueError if a drafter does not belong to a target: the target is not autoregressive,
     has another shape or vocabulary, or another fingerprint than the one that the drafter names."""
     require(
         target.autoregressive,
         "a drafter is given for a model that is not autoregressive; allowed: an autoregressive one",
     )
-    for name, needed, actual in (
-        ("vocab_size", config.vocab_size, target.vocab_size),
-        ("width", config.width, target.width),
-        ("n_layers", config.target_layers, target.n_layers),
-        ("fingerprint", config.target, fingerprint),
-    ):
+    for name, needed in {**config.target_facts, "fingerprint": config.target}.items():
+        actual = fingerprint if name == "fingerprint" else getattr(target, name)
         require(
             needed in (None, actual),
             f"{name} of the model is {actual!r}; allowed: {needed!r}, as of the drafter's target",

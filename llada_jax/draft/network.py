@@ -63,6 +63,12 @@ class DFlashConfig:
         )
 
     @property
+    def target_facts(self) -> dict[str, Any]:
+        """The fields that a target must have."""
+        layers = self.target_layers
+        return {"vocab_size": self.vocab_size, "width": self.width, "n_layers": layers}
+
+    @property
     def n_layers(self) -> int:
         """Number of draft layers."""
         return self.shape.n_layers
@@ -223,9 +229,9 @@ def run_blocks(
     return rms_norm(hidden, params.norm, config.shape.norm_eps)
 
 
-def draft_head(params: DFlashParams, embedding: Float[Array, "V D"], head: Weight | None) -> Weight:
-    """Returns the rows of the target's head that the drafter uses; `head` is None if the embedding
-    is the head."""
+def draft_head(params: Any, embedding: Float[Array, "V D"], head: Weight | None) -> Weight:
+    """Returns the rows of the target's head that a drafter with these parameters (`ids`) uses;
+    `head` is None if the embedding is the head."""
     weight = embedding if head is None else head
     return weight if params.ids is None else jax.tree.map(lambda leaf: leaf[params.ids], weight)
 
@@ -262,9 +268,7 @@ def draft_block(
     return best_ids(params, drafts, head)
 
 
-def best_ids(
-    params: DFlashParams, hidden: Float[Array, "B R D"], head: Weight
-) -> Int[Array, "B R"]:
+def best_ids(params: Any, hidden: Float[Array, "B R D"], head: Weight) -> Int[Array, "B R"]:
     """Returns each row's most probable id; the lowest wins ties. `head` is from `draft_head`."""
     _, index = first_maximum(head_logits(hidden, head))
     return index if params.ids is None else params.ids[index]

@@ -26,7 +26,9 @@ HIDDEN_SCORE = -3e4  # added to scores that a row may not see: their shares are 
 CUDNN_DTYPES = ("bfloat16", "float16")  # with a fused kernel of attention on a GPU
 
 ROW_BLOCK, KEY_BLOCK = 256, 512  # rows and keys whose scores are in memory at a time
-MOST_SCORES = 1 << 18  # of a head, that are computed at once; independent of heads, for meshes
+# Of a head, that are computed at once; independent of heads, for meshes. Blocks pay later without a
+# cache, because then they have nothing to skip.
+MOST_SCORES, MOST_WITHOUT_CACHE = 1 << 18, 1 << 20
 
 KeysValues = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
 """Keys and values of the rows themselves."""
@@ -127,7 +129,8 @@ def attend(
     Args:
       alike: See `softmax`.
     """
-    if sum(part.shape[1] * part.shape[2] for part in visible) <= MOST_SCORES:
+    most = MOST_SCORES if cached.keys.shape[2] else MOST_WITHOUT_CACHE
+    if sum(part.shape[1] * part.shape[2] for part in visible) <= most:
         return all_at_once(query, fresh, visible, cached, alike)
     if not alike and _has_kernel(query):
         return attend_in_cudnn(query, fresh, visible, cached)

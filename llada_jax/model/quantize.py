@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jaxtyping import Array, DTypeLike, Float, Int
+from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
 Bits = Literal[4, 8]
 INT4_GROUP = 32
@@ -30,11 +30,15 @@ class QuantArray(NamedTuple):
 
 
 class AdaptedWeight(NamedTuple):
-    """A frozen weight and a trained addition of low rank: base + up @ down (LoRA)."""
+    """A frozen weight and a trained addition of low rank: base + up @ down (LoRA).
+
+    With a gate, rows where it is False are multiplied with the base alone.
+    """
 
     base: Float[Array, "Out In"] | QuantArray
     down: Float[Array, "rank In"]
     up: Float[Array, "Out rank"]
+    gate: Bool[Array, "*rows 1"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -126,7 +130,9 @@ def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows O
     if callable(weight):
         return weight(x)
     if isinstance(weight, AdaptedWeight):
-        return linear(x, weight.base) + linear(linear(x, weight.down), weight.up)
+        out = linear(x, weight.base)
+        adapted = out + linear(linear(x, weight.down), weight.up)
+        return adapted if weight.gate is None else jnp.where(weight.gate, adapted, out)
     if isinstance(weight, WeightShard):
         x = jax.lax.optimization_barrier(x)
         return jax.lax.optimization_barrier(_linear(x, weight.weight, weight.axes))

@@ -272,12 +272,12 @@ def _order(
     spec: StepSpec, state: DecodeState, positions: Int[Array, "B R"]
 ) -> Int[Array, "B R"] | None:
     """Returns the order of positions in which a row sees its own and lower ones; None for all."""
-    if spec.model.block_length is not None:
+    if spec.attention == "model_block":
         return spec.model_blocks(state, positions)
-    if spec.model.causal == "filled":
+    if spec.attention == "filled":
         every = jnp.broadcast_to(positions, (state.tokens.shape[0], positions.shape[1]))
         return filled_order(take(state.status, every) == MASKED, every)
-    if spec.model.causal == "finished":
+    if spec.attention == "finished":
         return jnp.minimum(positions, state.block_start(spec.config.block_length)[:, None])
     return spec.window.attention_order(state, positions, spec.window_context())
 

@@ -30,6 +30,7 @@ from llada_jax.sampler.state import (
 from llada_jax.sampler.windows.window import CanvasLayout, Window, WindowContext, doubling
 from llada_jax.types import KVCache, Scores
 
+Attention = Literal["all", "sampler_block", "model_block", "finished", "filled"]
 KeptScores = Literal[False, "scores", "margins"]
 LENGTH_MULTIPLE = 32
 """Canvases are padded to such a length, so that prompts of similar length share compiled programs.
@@ -88,6 +89,15 @@ class StepSpec:
     def _first_block(self, state: DecodeState) -> Int[Array, " B"]:
         from_prompt = self.config.parity.block_origin == "prompt"
         return state.origin if from_prompt else jnp.zeros_like(state.origin)
+
+    @property
+    def attention(self) -> Attention:
+        """The order of positions in which a row sees its own and lower ones; `all` for none."""
+        if self.model.block_length is not None:
+            return "model_block"
+        if self.model.causal is not None:
+            return self.model.causal
+        return "sampler_block" if self.window.caches_finished else "all"
 
     @property
     def starts_blocks_alone(self) -> bool:

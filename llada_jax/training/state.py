@@ -17,11 +17,11 @@ from optax import contrib
 
 from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.model.forward import forward, run_layer
+from llada_jax.model.lora import init_adapters, merge_adapters, with_adapters
 from llada_jax.model.params import ModelParams, init_params
 from llada_jax.model.quantize import dequantize, is_quantized
 from llada_jax.training.copying import with_copying_heads
 from llada_jax.training.data import TrainingBatch
-from llada_jax.training.lora import init_adapters, merge_adapters, with_adapters
 from llada_jax.training.loss import RouterLosses
 from llada_jax.training.objectives import Masked, Objective, Reader
 

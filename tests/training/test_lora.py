@@ -10,10 +10,10 @@ import pytest
 from llada_jax.checkpoint import load_params, save_huggingface
 from llada_jax.config import LoraConfig
 from llada_jax.model.forward import forward
+from llada_jax.model.lora import Adapter, init_adapters, merge_adapters, with_adapters
 from llada_jax.model.params import init_params
 from llada_jax.model.quantize import AdaptedWeight, dequantize, is_quantized, linear, quantize
 from llada_jax.training.loop import train
-from llada_jax.training.lora import Adapter, init_adapters, merge_adapters, with_adapters
 from llada_jax.training.state import create_state, make_train_step, trained_params
 from tests.drawn_params import cast_params
 from tests.training import echo

@@ -56,6 +56,7 @@ class RivalsBenchConfig:
     ours: tuple[str, ...] = ("litert/int8",)
     torch_python: str | None = None
     fast_dllm: str | None = None
+    onnx_python: str | None = None
     llama_cpp: tuple[str, ...] = ()
     formats: tuple[str, ...] = ("Q4_0", "Q8_0", "Q4_K_M")
     programs: tuple[str, ...] = ()
@@ -144,6 +145,15 @@ class _Suite:
             settings = {"checkout": self._config.fast_dllm, "device": "cpu"}
             python = self._config.torch_python
             yield Contender("fast_dllm/bfloat16", "torch_fast_dllm", "bfloat16", settings, python)
+        for runtime in ("openvino", "onnxruntime"):
+            if self._config.onnx_python is None:
+                left_out(runtime, "rivals.onnx_python names no interpreter")
+                continue
+            settings = {"runtime": runtime, "scratch": str(self._scratch)}
+            python = self._config.onnx_python
+            yield Contender(
+                f"{runtime}/int8", "onnx_forward", "int8", settings, python, decodes=False
+            )
         if not self._config.llama_cpp:
             left_out("llama.cpp", "rivals.llama_cpp names no interpreter")
         for rival in self._config.llama_cpp:

@@ -10,21 +10,25 @@ The times are used by `llada_jax.phones.calibration` to fit a phone's profile.
 """
 
 import csv
+import math
+import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from llada_jax.backend.exported import verify
-from llada_jax.backend.exported.contents import Export, float32_shards, shard_layers
+from llada_jax.backend.exported.contents import Export, buckets, float32_shards, shard_layers
 from llada_jax.backend.exported.manifest import File, UnfinishedExport
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.backend.qnn.compiler import compile_context
 from llada_jax.backend.qnn.quantizer import write_quantized
 from llada_jax.backend.steps import body_step, head_chunks
-from llada_jax.config import ModelConfig, Precision, require
+from llada_jax.config import ExportConfig, ModelConfig, Precision, require
 from llada_jax.io import atomic
 from llada_jax.model.params import named_specs
 from llada_jax.model.quantize import linear
@@ -110,7 +114,7 @@ def write_calibration(unfinished: UnfinishedExport, export: Export) -> Iterator[
     shards = [min(n, export.model.n_layers) for n in _SHARDS]
     heads = [] if settings.quant == "float32" else settings.rows[:: max(1, len(settings.rows) // 3)]
     rows = calibration_rows(_caches(export.model), shards, STORED[precision], heads)
-    yield unfinished.file("calibration-rows.csv", partial(_write_rows, rows))
+    yield unfinished.file("calibration-rows.csv", partial(write_rows, rows))
     script = Path(__file__).with_name("calibration.sh").read_bytes()
     yield unfinished.file("calibration.sh", lambda path: atomic.write_bytes(path, script))
     for soc in settings.phones.socs:
@@ -202,7 +206,42 @@ def _product(model: ModelConfig, matrix: str, rows: int) -> Step:
     )
 
 
-def _write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def signature_rows(
+    settings: ExportConfig, shards: Sequence[tuple[str, int]], contexts: Sequence[Mapping[str, Any]]
+) -> Iterator[Row]:
+    """Yields every signature of an export as a row to time; `shards` are files and their layers."""
+    quant = settings.quant.partition("_")[0]
+    for file, layers in shards:
+        for bucket in (b for b in buckets(settings) if b.canvases == 1):
+            sizes = {"cache": bucket.cache, "layers": layers, "processor": "cpu"}
+            yield _row("layers", file, bucket.name, bucket.rows, quant, **sizes)
+    for rows in settings.rows:
+        head = "float32" if quant == "float32" else "int8"
+        yield _row("head", "head.tflite", f"rows{rows}", rows, head)
+    for context in contexts:
+        for graph in context["graphs"]:
+            rows, cache = (int(n) for n in re.findall(r"\d+", graph["signature"]))
+            sizes = {"cache": cache, "layers": context["stop"] - context["start"]}
+            stored = STORED[context["precision"]]
+            yield _row("layers", context["compiled"], graph["signature"], rows, stored, **sizes)
+
+
+def graph_lines(contexts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields a line for each graph of the contexts: file, signature, name, the input lists of
+    qnn-net-run (`__` skips a graph), and each input's name and bytes."""
+    for context in contexts:
+        for index, graph in enumerate(context["graphs"]):
+            lists = ["__"] * len(context["graphs"])
+            lists[index] = "input_list.txt"
+            sizes = [
+                f"{t['name']}={math.prod(t['shape']) * np.dtype(t['dtype']).itemsize}"
+                for t in graph["inputs"]
+            ]
+            fields = context["compiled"], graph["signature"], graph["name"], ",".join(lists), *sizes
+            yield " ".join(fields) + "\n"
+
+
+def write_rows(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
     with atomic.new_file(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         table: Any = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
         table.writeheader()

@@ -1,8 +1,9 @@
 """Describes an export: its source and settings, the buckets, and the division into files."""
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from llada_jax.backend.canvases import pack_sizes
 from llada_jax.backend.litert import tflite
@@ -30,6 +31,8 @@ class Export:
     """Recorded inputs of the whole body, for phones with static quantization."""
     fingerprint: Callable[[], str | None] = lambda: None
     """Returns the current hash of the weights' files, or None if there is none."""
+    contract: Mapping[str, Any] = field(default_factory=dict)
+    """What a host program does in each step: see `llada_jax.api.contract`."""
 
     @property
     def buckets(self) -> list[Bucket]:

@@ -7,7 +7,7 @@ finished files and of the settings that they were made with, so that it can be r
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -21,9 +21,19 @@ from llada_jax.io.content import file_hash
 from llada_jax.io.inside import inside
 
 MANIFEST = "manifest.json"
-FORMAT = 1
-CONTRACT = tuple(Path(__file__).with_name("contract.txt").read_text().splitlines())
-"""Text about the arrays that the host passes in each step, and what it must do with results."""
+FORMAT = 2
+ROTATION = "rotation.bin"
+"""Cosines and sines of RoPE's angles, float32 [2, positions, rotary_dims / 2]."""
+
+
+def max_positions(settings: ExportConfig) -> int:
+    """Returns the length of the longest canvas that an export can decode."""
+    return max(settings.rows[-1], settings.caches[-1])
+
+
+def context_files(context: Mapping[str, Any]) -> list[str]:
+    """Returns the files of an entry of `contexts`: for LiteRT, for QNN, and for ONNX Runtime."""
+    return [context["compiled"], context["file"], *(graph["onnx"] for graph in context["graphs"])]
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,8 @@ class Manifest:
     """Error of each signature against JAX (relative root mean square), measured at export."""
     versions: dict = field(default_factory=dict)
     """Versions of the packages that made the files, by name."""
-    contract: tuple[str, ...] = CONTRACT
+    contract: dict = field(default_factory=dict)
+    """What a host program does in each step: see `llada_jax.api.contract`."""
     fingerprint: str | None = None
     """Hash of the weights' files: see `llada_jax.checkpoint.fingerprint`."""
 
@@ -174,11 +185,11 @@ class UnfinishedExport:
         that are not in it. The caller holds the target's lock."""
         self._resume()
         self.folder.mkdir(parents=True, exist_ok=True)
-        compiled = [entry["compiled"] for entry in self.contexts.values()]
+        compiled = [name for entry in self.contexts.values() for name in context_files(entry)]
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name not in {_RECORD, *self._files, *self.contexts, *compiled}:
+            elif path.name not in {_RECORD, *self._files, *compiled}:
                 path.unlink()
         self._save()
 

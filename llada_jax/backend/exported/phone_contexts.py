@@ -1,6 +1,7 @@
 """Compiles the context binaries for phones' NPUs, as part of an export.
 
     context-SM8750-00.bin   a shard of layers, every bucket a graph, one copy of the weights
+    context-....onnx        one graph of it, for ONNX Runtime (a node EPContext)
 
 The compiler reads float32 files of less than 2 GB, so a context holds few layers of a large model:
 two of LLaDA-8B. Graphs that share weights cannot be emulated; so a context of one bucket, made in
@@ -19,8 +20,8 @@ from llada_jax.backend.exported.contents import Export, float32_shards
 from llada_jax.backend.exported.manifest import UnfinishedExport
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.qnn.compiler import Compilation, compile_context
-from llada_jax.backend.qnn.context import Tensor
-from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
+from llada_jax.backend.qnn.context import NpuGraph, Tensor
+from llada_jax.backend.qnn.emulated_npu import EmulatedNpu, epcontext_model
 from llada_jax.backend.qnn.quantizer import write_quantized
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.config import STATIC_PRECISIONS, require
@@ -66,6 +67,9 @@ def compile_for_phones(unfinished: UnfinishedExport, export: Export) -> Iterator
                     compilation = compile_context(quantized, soc, weight_sharing=True)
                     entry = _entry(name, layers, compilation, export, error)
                     atomic.write_bytes(folder / name, compilation.context.binary)
+                    for graph in compilation.context.graphs:
+                        wrapper = folder / _onnx_name(name, graph)
+                        atomic.write_bytes(wrapper, epcontext_model(graph, name))
                     atomic.write_bytes(folder / entry["compiled"], compilation.compiled)
                     unfinished.add_context(name, entry)
         yield from (finished[name] for name in names.values())
@@ -88,6 +92,10 @@ def _emulated_error(soc: str, export: Export, layers: range) -> float:
     return error
 
 
+def _onnx_name(context: str, graph: NpuGraph) -> str:
+    return f"{Path(context).stem}-{graph.signature}.onnx"
+
+
 def _entry(
     name: str, layers: range, compilation: Compilation, export: Export, error: float | None
 ) -> dict[str, Any]:
@@ -101,6 +109,7 @@ def _entry(
         "graphs": [
             graph._asdict()
             | {end: list(map(_tensor_entry, getattr(graph, end))) for end in ("inputs", "outputs")}
+            | {"onnx": _onnx_name(name, graph)}
             for graph in compilation.context.graphs
         ],
         "ddr_bytes": {name: t._asdict() for name, t in compilation.traffic.items()},

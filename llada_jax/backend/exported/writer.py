@@ -5,7 +5,10 @@
     embedding.bin         [V, D], read row by row
     context-....bin       the layers for one phone's NPU, if phones are requested
     context-....tflite    the same, wrapped in LiteRT's operator
+    rotation.bin          cosines and sines of RoPE's angles
     manifest.json         the host's part of a step, hashes, versions
+    host                  source of a program that decodes the folder without Python
+    on_phone.sh           times every signature of signatures.csv on a phone
     PUSH.md               instructions to copy it to a phone
 
 Weights are converted tensor by tensor, so the largest tensor determines the peak memory. The folder
@@ -13,6 +16,8 @@ gets its final name once it is complete. An interrupted export can be resumed: e
 recorded together with the settings of the export.
 """
 
+import itertools
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,14 +31,22 @@ from tqdm import tqdm
 
 from llada_jax.backend import steps
 from llada_jax.backend.exported import verify
-from llada_jax.backend.exported.calibration_export import write_calibration
+from llada_jax.backend.exported.calibration_export import (
+    graph_lines,
+    signature_rows,
+    write_calibration,
+    write_rows,
+)
 from llada_jax.backend.exported.contents import Export, layer_bytes, outer_bytes, shard_layers
 from llada_jax.backend.exported.manifest import (
     MANIFEST,
+    ROTATION,
     BodyShard,
     File,
     Manifest,
     UnfinishedExport,
+    context_files,
+    max_positions,
 )
 from llada_jax.backend.exported.phone_contexts import check_phones, compile_for_phones
 from llada_jax.backend.litert import tflite
@@ -46,10 +59,13 @@ from llada_jax.config import require
 from llada_jax.io import atomic
 from llada_jax.io.inside import inside
 from llada_jax.io.locked import LOCK_FILE, locked
+from llada_jax.model.layers import rotation
 from llada_jax.model.quantize import QuantArray, dequantize
 
 _HEXAGON = {"SM8550": 73, "SM8650": 75, "SM8750": 79, "SM8850": 81}
 """Version of each chip's NPU, which is part of the names of QNN's libraries."""
+HOST = Path(__file__).with_name("host")
+"""Source of the program that decodes an export without Python."""
 _TARGET = "/data/local/tmp/llada_jax"
 
 
@@ -94,10 +110,12 @@ def _write_files(
         heads = head_steps(export.model, export.settings.rows)
         head = unfinished.file("head.tflite", partial(_write_steps, export, heads, bar))
         embedding = unfinished.file("embedding.bin", partial(_write_embedding, export, bar))
+        angles = unfinished.file(ROTATION, partial(_write_rotation, export))
     contexts = list(compile_for_phones(unfinished, export))
     checks = list(_check_files(unfinished.folder, export, bodies)) if export.verify else []
     tokenizer = export.tokenizer.save(unfinished.folder) if export.tokenizer else []
-    names = [entry[name] for entry in contexts for name in ("file", "compiled")]
+    names = [name for entry in contexts for name in context_files(entry)]
+    plan = [*_write_plan(unfinished, export, bodies, contexts)]
     binaries = [File.of(inside(unfinished.folder, name)) for name in names]
     manifest = Manifest(
         model=export.model,
@@ -109,11 +127,19 @@ def _write_files(
         head_chunk=steps.HEAD_CHUNK,
         embedding=embedding,
         embedding_dtype=_embedding_dtype(export),
-        others=(*map(File.of, tokenizer), *binaries, *write_calibration(unfinished, export)),
+        others=(
+            angles,
+            *map(File.of, tokenizer),
+            *binaries,
+            *plan,
+            *write_calibration(unfinished, export),
+        ),
         contexts=tuple(contexts),
         checks=tuple(checks),
         versions=unfinished.versions,
+        contract=dict(export.contract),
     )
+    shutil.copytree(HOST, unfinished.folder / HOST.name, dirs_exist_ok=True)
     push = unfinished.folder / "PUSH.md"
     push.write_text(_push_page(manifest, unfinished.target.name))
     manifest = replace(manifest, others=(*manifest.others, File.of(push)))
@@ -152,6 +178,32 @@ def _write_embedding(export: Export, bar: tqdm, path: Path) -> None:
             bar.update(rows.nbytes)
 
 
+def _write_plan(
+    unfinished: UnfinishedExport,
+    export: Export,
+    bodies: Sequence[BodyShard],
+    contexts: Sequence[dict[str, Any]],
+) -> Iterator[File]:
+    """Yields the script that times every signature on a phone, and the tables that it reads."""
+    shards = [(shard.file.name, shard.stop - shard.start) for shard in bodies]
+    rows = signature_rows(export.settings, shards, contexts)
+    yield unfinished.file("signatures.csv", partial(write_rows, rows))
+    script = Path(__file__).with_name("on_phone.sh").read_bytes()
+    yield unfinished.file("on_phone.sh", lambda path: atomic.write_bytes(path, script))
+    (unfinished.folder / "on_phone.sh").chmod(0o755)
+    if contexts:
+        lines = "".join(graph_lines(contexts)).encode()
+        yield unfinished.file("graphs.txt", lambda path: atomic.write_bytes(path, lines))
+
+
+def _write_rotation(export: Export, path: Path) -> None:
+    positions = jnp.arange(max_positions(export.settings), dtype=jnp.int32)[None]
+    angles = rotation(export.model, positions)
+    atomic.write_bytes(
+        path, np.stack([np.asarray(array, np.float32) for array in angles]).tobytes()
+    )
+
+
 def _embedding_dtype(export: Export) -> Any:
     """Returns the dtype of the weights if it has two bytes, else the one of a loaded model."""
     piece = next(export.weights.rows("embedding", 0, 1))
@@ -174,12 +226,9 @@ def _push_page(manifest: Manifest, folder: str) -> str:
     bodies = [shard.file.name for shard in manifest.shards]
     by_soc: dict[str, list[str]] = {}
     for context in manifest.contexts:
-        by_soc.setdefault(context["soc"], []).append(context["compiled"])
-    special = {
-        *bodies,
-        *(context[name] for context in manifest.contexts for name in ("file", "compiled")),
-    }
-    for_this_machine = ("calibration", "emulated-", "golden-")
+        by_soc.setdefault(context["soc"], []).extend(context_files(context))
+    special = {*bodies, *itertools.chain(*by_soc.values())}
+    for_this_machine = ("calibration", "emulated-", "golden-", "on_phone", "signatures", "graphs")
     names = [file.name for file in manifest.files if file.name not in special]
     page = filled(
         "push_cpu.md",

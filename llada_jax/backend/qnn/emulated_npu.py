@@ -68,7 +68,7 @@ class Emulator:
         with tempfile.TemporaryDirectory() as folder, silenced("QNN's emulator"):
             Path(folder, "context.bin").write_bytes(context.binary)
             model = Path(folder, "graph.onnx")
-            model.write_bytes(_onnx_model(self.graph, "context.bin"))
+            model.write_bytes(epcontext_model(self.graph, "context.bin"))
             self._session = _session(model, context.soc)
 
     def allocate(self, name: str) -> np.ndarray:
@@ -111,7 +111,7 @@ def _dequantize(tensor: Tensor, stored: np.ndarray) -> np.ndarray:
     return (stored.astype(np.float32) - tensor.zero_point) * np.float32(tensor.scale)
 
 
-def _onnx_model(graph: NpuGraph, binary: str) -> bytes:
+def epcontext_model(graph: NpuGraph, binary: str) -> bytes:
     """Returns an ONNX model with one graph of a context binary, a file in the same folder."""
     from onnx import helper
 

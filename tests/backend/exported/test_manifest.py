@@ -10,7 +10,6 @@ import pytest
 
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.manifest import (
-    CONTRACT,
     BodyShard,
     File,
     Manifest,
@@ -42,7 +41,7 @@ MANIFEST = Manifest(
         {"model": GQA.replace(moe=MoEConfig(n_experts=4, experts_per_token=2, expert_width=8))},
         {"settings": ExportConfig(phones=PhoneConfig(socs=("SM8750",), precision="a16w8"))},
         {"contexts": ({"file": "context.bin", "graphs": [{"name": "x", "inputs": []}]},)},
-        {"contract": ("other words",)},
+        {"contract": {"text": ["other words"]}},
     ],
     ids=lambda changes: "-".join(changes) or "plain",
 )
@@ -58,7 +57,7 @@ def test_every_file_but_the_manifest_is_listed() -> None:
     names = [file.name for file in MANIFEST.files]
     expected = ["shard-00.tflite"] * 2 + ["head.tflite", "embedding.bin", "tokenizer.json"]
     assert names == expected
-    assert MANIFEST.contract == CONTRACT
+    assert MANIFEST.contract == {}
 
 
 def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
@@ -74,7 +73,7 @@ def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
         "[]",
         "null",
         '{"format": ',
-        '{"format": 1}',
+        '{"format": 2}',
     ],
 )
 def test_a_damaged_manifest_is_one_clear_error(content: str, tmp_path: Path) -> None:
@@ -108,10 +107,10 @@ def test_another_format_is_named(tmp_path: Path) -> None:
     MANIFEST.save(tmp_path)
     record = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps({**record, "format": 7}))
-    with pytest.raises(ValueError, match=r"manifest\.json has format 7; allowed: 1"):
+    with pytest.raises(ValueError, match=r"manifest\.json has format 7; allowed: 2"):
         Manifest.load(tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"manifest\.json has format None; allowed: 1"):
+    with pytest.raises(ValueError, match=r"manifest\.json has format None; allowed: 2"):
         Manifest.load(tmp_path)
 
 
@@ -147,9 +146,10 @@ def test_a_compiled_context_is_kept_with_its_binary(tmp_path):
     export = Export(GQA, None, ExportConfig(), "a test")
     begun = UnfinishedExport(tmp_path / "model", export)
     begun.begin()
-    for name in ("context.bin", "context.tflite", "left.tmp"):
+    for name in ("context.bin", "context.tflite", "rows1.onnx", "left.tmp"):
         (begun.folder / name).write_bytes(b"x")
-    begun.add_context("context.bin", {"file": "context.bin", "compiled": "context.tflite"})
+    files = {"file": "context.bin", "compiled": "context.tflite"}
+    begun.add_context("context.bin", files | {"graphs": [{"onnx": "rows1.onnx"}]})
     UnfinishedExport(tmp_path / "model", export).begin()
     kept = {path.name for path in begun.folder.iterdir()}
-    assert kept == {"context.bin", "context.tflite", "progress.json"}
+    assert kept == {"context.bin", "context.tflite", "rows1.onnx", "progress.json"}

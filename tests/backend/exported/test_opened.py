@@ -194,8 +194,8 @@ def test_decoding_raises_the_same_error(folder: Path) -> None:
 
 def test_a_damaged_manifest(folder: Path) -> None:
     record = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**record, "format": 2}))
-    with pytest.raises(ValueError, match=r"manifest\.json has format 2; allowed: 1"):
+    (folder / "manifest.json").write_text(json.dumps({**record, "format": 1}))
+    with pytest.raises(ValueError, match=r"manifest\.json has format 1; allowed: 2"):
         lj.load(folder)
     (folder / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match=r"manifest\.json is no manifest: "):

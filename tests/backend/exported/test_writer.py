@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jsonschema
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,6 +23,7 @@ import llada_jax as lj
 from llada_jax.backend.exported import writer
 from llada_jax.backend.exported.contents import buckets, layer_bytes, outer_bytes, shard_layers
 from llada_jax.backend.exported.manifest import Manifest
+from llada_jax.backend.exported.writer import HOST
 from llada_jax.backend.litert.runtime import LiteRT, tflite
 from llada_jax.backend.session import FORBIDDEN_LOGIT
 from llada_jax.checkpoint import fingerprint, model_path, save_huggingface
@@ -136,8 +139,11 @@ def test_stored_weights_have_the_expected_size(exported_tiny: Path) -> None:
 
 def test_files_of_an_export(exported: Path, source: Path) -> None:
     manifest = Manifest.load(exported)
-    listed = {file.name for file in manifest.files} | {"manifest.json"}
+    listed = {file.name for file in manifest.files} | {"manifest.json", "host"}
     assert {name for name in names(exported) if name != "packed"} == listed
+    assert contents(exported / "host") == contents(HOST)
+    schema = json.loads((HOST / "manifest.schema.json").read_text())
+    jsonschema.validate(json.loads((exported / "manifest.json").read_text()), schema)
     for file in manifest.files:
         assert file.check(exported) == exported / file.name
     assert manifest.source == str(source)
@@ -168,7 +174,8 @@ def test_the_contract_is_all_that_a_host_needs(exported: Path, xla: lj.Model) ->
     runtime = LiteRT()
     shards = [runtime.open(exported / shard.file.name) for shard in manifest.shards]
     head = runtime.open(exported / "head.tflite")
-    half = model.rotary_dims // 2
+    table = np.fromfile(exported / manifest.contract["rotation"], np.float32)
+    table = table.reshape(2, manifest.contract["positions"], model.rotary_dims // 2)
     shape = (model.n_kv_heads, n_cached, model.head_dim)
     cache = {f"{kind}_{i}": np.zeros(shape, np.float32) for kind in ("keys", "values")
              for i in range(model.n_layers)}  # fmt: skip
@@ -176,12 +183,11 @@ def test_the_contract_is_all_that_a_host_needs(exported: Path, xla: lj.Model) ->
     def forward(rows: int, canvas: list[int], positions: list[int], cached: list[int]):
         """Returns the outputs of the rows, including keys and values."""
         count = len(positions)
-        angle = np.outer(positions, model.rope_theta ** (-np.arange(half) / half))
         bias = np.full((rows, n_cached + rows), -30000, np.float32)
         bias[:count, cached] = 0
         bias[:count, n_cached : n_cached + count] = 0
         inputs = {"hidden": embedding[[canvas[p] for p in positions]], "bias": bias,
-                  "cos": np.cos(angle), "sin": np.sin(angle)}  # fmt: skip
+                  "cos": table[0, positions], "sin": table[1, positions]}  # fmt: skip
         for name in ("hidden", "cos", "sin"):
             values = inputs[name].astype(np.float32)
             inputs[name] = np.pad(values, ((0, rows - count), (0, 0)))
@@ -601,7 +607,9 @@ def test_the_tokenizer_comes_along(exported_tiny: Path) -> None:
 def test_the_page_for_phones_names_every_file(exported_tiny: Path) -> None:
     page = (exported_tiny / "PUSH.md").read_text()
     pushed = {line.split()[2] for line in page.splitlines() if line.startswith("adb push")}
-    assert pushed == set(names(exported_tiny)) - {"packed", "PUSH.md"}
+    assert pushed == set(names(exported_tiny)) - {
+        *("packed", "PUSH.md", "host", "on_phone.sh", "signatures.csv"),
+    } | {"host-android/llada_host"}
 
 
 def test_the_head_of_an_export_matches_the_model(exported: Path, xla: lj.Model) -> None:

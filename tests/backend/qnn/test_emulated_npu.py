@@ -196,6 +196,10 @@ def test_an_export_carries_context_binaries_that_were_emulated(tmp_path):
     for needed in ("libQnnHtpV79Stub.so", "libLiteRtDispatch_Qualcomm.so", "ADSP_LIBRARY_PATH",
                    "LD_LIBRARY_PATH", "htp_performance_mode=burst"):  # fmt: skip
         assert needed in page
+    for graph in context["graphs"]:
+        wrapper = f"context-SM8750-00-{graph['signature']}.onnx"
+        assert f"adb push {wrapper} " in page
+        assert context["file"].encode() in (tmp_path / "phone" / wrapper).read_bytes()
     compiled = (tmp_path / "phone" / context["compiled"]).read_bytes()
     assert (tmp_path / "phone" / context["file"]).read_bytes() in compiled
 

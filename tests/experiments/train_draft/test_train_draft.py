@@ -18,6 +18,7 @@ from experiments.train_draft.answers import SPLITS, Shard, drawn_prompts, withou
 from llada_jax.checkpoint import fingerprint, model_path, save_huggingface
 from llada_jax.config_files import read_yaml
 from llada_jax.draft.files import read_drafter
+from llada_jax.draft.gated_lora_files import read_gated_lora
 from llada_jax.text import Tokenizer
 from llada_jax.training.loop import read_metrics
 from tests.drawn_params import drawn_params
@@ -116,17 +117,35 @@ def target(tmp_path_factory) -> Path:
     return folder
 
 
+def settings_of(target: Path, tmp_path: Path, name: str) -> list[str]:
+    return [
+        f"model={target}", "family=llama", "dtype=float32", f"data.folder={tmp_path / 'data'}",
+        "data.shards=1", "data.shard_size=4", "data.gen_length=12", "data.max_prompt=200",
+        "drafter.taps=1", "drafter.block_length=4", "drafter.n_ids=50", "train.steps=4",
+        "train.batch_size=2", "train.anchors=4", "train.log_every=2", "train.checkpoint_every=2",
+        "train.evaluate_every=2", "train.evaluated=2", f"hydra.run.dir={tmp_path / name}",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_gated_lora_drafter_is_trained_and_continued(target, tmp_path):
+    kind = ["drafter.kind=gated_lora", "drafter.rank=2"]
+    run_experiment(entry.main, [*settings_of(target, tmp_path, "first"), *kind])
+    config, params = read_gated_lora(tmp_path / "first" / "drafter")
+    assert (config.target, config.n_masks) == (fingerprint(target), 3)
+    assert params.masks.dtype == jnp.bfloat16
+    start = f"drafter.start={tmp_path / 'first' / 'drafter'}"
+    run_experiment(entry.main, [*settings_of(target, tmp_path, "more"), *kind, start])
+    losses = [read_metrics(tmp_path / name)[0]["loss"] for name in ("first", "more")]
+    assert losses[1] < losses[0]
+    with pytest.raises(SystemExit):  # the start is of another kind
+        run_experiment(entry.main, [*settings_of(target, tmp_path, "other"), start])
+
+
 @pytest.mark.slow
 def test_an_interrupted_run_ends_as_an_undisturbed_one(target, tmp_path, monkeypatch):
     def run(name: str, *more: str) -> Path:
-        settings = [
-            f"model={target}", "family=llama", "dtype=float32", f"data.folder={tmp_path / 'data'}",
-            "data.shards=1", "data.shard_size=4", "data.gen_length=12", "data.max_prompt=200",
-            "drafter.n_layers=1", "drafter.taps=1", "drafter.block_length=4", "drafter.n_ids=50",
-            "train.steps=4", "train.batch_size=2", "train.anchors=4", "train.log_every=2",
-            "train.checkpoint_every=2", "train.evaluate_every=2", "train.evaluated=2",
-            f"hydra.run.dir={tmp_path / name}", *more,
-        ]  # fmt: skip
+        settings = [*settings_of(target, tmp_path, name), "drafter.n_layers=1", *more]
         run_experiment(entry.main, settings)
         return tmp_path / name
 

@@ -24,6 +24,7 @@ FOREIGN = {
     "answers": "",
     "llama_cpp_forward": "No module named 'llama_cpp'",
     "torch_fast_dllm": "No module named 'torch'",
+    "onnx_forward": "import of numpy halted",
     "torch_gpu": "No module named 'torch'",
 }
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from llada_jax.config import LoraConfig, ModelConfig, require
 from llada_jax.model.params import ModelParams, abstract_params, parameter_name
@@ -52,14 +52,20 @@ def init_adapters(model: ModelConfig, lora: LoraConfig, key: Key[Array, ""]) -> 
     }
 
 
-def with_adapters(base: ModelParams, adapters: Adapters, lora: LoraConfig) -> ModelParams:
-    """Returns the base with adapters next to its matrices, for a training step."""
+def with_adapters(
+    base: ModelParams,
+    adapters: Adapters,
+    lora: LoraConfig,
+    gate: Bool[Array, "*rows 1"] | None = None,
+) -> ModelParams:
+    """Returns the base with adapters next to its matrices. With a gate, only the marked rows of a
+    forward use them."""
 
     def adapted(path: tuple[Any, ...], leaf: Any) -> Any:
         adapter = adapters.get(parameter_name(path))
         if adapter is None:
             return leaf
-        return AdaptedWeight(leaf, adapter.down, lora.alpha / lora.rank * adapter.up)
+        return AdaptedWeight(leaf, adapter.down, lora.alpha / lora.rank * adapter.up, gate)
 
     return jax.tree.map_with_path(adapted, base, is_leaf=is_quantized)
 

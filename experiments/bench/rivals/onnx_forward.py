@@ -1,0 +1,188 @@
+"""OpenVINO or ONNX Runtime in int8 as a contender, for an interpreter without this project.
+
+    python -m experiments.bench.rivals.onnx_forward SETTINGS
+
+Weights are random int8 numbers with a scale for each output; queries, keys and values are one
+product, and gate and up another. Both programs round activations while they run: ONNX Runtime with
+one scale for all rows, OpenVINO with one for each group of inputs (its default).
+"""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx  # pyright: ignore[reportMissingImports]
+from onnx import TensorProto, helper, numpy_helper  # pyright: ignore[reportMissingImports]
+
+from experiments.bench.rivals.answers import LayerClock, answer_lines
+
+THREADS = len(os.sched_getaffinity(0))
+STD = 73.6  # of uniform int8 numbers
+
+
+class _Graph:
+    """A graph of ONNX under construction; each method adds a node and returns its output."""
+
+    def __init__(self, runtime: str):
+        self._runtime, self._nodes, self._constants = runtime, [], []
+        self._rng = np.random.default_rng(0)
+
+    def add(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        return self.several(kind, 1, *inputs, **attributes)[0]
+
+    def several(self, kind: str, count: int, *inputs: str, **attributes: Any) -> list[str]:
+        outputs = [f"t{len(self._nodes)}_{i}" for i in range(count)]
+        self._nodes.append(helper.make_node(kind, inputs, outputs, **attributes))
+        return outputs
+
+    def constant(self, value: Any) -> str:
+        name = f"c{len(self._constants)}"
+        self._constants.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def linear(self, x: str, outputs: int, inputs: int) -> str:
+        """Adds a product with an int8 matrix."""
+        numbers = np.frombuffer(self._rng.bytes(outputs * inputs), np.int8)
+        matrix = np.maximum(numbers, -127).reshape(outputs, inputs)
+        scale = self.constant(np.full(outputs, 0.02 / STD, np.float32))
+        if self._runtime == "openvino":
+            wide = self.add("DequantizeLinear", self.constant(matrix), scale, axis=0)
+            return self.add("Gemm", x, wide, transB=1)
+        transposed = self.constant(np.ascontiguousarray(matrix.T))
+        kind = "DynamicQuantizeMatMul"
+        return self.add(kind, x, transposed, scale, domain="com.microsoft")
+
+    def norm(self, x: str) -> str:
+        """Adds the root-mean-square norm, with weights of one."""
+        squares = self.add("ReduceMean", self.add("Mul", x, x), self.constant([-1]), keepdims=1)
+        wide = self.add("Add", squares, self.constant(np.float32(1e-5)))
+        return self.add("Div", x, self.add("Sqrt", wide))
+
+    def save(self, path: Path, inputs: dict[str, tuple[Any, ...]], outputs: list[str]) -> None:
+        """Writes the model, with its weights in a file of their own."""
+
+        def info(name: str, shape: Any) -> Any:
+            return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+        graph = helper.make_graph(
+            self._nodes, "step", [info(*item) for item in inputs.items()],
+            [info(name, None) for name in outputs], self._constants,
+        )  # fmt: skip
+        versions = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(graph, opset_imports=versions, ir_version=10)
+        onnx.save_model(model, path, save_as_external_data=True, location=f"{path.name}.data")
+
+
+def _write_body(path: Path, runtime: str, shape: Any, cached: int) -> None:
+    """Writes the layers: rows that see all cached positions and each other."""
+    graph, hidden = _Graph(runtime), "hidden"
+    heads, width = [0, shape.n_heads, shape.head_dim], shape.n_heads * shape.head_dim
+    inputs: dict[str, tuple[Any, ...]] = {"hidden": ("rows", shape.width)}
+    inputs |= dict.fromkeys(("cos", "sin"), ("rows", 1, shape.head_dim // 2))
+
+    def of_heads(x: str, rotated: bool) -> str:
+        split = graph.add("Reshape", x, graph.constant(np.array(heads)))
+        if rotated:
+            left, right = graph.several("Split", 2, split, axis=-1, num_outputs=2)
+            turned = [
+                graph.add(sign, graph.add("Mul", a, "cos"), graph.add("Mul", b, "sin"))
+                for sign, a, b in (("Sub", left, right), ("Add", right, left))
+            ]
+            split = graph.add("Concat", *turned, axis=-1)
+        return graph.add("Transpose", split, perm=[1, 0, 2])
+
+    for layer in range(shape.n_layers):
+        cache = [f"keys{layer}", f"values{layer}"]
+        inputs |= dict.fromkeys(cache, (shape.n_heads, cached, shape.head_dim))
+        joined = graph.linear(graph.norm(hidden), 3 * width, shape.width)
+        parts = graph.several("Split", 3, joined, axis=-1, num_outputs=3)
+        query, key, value = (
+            of_heads(part, rotated)
+            for part, rotated in zip(parts, (True, True, False), strict=True)
+        )
+        keys, values = (
+            graph.add("Concat", old, new, axis=1)
+            for old, new in zip(cache, (key, value), strict=True)
+        )
+        scores = graph.add("MatMul", query, graph.add("Transpose", keys, perm=[0, 2, 1]))
+        scaled = graph.add("Mul", scores, graph.constant(np.float32(shape.head_dim**-0.5)))
+        mixed = graph.add("MatMul", graph.add("Softmax", scaled, axis=-1), values)
+        rows = graph.add("Transpose", mixed, perm=[1, 0, 2])
+        flat = graph.add("Reshape", rows, graph.constant(np.array([0, width])))
+        hidden = graph.add("Add", hidden, graph.linear(flat, shape.width, width))
+        both = graph.linear(graph.norm(hidden), 2 * shape.ffn_width, shape.width)
+        gate, up = graph.several("Split", 2, both, axis=-1, num_outputs=2)
+        gated = graph.add("Mul", graph.add("Mul", gate, graph.add("Sigmoid", gate)), up)
+        hidden = graph.add("Add", hidden, graph.linear(gated, shape.width, shape.ffn_width))
+    graph.save(path, inputs, [hidden])
+
+
+def _write_head(path: Path, runtime: str, shape: Any) -> None:
+    """Writes the product with the vocabulary: the highest logit's share of each row."""
+    graph = _Graph(runtime)
+    logits = graph.linear(graph.norm("hidden"), shape.vocab_size, shape.width)
+    last = graph.constant([-1])
+    highest = graph.add("ReduceMax", logits, last, keepdims=1)
+    total = graph.add("ReduceLogSumExp", logits, last, keepdims=1)
+    share = graph.add("Exp", graph.add("Sub", highest, total))
+    token = graph.add("Cast", graph.add("ArgMax", logits, axis=-1), to=TensorProto.FLOAT)
+    graph.save(path, {"hidden": ("rows", shape.width)}, [share, token])
+
+
+def _opened(runtime: str, path: Path) -> Any:
+    """Returns the model as a function of named arrays."""
+    if runtime == "openvino":
+        import openvino  # pyright: ignore[reportMissingImports]
+
+        core = openvino.Core()
+        core.set_property("CPU", {"INFERENCE_NUM_THREADS": THREADS})
+        compiled = core.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        request = compiled.create_infer_request()
+        return lambda arrays: [*request.infer(arrays, share_inputs=True).values()]
+    import onnxruntime  # pyright: ignore[reportMissingImports]
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = THREADS
+    session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+    return lambda arrays: session.run(None, arrays)
+
+
+def main(settings: str) -> None:
+    """Writes and opens the models, and answers requests."""
+    options, clock = SimpleNamespace(**json.loads(settings)), LayerClock()
+    shape, runtime, rng = (
+        SimpleNamespace(**options.model),
+        options.runtime,
+        np.random.default_rng(0),
+    )
+    with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
+        body_path, head_path = Path(folder, "body.onnx"), Path(folder, "head.onnx")
+        _write_body(body_path, runtime, shape, options.cached)
+        _write_head(head_path, runtime, shape)
+        body, head = _opened(runtime, body_path), _opened(runtime, head_path)
+        size = (shape.n_heads, options.cached, shape.head_dim)
+        cache = {
+            f"{kind}{layer}": rng.standard_normal(size, np.float32)
+            for layer in range(shape.n_layers)
+            for kind in ("keys", "values")
+        }
+
+        def forward(rows: int) -> None:
+            angles = np.zeros((rows, 1, shape.head_dim // 2), np.float32)
+            hidden = rng.standard_normal((rows, shape.width), np.float32)
+            clock.start()
+            (hidden,) = body({"hidden": hidden, "cos": angles + 1, "sin": angles, **cache})
+            clock.stop()
+            head({"hidden": hidden})
+
+        module = __import__(runtime)
+        answer_lines(f"{runtime} {module.__version__}", clock, {"forward": forward})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
