@@ -55,8 +55,8 @@ class Comparison(Table):
 
 
 def score_cells(tally: Tally) -> dict[str, str]:
-    """Returns the cells of one decoder; what is unknown is empty."""
-    cells = {MATCH: points(tally.exact_match, tally.interval, ".1f", " %"), STRICT: ""}
+    """Returns the cells of one decoder: unknown costs are empty, unknown strict match left out."""
+    cells = {MATCH: points(tally.exact_match, tally.interval, ".1f", " %")}
     if tally.strict_match is not None:
         cells[STRICT] = points(tally.strict_match, tally.strict_interval, ".1f", " %")
     for column, (name, form) in SPEED.items():
