@@ -51,7 +51,7 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
     rows = decoder_rows(evaluation.name, [evaluation], config.phones)
     for index, item, _, _, length, nfe in evaluation.generations:
         line = {"index": index, "right": evaluation.right[index], "target": item.target}
-        run.record({**line, "length": length, "nfe": nfe})
+        run.record({**line, "strict": evaluation.strict.get(index), "length": length, "nfe": nfe})
     run.finish(rows)
 
 

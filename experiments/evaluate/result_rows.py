@@ -44,9 +44,13 @@ def decoder_rows(
 
 
 def tally_rows(name: str, tally: Tally) -> list[ResultRow]:
-    """Returns exact match and the mean costs of a question, without those that are unknown."""
+    """Returns exact match, strict match and the mean costs of a question, if they are known."""
     counts: dict[str, Any] = {"n": len(tally.right), "items": tally.items}
     exact: Any = {"interval": tally.interval, **counts}
+    strict = []
+    if tally.strict_match is not None:
+        fields: Any = {"interval": tally.strict_interval, **counts}
+        strict = [ResultRow(f"{name}/strict_match", tally.strict_match, "of questions", **fields)]
     values = {
         "nfe": (tally.nfe, "forwards"),
         "nfe_per_block": (tally.forwards_per_block, "forwards/block"),
@@ -55,6 +59,7 @@ def tally_rows(name: str, tally: Tally) -> list[ResultRow]:
     }
     return [
         ResultRow(f"{name}/exact_match", tally.exact_match, "of questions", **exact),
+        *strict,
         *(
             ResultRow(f"{name}/{what}", value, unit, **counts)
             for what, (value, unit) in values.items()

@@ -6,7 +6,7 @@ import jax
 
 from experiments.evaluate.result_rows import BROUGHT_BACK, EQUAL_FORWARDS, EQUAL_ROWS, REGIME
 from experiments.harness.results import ResultRow, traces
-from llada_jax.evaluation.comparison import MATCH, SPEED, points, score_cells
+from llada_jax.evaluation.comparison import MATCH, SPEED, STRICT, points, score_cells
 from llada_jax.evaluation.tally import Tally
 from llada_jax.evaluation.trajectory import PUBLISHED, UNITS
 from llada_jax.sampler.config import SamplerConfig
@@ -26,11 +26,12 @@ def suite_tables(
     tallies: Mapping[str, Tally],
 ) -> str:
     """Returns the tables of a suite: each decoder over all tasks, compared with the first one; its
-    exact match on each task; costs at equal quality and decoding regimes if known. `tallies` count
-    the answers of each decoder to all tasks."""
+    exact and strict match on each task; costs at equal quality and decoding regimes if known.
+    `tallies` count the answers of each decoder to all tasks."""
     rows = {row.name.removeprefix(f"{suite}/"): row for row in results}
     baseline = next(iter(decoders))
     against = f"points against {baseline} (95 %)"
+    strictly = f"strict {against}"
     prefix = f"{baseline}/phone/"
     phones = [name.removeprefix(prefix) for name in rows if name.startswith(prefix)]
     over_all = [
@@ -39,24 +40,32 @@ def suite_tables(
             "thresholds": thresholds_of(sampler),
             **score_cells(tallies[name]),
             against: _points(rows.get(f"{name}/against/{baseline}/difference"), "+.1f"),
+            strictly: _points(rows.get(f"{name}/against/{baseline}/strict/difference"), "+.1f"),
             **{soc: f"{rows[f'{name}/phone/{soc}'].value:.2f} s" for soc in phones},
         }
         for name, sampler in decoders.items()
     ]
 
-    def share(name: str, task: str) -> str:
-        return f"{100 * rows[f'{name}/{task}/exact_match'].value:.1f} %"
+    def shares(name: str, task: str) -> str:
+        matches = (rows.get(f"{name}/{task}/{kind}") for kind in ("exact_match", "strict_match"))
+        return " / ".join(f"{100 * match.value:.1f} %" for match in matches if match)
 
-    by_task = [{"decoder": name} | {task: share(name, task) for task in tasks} for name in decoders]
+    by_task = [
+        {"decoder": name} | {task: shares(name, task) for task in tasks} for name in decoders
+    ]
     match = rows[f"{baseline}/exact_match"]
     parts = [
         f"{suite}: {match.items} items of {', '.join(tasks)}; {match.n} different questions",
-        aligned(over_all, (MATCH, *SPEED, against, *phones)),
+        aligned(over_all, (MATCH, STRICT, *SPEED, against, strictly, *phones)),
     ]
     if len(tasks) > 1:
         counts = {task: rows[f"{baseline}/{task}/exact_match"].n for task in tasks}
         questions = ", ".join(f"{task} {n}" for task, n in counts.items())
-        parts += ["", f"exact match by task (questions: {questions})", aligned(by_task, tasks)]
+        parts += [
+            "",
+            f"exact / strict match by task (questions: {questions})",
+            aligned(by_task, tasks),
+        ]
     parts += _equal_quality_table(list(decoders), rows)
     parts += _regime_table(list(decoders), rows)
     return "\n".join([*parts, *traces(results)])

@@ -82,6 +82,9 @@ def _decoder_rows(suite: SuiteConfig, parts: Parts, socs: Sequence[str]) -> Iter
             row = f"{suite.name}/{name}/against/{baseline}"
             items = sum(len(evaluation.right) for evaluation in evaluations)
             yield from difference_rows(row, compared(evaluations, parts[baseline]), items)
+            if all(evaluation.strict for evaluation in evaluations):
+                result = compared(evaluations, parts[baseline], strict=True)
+                yield from difference_rows(f"{row}/strict", result, items)
 
 
 def _rows_at_equal_quality(suite: SuiteConfig, tallies: Mapping[str, Tally]) -> Iterator[ResultRow]:

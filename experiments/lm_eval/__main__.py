@@ -135,11 +135,16 @@ def score(config: LmEvalConfig, run: Run) -> None:
         print(worker_summary(config.worker, answers.answered, "requests"))
         return
     rows: list[ResultRow] = []
+    errors = harness_model.standard_errors
     for name, files in requests:
         for task in files:
-            samples = results["samples"][task]
+            samples = [
+                {**sample, "standard_errors": errors.get((task, sample["doc_id"]), [])}
+                for sample in results["samples"][task]
+            ]
             run.write(f"samples_{task}.jsonl", "".join(map(_json_line, samples)))
-            rows += metric_rows(task, samples, config.published)
+            rows += metric_rows(task, samples, config.published, results["results"][task])
+            rows += error_rows(task, samples)
         if name not in files:
             whole = [sample for task in files for sample in results["samples"][task]]
             rows += metric_rows(name, whole, config.published)
@@ -181,22 +186,40 @@ def evaluate(
 
 
 def metric_rows(
-    task: str, samples: Sequence[Mapping[str, Any]], published: Sequence[Published] = ()
+    task: str,
+    samples: Sequence[Mapping[str, Any]],
+    published: Sequence[Published] = (),
+    aggregated: Mapping[str, Any] | None = None,
 ) -> list[ResultRow]:
     """Returns a row for each metric and filter of the responses, with the published score if there
-    is one."""
-    values: dict[str, list[float]] = defaultdict(list)
+    is one. Metrics that are no share of the items, such as perplexities, are taken from
+    `aggregated`, the harness's results of the task."""
+    values: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for sample in samples:
-        chosen = [] if sample["filter"] == "none" else [sample["filter"]]
         for metric in sample["metrics"]:
-            values["/".join([task, metric, *chosen])].append(float(sample[metric]))
+            values[metric, sample["filter"]].append(sample[metric])
     rows = []
-    for name, scores in values.items():
-        require(set(scores) <= {0.0, 1.0}, f"{name} has scores {scores}; allowed: 0 and 1")
+    for (metric, chosen), scores in values.items():
+        name = "/".join([task, metric, *([] if chosen == "none" else [chosen])])
         known = next((score for score in published if name.startswith(score.row)), None)
         fields: Any = {"reference": known.score, "source": known.source} if known else {}
-        rows.append(share_row(name, int(sum(scores)), len(scores), "of items", **fields))
+        if all(score in (0, 1) for score in scores):
+            rows.append(share_row(name, int(sum(scores)), len(scores), "of items", **fields))
+            continue
+        total, totals = f"{metric},{chosen}", aggregated or {}
+        require(total in totals, f"{name} has scores {scores}; allowed: 0 and 1")
+        value = float(totals[total])
+        rows.append(ResultRow(name, value, "over all items", n=len(scores), **fields))
     return rows
+
+
+def error_rows(task: str, samples: Sequence[Mapping[str, Any]]) -> list[ResultRow]:
+    """Returns the mean Monte Carlo standard error of a task's likelihoods, unless all are exact or
+    have an unknown error."""
+    errors = [error for sample in samples for error in sample["standard_errors"]]
+    mean = float(np.mean(errors)) if errors else 0.0
+    name = f"{task}/likelihood_standard_error"
+    return [ResultRow(name, mean, "nats", n=len(errors))] if mean > 0 else []
 
 
 def _json_line(content: Any) -> str:

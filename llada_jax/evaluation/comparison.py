@@ -12,7 +12,7 @@ from llada_jax.evaluation.metrics import PairedComparison
 from llada_jax.evaluation.tally import Tally
 from llada_jax.table import Table
 
-MATCH = "exact match (95 %)"
+MATCH, STRICT = "exact match (95 %)", "strict match (95 %)"
 SPEED = {
     "forwards": ("nfe", ".2f"),
     "forwards/block": ("forwards_per_block", ".2f"),
@@ -55,8 +55,10 @@ class Comparison(Table):
 
 
 def score_cells(tally: Tally) -> dict[str, str]:
-    """Returns the cells of one decoder; a cost that is unknown is empty."""
+    """Returns the cells of one decoder: unknown costs are empty, unknown strict match left out."""
     cells = {MATCH: points(tally.exact_match, tally.interval, ".1f", " %")}
+    if tally.strict_match is not None:
+        cells[STRICT] = points(tally.strict_match, tally.strict_interval, ".1f", " %")
     for column, (name, form) in SPEED.items():
         cost = getattr(tally, name)
         cells[column] = "" if cost is None else f"{cost:{form}}"

@@ -7,7 +7,7 @@ comparing two separate scores.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,9 @@ class Evaluation:
     """Whether an item was answered right, by the item's index."""
     timed: tuple[GenerationBatch, ...]
     """The batches that are complete, because a batch's time cannot be split between its items."""
+    strict: Mapping[int, bool] = field(default_factory=dict)
+    """Whether an item was answered right in every word (`Task.strict`), by the item's index; empty
+    if the task cannot tell."""
     against: PairedComparison | None = None
     """The comparison with the baseline, or None if none was given."""
 
@@ -98,7 +101,7 @@ class Evaluation:
     def tally(self) -> Tally:
         """The counts over questions, each counted once even if several items ask it."""
         block_length = self.settings.get("sampler", {}).get("block_length")
-        return tally(self.generations, self.right, block_length, self.rows)
+        return tally(self.generations, self.right, block_length, self.rows, self.strict)
 
     @cached_property
     def rows(self) -> dict[int, int]:
@@ -122,6 +125,12 @@ class Evaluation:
         return self.tally.interval
 
     @property
+    def strict_score(self) -> float | None:
+        """The share of questions answered right in every word (strict match), 0 to 1; None if the
+        task cannot tell."""
+        return self.tally.strict_match
+
+    @property
     def nfe(self) -> float:
         """The mean number of forward passes per question."""
         return self.tally.nfe
@@ -137,6 +146,8 @@ class Evaluation:
             f"{self.name}: {self.score:.1%} of {len(self.tally.right)} questions ({low:.1%} to "
             f"{high:.1%}), {self.nfe:.1f} forwards, {self.tpf:.2f} tokens/forward"
         )
+        if self.strict_score is not None:
+            text += f", {self.strict_score:.1%} right in every word"
         if self.against is not None:
             points = f"{100 * self.against.difference:+.1f} points"
             text += f"; {points} against the baseline, p {self.against.p_value:.2g}"
@@ -169,10 +180,13 @@ class Evaluation:
         return replace(self, against=compared([self], [baseline]))
 
 
-def compared(parts: Sequence[Evaluation], baseline: Sequence[Evaluation]) -> PairedComparison:
-    """Compares the answers to several tasks with a baseline's, question by question."""
+def compared(
+    parts: Sequence[Evaluation], baseline: Sequence[Evaluation], strict: bool = False
+) -> PairedComparison:
+    """Compares the answers to several tasks with a baseline's, question by question; with `strict`
+    only answers count that are right in every word, which all tasks must be able to tell."""
     pairs = [
-        (before.right[index], right)
+        (before.strict[index], part.strict[index]) if strict else (before.right[index], right)
         for part, before in zip(parts, baseline, strict=True)
         for index, right in part.counted.items()
     ]
@@ -190,5 +204,8 @@ def graded(
             batches.append(batch._replace(generations=kept))
         if len(kept) == len(batch.generations):
             timed.append(batch)
-    right = {g.index: task.verify(g.item, g.text) for batch in batches for g in batch.generations}
-    return Evaluation(store, tuple(batches), right, tuple(timed))
+    answers = [g for batch in batches for g in batch.generations]
+    right = {g.index: task.verify(g.item, g.text) for g in answers}
+    check = task.strict
+    strict = {g.index: right[g.index] and check(g.item, g.text) for g in answers} if check else {}
+    return Evaluation(store, tuple(batches), right, tuple(timed), strict)

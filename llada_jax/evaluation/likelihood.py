@@ -14,12 +14,18 @@ log-likelihood itself if every order gives the same value.
 Each mask pattern of an answer becomes one canvas. Canvases of similar length are padded and share
 batches, so that few programs are compiled. The model's body runs whole canvases, the head only the
 masked tokens; the head streams the vocabulary, so no logits [B, L, V] exist.
+
+Draws cover the numbers of masked tokens evenly, so the error of an estimate is taken from the
+differences of draws with neighbouring numbers (Wolter, Introduction to Variance Estimation, 2007,
+chapter 8); the scatter of all draws would also include what the even cover removes.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby, islice, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -45,6 +51,14 @@ class MaskedTokens(NamedTuple):
     token: Int[np.ndarray, " M"]  # the text's token under the mask
 
 
+class Likelihoods(NamedTuple):
+    """Log-likelihoods or bounds, and their Monte Carlo standard errors, in nats. An error is 0 for
+    an exact value, and NaN for an estimate from a single draw."""
+
+    value: Float[np.ndarray, " n"]
+    error: Float[np.ndarray, " n"]
+
+
 def log_likelihoods(
     params: ModelParams,
     config: ModelConfig,
@@ -55,6 +69,22 @@ def log_likelihoods(
     seed: int = 0,
     progress: bool = False,
 ) -> Float[np.ndarray, " n"]:
+    """Returns the values of `estimated_likelihoods`."""
+    return estimated_likelihoods(
+        params, config, pairs, mc_num=mc_num, batch_size=batch_size, seed=seed, progress=progress
+    ).value
+
+
+def estimated_likelihoods(
+    params: ModelParams,
+    config: ModelConfig,
+    pairs: Sequence[Pair],
+    *,
+    mc_num: int = 128,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: bool = False,
+) -> Likelihoods:
     """Returns log p(answer | prompt) in nats of an autoregressive model, or its lower bounds for
     other families: exact bounds of short answers, otherwise Monte Carlo estimates.
 
@@ -73,8 +103,72 @@ def log_likelihoods(
     model without parameters, or a diffusion model without mask_id; and FloatingPointError for
     log-probabilities that are not finite.
     """
-    require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
     require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
+    _require_likelihoods(params, config, batch_size)
+    pieces = sorted(_pieces(config, pairs), key=_canvas_length)
+    sums = np.zeros(len(pairs))
+    draws: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
+    with tqdm(pieces, desc="likelihoods", unit="answer", disable=not progress) as bar:
+        for length, group in groupby(bar, _canvas_length):
+            samples = _samples(group, None if config.autoregressive else mc_num, seed)
+            while batch := list(islice(samples, batch_size)):
+                tokens, live, masked = _canvases(batch, batch_size, length, config.mask_id)
+                log_p = score_masked(params, config, tokens, live, masked)
+                of_samples = np.bincount(masked.row, log_p, minlength=len(batch))
+                for (piece, holes, weight), total in zip(batch, of_samples, strict=True):
+                    sums[piece.pair] += weight * total
+                    answer_length = len(piece.ids) - piece.start
+                    if not config.autoregressive and not is_exact(answer_length, mc_num):
+                        draw = len(holes), answer_length / len(holes) * total
+                        times = round(weight * mc_num * len(holes) / answer_length)
+                        draws[piece.pair, piece.start] += [draw] * times
+    variances = np.zeros(len(pairs))
+    for (pair, _), drawn in draws.items():
+        steps = np.diff([value for _, value in sorted(drawn)])
+        variances[pair] += (steps**2).mean() / (2 * len(drawn)) if len(steps) else np.nan
+    return Likelihoods(sums, np.sqrt(variances))
+
+
+def greedy_answers(
+    params: ModelParams, config: ModelConfig, pairs: Sequence[Pair], *, batch_size: int = 16
+) -> Bool[np.ndarray, " n"]:
+    """Tells of each pair whether greedy decoding after the prompt gives the answer's tokens.
+
+    An autoregressive model must predict each token from those before it. Other families begin with
+    the answer (or its part in a block) masked, and each forward commits the most confident token;
+    an answer is dropped at the first token that differs. Raises ValueError as
+    `estimated_likelihoods`.
+    """
+    _require_likelihoods(params, config, batch_size)
+    greedy = np.ones(len(pairs), bool)
+    remaining = [
+        _Sample(piece, np.arange(piece.start, len(piece.ids)), 1.0)
+        for piece in _pieces(config, pairs)
+    ]
+
+    def length_of(sample: _Sample) -> int:
+        return _canvas_length(sample.piece)
+
+    while remaining := sorted((s for s in remaining if greedy[s.piece.pair]), key=length_of):
+        undecided = []
+        for length, group in groupby(remaining, length_of):
+            while batch := list(islice(group, batch_size)):
+                tokens, live, masked = _canvases(batch, batch_size, length, config.mask_id)
+                predicted, confidence = predict_masked(params, config, tokens, live, masked)
+                for row, sample in enumerate(batch):
+                    (at,) = np.nonzero(masked.row == row)
+                    committed = at if config.autoregressive else at[[confidence[at].argmax()]]
+                    agrees = (predicted[committed] == masked.token[committed]).all()
+                    greedy[sample.piece.pair] &= agrees
+                    left = np.setdiff1d(sample.masked, masked.position[committed])
+                    undecided += [sample._replace(masked=left)] if left.size else []
+        remaining = undecided
+    return greedy
+
+
+def _require_likelihoods(params: ModelParams, config: ModelConfig, batch_size: int) -> None:
+    """Raises ValueError if the model has no likelihoods, or for a bad batch size."""
+    require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
     require(
         params is not None, "the model has no parameters (it is an export); allowed: a checkpoint"
     )
@@ -85,22 +179,6 @@ def log_likelihoods(
     if config.mask_id is None and not config.autoregressive:
         raise ValueError("mask_id is not set by the model's configuration, and likelihoods need it")
 
-    def canvas_length(piece: _Piece) -> int:
-        return padded(len(piece.ids))
-
-    pieces = sorted(_pieces(config, pairs), key=canvas_length)
-    sums = np.zeros(len(pairs))
-    with tqdm(pieces, desc="likelihoods", unit="answer", disable=not progress) as bar:
-        for length, group in groupby(bar, canvas_length):
-            samples = _samples(group, None if config.autoregressive else mc_num, seed)
-            while batch := list(islice(samples, batch_size)):
-                tokens, live, masked = _canvases(batch, batch_size, length, config.mask_id)
-                log_p = score_masked(params, config, tokens, live, masked)
-                weights = np.array([sample.weight for sample in batch])
-                index = np.array([sample.piece.pair for sample in batch])
-                np.add.at(sums, index[masked.row], weights[masked.row] * log_p)
-    return sums
-
 
 class _Piece(NamedTuple):
     """A part of an answer that is scored at once: `ids[start:]`, given `ids[:start]`."""
@@ -108,6 +186,10 @@ class _Piece(NamedTuple):
     pair: int  # index of the prompt and answer
     ids: Int[np.ndarray, " L"]
     start: int
+
+
+def _canvas_length(piece: _Piece) -> int:
+    return padded(len(piece.ids))
 
 
 class _Sample(NamedTuple):
@@ -196,12 +278,8 @@ def score_masked(
     positions; of the text's own tokens if the model is autoregressive, where each row only sees
     earlier ones. Positions that are not live are ignored. Raises FloatingPointError if a result is
     not finite."""
-    states = _states(params, config, tokens, live)
-    padding = padded(len(masked.row)) - len(masked.row)
-    row, position, token = (np.pad(part, (0, padding)).astype(np.int32) for part in masked)
-    predicting = np.maximum(position - int(_predicts_next(config)), 0)
-    padded_log_p = _log_probabilities(params, states, row, predicting, token)
-    log_p = np.asarray(padded_log_p, np.float64)[: len(masked.row)]
+    (log_p,) = _head_output(_log_probabilities, params, config, tokens, live, masked)
+    log_p = log_p.astype(np.float64)
     (bad,) = np.nonzero(~np.isfinite(log_p))
     if len(bad):
         raise FloatingPointError(
@@ -211,7 +289,54 @@ def score_masked(
     return log_p
 
 
+def predict_masked(
+    params: ModelParams,
+    config: ModelConfig,
+    tokens: Int[np.ndarray, "B L"],
+    live: Bool[np.ndarray, "B L"],
+    masked: MaskedTokens,
+) -> tuple[Int[np.ndarray, " M"], Float[np.ndarray, " M"]]:
+    """Returns the most probable token at each position that `score_masked` scores, except [MASK],
+    and its probability."""
+    forbidden = () if config.mask_id is None else (config.mask_id,)
+    predict = partial(_predictions, forbidden)
+    predicted, confidence = _head_output(predict, params, config, tokens, live, masked)
+    return predicted, confidence
+
+
+def _head_output(
+    head: Callable[..., Any],
+    params: ModelParams,
+    config: ModelConfig,
+    tokens: Int[np.ndarray, "B L"],
+    live: Bool[np.ndarray, "B L"],
+    masked: MaskedTokens,
+) -> list[np.ndarray]:
+    """Returns the arrays that `head` computes of the masked tokens."""
+    states = _states(params, config, tokens, live)
+    padding = padded(len(masked.row)) - len(masked.row)
+    row, position, token = (np.pad(part, (0, padding)).astype(np.int32) for part in masked)
+    predicting = np.maximum(position - int(_predicts_next(config)), 0)
+    arrays = jax.tree.leaves(head(params, states, row, predicting, token))
+    return [np.asarray(array)[: len(masked.row)] for array in arrays]
+
+
 _states = jax.jit(hidden_states, static_argnums=1)
+
+
+@partial(jax.jit, static_argnums=0)
+def _predictions(
+    forbidden: tuple[int, ...],
+    params: ModelParams,
+    states: Float[Array, "B L D"],
+    row: Int[Array, " M"],
+    position: Int[Array, " M"],
+    token: Int[Array, " M"],
+) -> tuple[Int[Array, " M"], Float[Array, " M"]]:
+    del token
+    rules, rows = ScoreRules(forbidden, spread=False), states[row, position][None]
+    scores = measure_rows(params, rows, None, HeadRequest(), rules).scores
+    return scores.token[0], scores.confidence[0]
 
 
 @jax.jit
@@ -235,6 +360,11 @@ class MaskPatterns(NamedTuple):
     weights: Float[np.ndarray, " S"]
 
 
+def is_exact(length: int, mc_num: int) -> bool:
+    """Tells whether an answer has at most `mc_num` patterns, so that all are used."""
+    return 2**length - 1 <= mc_num
+
+
 def mask_patterns(length: int, mc_num: int, seed: int) -> MaskPatterns:
     """Returns at most `mc_num` patterns for an answer of `length` tokens.
 
@@ -242,7 +372,7 @@ def mask_patterns(length: int, mc_num: int, seed: int) -> MaskPatterns:
     ones. Answers of equal length get equal patterns, so that multiple-choice answers are compared
     on the same ones.
     """
-    if 2**length - 1 <= mc_num:
+    if is_exact(length, mc_num):
         return every_pattern(length)
     return drawn_patterns(length, mc_num, np.random.default_rng(seed))
 

@@ -12,10 +12,10 @@ import hashlib
 import json
 import time
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice, repeat, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from llada_jax.evaluation.generations import (
     GenerationStore,
     Worker,
 )
-from llada_jax.evaluation.likelihood import Pair, log_likelihoods
+from llada_jax.evaluation.likelihood import Pair, estimated_likelihoods, greedy_answers
 from llada_jax.evaluation.task import Item
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.text import TOKENIZER_SOURCES
@@ -123,11 +123,15 @@ class LmEvalModel(LM):
       sampler: How texts are decoded. Its `gen_length` is the canvas, whatever a task requests; a
         task's `max_gen_toks` only truncates the text.
       backend: Where texts are decoded, as in `llada_jax.generate`.
-      mc_num: Forward passes for each likelihood; see `log_likelihoods`.
+      mc_num: Forward passes for each likelihood; see `estimated_likelihoods`.
       batch_size: Prompts decoded together, and canvases in a forward pass for likelihoods.
       seed: Seed of the mask patterns, and of sampling (`seeds`).
       progress: Show progress bars.
       kept: Store of answers; answers in it are not computed again.
+
+    Attributes:
+      standard_errors: Monte Carlo standard errors of the likelihoods in nats, in the order of the
+        requests, by the name of the task and the id of the item.
 
     Raises ValueError that names the problem with the model or, before computing, with a request.
     """
@@ -153,6 +157,7 @@ class LmEvalModel(LM):
         self._sampler, self._backend = sampler, backend
         self._mc_num, self._batch_size, self._seed = mc_num, batch_size, seed
         self._progress, self._kept = progress, kept
+        self.standard_errors: dict[tuple[str | None, int | None], list[float]] = defaultdict(list)
         encoded = self._tokenizer.encode("", add_special_tokens=True)
         self._opening = encoded[:1] if encoded[:1] == [self._tokenizer.bos_id] else []
 
@@ -172,29 +177,44 @@ class LmEvalModel(LM):
         return self._tokenizer.apply_chat_template(chat_history, add_generation_prompt)
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Returns pairs of log p(continuation | context) or its bound, and False for the harness's
-        "is it the greedy answer", which would need decoding."""
+        """Returns pairs of log p(continuation | context) or its bound, and whether greedy decoding
+        after the context gives the continuation (`greedy_answers`)."""
+        return self._likelihoods("likelihoods", requests, greedy_answers)
 
-        def bounds(indices: Sequence[int]) -> list[float]:
-            values = log_likelihoods(
-                self._model.params,
-                self._model.config,
-                [self._pair(*requests[index].args) for index in indices],
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        """Returns log p(text) or its bound, after BOS if there is one. Raises ValueError for a text
+        that does not fit into the model: likelihoods of its parts would be of another text."""
+        return [value for value, _ in self._likelihoods("rolling", requests)]
+
+    def _likelihoods(
+        self,
+        kind: str,
+        requests: Sequence[Instance],
+        is_greedy: Callable[..., Iterable[bool]] | None = None,
+    ) -> list[tuple[float, bool]]:
+        """Returns likelihoods and whether `is_greedy`, and notes the standard errors."""
+
+        def scores(indices: Sequence[int]) -> list[tuple[float, bool, float]]:
+            pairs = [self._pair(*("", *requests[index].args)[-2:]) for index in indices]
+            model = self._model.params, self._model.config, pairs
+            estimates = estimated_likelihoods(
+                *model,
                 mc_num=self._mc_num,
                 batch_size=self._batch_size,
                 seed=self._seed,
                 progress=self._progress,
             )
-            return list(map(float, values))
+            greedy = is_greedy(*model, batch_size=self._batch_size) if is_greedy else repeat(False)
+            columns = zip(estimates.value, greedy, estimates.error, strict=False)
+            return [(float(value), bool(same), float(error)) for value, same, error in columns]
 
         if self._kept is None:
-            values = bounds(range(len(requests)))
+            answers = scores(range(len(requests)))
         else:
-            values = self._kept.to("likelihoods", requests, bounds, 0.0)
-        return [(value, False) for value in values]
-
-    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        raise NotImplementedError("likelihoods of texts longer than the model are not computed")
+            answers = self._kept.to(f"{kind}_with_errors", requests, scores, (0.0, False, 0.0))
+        for request, (_, _, error) in zip(requests, answers, strict=True):
+            self.standard_errors[request.task_name, request.doc_id].append(error)
+        return [(value, same) for value, same, _ in answers]
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """Returns the sampler's text after each context, up to the first stop string."""

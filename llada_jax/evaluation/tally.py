@@ -33,6 +33,7 @@ class Tally(NamedTuple):
     tokens: tuple[int, ...]  # of the answer, without padding
     blocks: tuple[int, ...] = ()  # that contain a part of the answer
     rows: tuple[int, ...] = ()  # in all forward passes; empty if no trace was stored
+    strict: tuple[bool, ...] = ()  # right in every word; empty if the task cannot tell
     repeated: int = 0  # number of items that repeat a question
 
     @property
@@ -49,6 +50,17 @@ class Tally(NamedTuple):
     def interval(self) -> Interval:
         """Wilson's 95 % interval of `exact_match`."""
         return wilson_interval(sum(self.right), len(self.right))
+
+    @property
+    def strict_match(self) -> float | None:
+        """The share of questions answered right in every word, or None if unknown."""
+        known = len(self.strict) == len(self.right)
+        return sum(self.strict) / len(self.strict) if known else None
+
+    @property
+    def strict_interval(self) -> Interval:
+        """Wilson's 95 % interval of `strict_match`, which must be known."""
+        return wilson_interval(sum(self.strict), len(self.strict))
 
     @property
     def nfe(self) -> float:
@@ -78,9 +90,10 @@ def tally(
     right: Mapping[int, bool],
     block_length: int | None = None,
     rows: Mapping[int, int] | None = None,
+    strict: Mapping[int, bool] | None = None,
 ) -> Tally:
-    """Counts the items of one task. `right` and `rows` are by index of the item; blocks and rows
-    are left empty without `block_length` and `rows`."""
+    """Counts the items of one task. `right`, `rows` and `strict` are by index of the item; what is
+    not given is left empty."""
     counted = unique_questions(generations)
     return Tally(
         tuple(right[g.index] for g in counted),
@@ -88,6 +101,7 @@ def tally(
         tuple(g.length for g in counted),
         tuple(-(-g.length // block_length) for g in counted) if block_length else (),
         tuple(rows[g.index] for g in counted) if rows else (),
+        tuple(strict[g.index] for g in counted) if strict else (),
         len(generations) - len(counted),
     )
 

@@ -60,6 +60,11 @@ def ends_in_target(item: Item, text: str) -> bool:
     return final_answer(text).removesuffix(".").lower() == item.target.lower()
 
 
+def is_worked_answer(item: Item, text: str) -> bool:
+    """Tells whether a text is the worked answer, for tasks whose templates write only one."""
+    return text.strip() == item.answer
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A generator of items and their verifier."""
@@ -75,6 +80,9 @@ class Task:
     """Length in tokens of the bundled tokenizer that is enough for any answer."""
     verify: Verify = ends_in_target
     """Whether a text answers an item."""
+    strict: Verify | None = None
+    """Whether every word of a right text is right: the task's templates write it for this item, so
+    its equations are true and follow from each other. None if the task has no such check."""
     drill: Draw | None = None
     """Draws a question that asks for many of the task's small decisions at once. A model learns
     these sooner from drills than from items, in which they are few among many words."""

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -12,9 +13,10 @@ import pytest
 
 import llada_jax as lj
 from llada_jax.checkpoint import model_path, save_huggingface
+from llada_jax.evaluation.comparison import STRICT, Comparison
 from llada_jax.evaluation.evaluate import Trial, evaluate, fingerprint
 from llada_jax.evaluation.generations import GenerationStore
-from llada_jax.evaluation.graded import Evaluation
+from llada_jax.evaluation.graded import Evaluation, compared, graded
 from llada_jax.evaluation.likelihood import log_likelihoods
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Item, Task
@@ -71,6 +73,18 @@ def test_a_score_has_an_interval_forwards_and_a_summary(found):
     assert found.nfe == 1 and 1 <= found.tpf <= 8
     assert repr(found).startswith(f"Evaluation(even/custom: {right / len(asked):.1%} of ")
     assert "\n" not in repr(found)
+
+
+def test_strict_match_counts_right_answers_whose_words_are_right(found):
+    assert found.strict_score is None and not found.strict, "the task cannot tell"
+    task = replace(EVEN, strict=lambda item, text: int(item.target) % 4 < 2)
+    again = graded(found.store, task)
+    assert again.strict == {g.index: int(g.item.target) % 4 == 0 for g in again.generations}
+    assert again.strict_score == again.tally.strict_match <= again.score
+    assert f"{again.strict_score:.1%} right in every word" in repr(again)
+    half = compared([again], [replace(again, strict=again.right)], strict=True)
+    assert half.difference == pytest.approx(again.strict_score - again.score)
+    assert STRICT in Comparison({"one": again}).rows[0]
 
 
 def test_answers_equal_those_of_generate(found, model):

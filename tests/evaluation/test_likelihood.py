@@ -18,7 +18,9 @@ from llada_jax.evaluation import likelihood
 from llada_jax.evaluation.likelihood import (
     MaskedTokens,
     drawn_patterns,
+    estimated_likelihoods,
     every_pattern,
+    greedy_answers,
     log_likelihoods,
     mask_counts,
     mask_patterns,
@@ -60,9 +62,13 @@ def scorer(log_probability):
 
 def bounds(log_probability, pairs, config=TOY, **settings):
     """`log_likelihoods` of whatever gives log-probabilities; a toy has no parameters."""
+    return estimates_of(log_probability, pairs, config, **settings).value
+
+
+def estimates_of(log_probability, pairs, config=TOY, **settings):
     score = scorer(log_probability)
     with patch.object(likelihood, "score_masked", lambda params, config, *masked: score(*masked)):
-        return log_likelihoods((), config, pairs, **settings)
+        return estimated_likelihoods((), config, pairs, **settings)
 
 
 def over_all_orders(log_probability, prompt, answer):
@@ -117,6 +123,54 @@ def test_many_draws_come_close_to_all_patterns():
     assert many == pytest.approx(exact, abs=0.25)
 
 
+def test_standard_errors_match_the_scatter_over_seeds():
+    pair = ((2, 0), (0, 1, 2, 2, 0, 1, 1, 0, 2))
+    estimates = [estimates_of(whim, [pair], mc_num=24, seed=seed) for seed in range(60)]
+    values, errors = (np.array(part)[:, 0] for part in zip(*estimates, strict=True))
+    assert np.sqrt((errors**2).mean()) == pytest.approx(values.std(), rel=0.3)
+    assert estimates_of(whim, [pair], mc_num=511).error.tolist() == [0], "exact"
+    assert np.isnan(estimates_of(whim, [pair], mc_num=1).error), "one draw tells nothing"
+
+
+def greedy_token(visible, position):
+    """The most probable token of `whim` and its probability."""
+    return max((whim(visible, position, token), -token) for token in range(3))
+
+
+def decoded(prompt, length):
+    """Greedy answer: the most confident token first."""
+    canvas = [*prompt, *[MASK] * length]
+    while MASK in canvas:
+        masked = [i for i, token in enumerate(canvas) if token == MASK]
+        best = [greedy_token(tuple(canvas), i) for i in masked]
+        at = max(range(len(masked)), key=lambda i: best[i][0])
+        canvas[masked[at]] = -best[at][1]
+    return tuple(canvas[len(prompt) :])
+
+
+def predictor(params, config, tokens, live, masked):
+    canvases = [tuple(row[there].tolist()) for row, there in zip(tokens, live, strict=True)]
+    best = [greedy_token(canvases[r], int(p)) for r, p, _ in zip(*masked, strict=True)]
+    return np.array([-token for _, token in best]), np.exp([log_p for log_p, _ in best])
+
+
+@pytest.mark.parametrize("block_length", [None, 4])
+def test_only_the_greedy_answer_is_greedy(block_length):
+    config = TOY.replace(block_length=block_length)
+    prompts = [(2, 0, 1), (0, 1), (1,)]
+    pairs = []
+    for prompt in prompts:
+        if block_length:  # up to the end of the block, then the next block
+            first = decoded(prompt, 4 - len(prompt))
+            pairs.append((prompt, first + decoded(prompt + first, 3)))
+        else:
+            pairs.append((prompt, decoded(prompt, 5)))
+    others = [(p, (*a[:-1], (a[-1] + 1) % 3)) for p, a in pairs]
+    with patch.object(likelihood, "predict_masked", predictor):
+        found = greedy_answers((), config, [*pairs, *others], batch_size=2)
+    assert found.tolist() == [True] * 3 + [False] * 3
+
+
 def test_a_block_causal_answer_is_scored_block_by_block():
     config = TOY.replace(block_length=4)
     prompt, answer = (0, 1), (2, 0, 1, 1, 2, 2, 0)  # blocks: two, four and one token
@@ -150,6 +204,13 @@ def test_likelihoods_of_an_autoregressive_model_are_sums_over_its_tokens():
         logits = lj.forward(model, [[*prompt, *answer]])[0, len(prompt) - 1 : -1]
         log_p = jax.nn.log_softmax(logits)[jnp.arange(len(answer)), jnp.asarray(answer)]
         assert value == pytest.approx(float(log_p.sum()), rel=1e-5)
+    best = int(logits[0].argmax())
+    asked = [(prompts[1], [best]), (prompts[1], [best ^ 1]), (prompts[1], [best, best ^ 1, best])]
+    assert greedy_answers(model.params, model.config, asked, batch_size=3).tolist() == [
+        True,
+        False,
+        False,
+    ]
     with pytest.raises(ValueError, match="prompt 0 is empty; allowed: 1 token or more"):
         log_likelihoods(model.params, model.config, [([], [2])])
     beyond = rf"have id \[{model.config.vocab_size}\]; allowed: 0 to {model.config.vocab_size - 1}$"
@@ -163,6 +224,14 @@ def tiny():
 
 
 PAIRS = [([20, 30, 40], [50, 60]), (list(range(30, 38)), list(range(40, 52))), ([25], [33])]
+
+
+@pytest.mark.slow
+def test_the_answer_of_one_token_a_forward_is_greedy(tiny):
+    plain = lj.SamplerConfig.from_flat(gen_length=8, block_length=8, steps=8)
+    answer = lj.generate(tiny, [[20, 30, 40]], plain).generated[0].tolist()
+    pairs = [([20, 30, 40], answer), ([20, 30, 40], [*answer[1:], answer[0] ^ 64])]
+    assert greedy_answers(tiny.params, tiny.config, pairs).tolist() == [True, False]
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,34 @@ def test_likelihoods_of_texts_match_likelihoods_of_ids():
     assert greedy is False
 
 
+def test_likelihoods_come_with_the_greedy_answer_and_standard_errors(monkeypatch):
+    context, answers = "Anna had 4 apples. How many?", (" 4", " 4 apples, 3 books")
+    model = model_with()
+
+    def greedy_answers(params, config, pairs, batch_size):
+        assert pairs == [model._pair(context, answer) for answer in answers] and batch_size == 4
+        return np.array([True, False])
+
+    monkeypatch.setattr(lm_eval_model, "greedy_answers", greedy_answers)
+    asked = [asking(context, answer, doc=doc) for doc, answer in enumerate(answers)]
+    (_, greedy), (value, other) = model.loglikelihood(asked)
+    assert (greedy, other) == (True, False)
+    assert model.standard_errors["task", 0] == [0.0], "few patterns: exact"
+    (error,) = model.standard_errors["task", 1]
+    assert 0 < error < -value
+
+
+def test_a_rolling_likelihood_is_of_the_whole_text_after_bos():
+    text = "Anna had 4 apples."
+    (value,) = model_with().loglikelihood_rolling([asking(text)])
+    pair = [TOKENIZER.bos_id], TOKENIZER.encode(text)
+    assert value == log_likelihoods(TINY.params, TINY.config, [pair], mc_num=4, batch_size=4)[0]
+    with pytest.raises(
+        ValueError, match=r"text of prompt and answer 0 has \d+ tokens; allowed: up to"
+    ):
+        model_with().loglikelihood_rolling([asking("Anna had 4 apples. " * 200)])
+
+
 def test_context_and_answer_ids_decode_to_the_text():
     model = model_with()
     for context, answer in [("Anna had ", "4"), ("ap", "ple"), ("x\n\n", "yes"), ("", "a b")]:

@@ -16,8 +16,12 @@ def generation(index: int, question: str) -> Generation:
 def test_repeated_questions_count_once():
     asked = [generation(2, "a"), generation(0, "a"), generation(1, "b"), generation(3, "b")]
     rows = {0: 40, 1: 60, 2: 70, 3: 80}
-    found = tally(asked, {0: True, 1: False, 2: False, 3: True}, block_length=10, rows=rows)
-    assert found == Tally((True, False), (1, 2), (10, 11), (1, 2), (40, 60), repeated=2)
+    strict = {0: False, 1: False, 2: False, 3: True}
+    right = strict | {0: True}
+    found = tally(asked, right, block_length=10, rows=rows, strict=strict)
+    parts = (True, False), (1, 2), (10, 11), (1, 2), (40, 60), (False, False)
+    assert found == Tally(*parts, repeated=2)
+    assert (found.strict_match, found.strict_interval) == (0, wilson_interval(0, 2))
     assert (found.forwards_per_block, found.row_forwards) == (1, 50)
     assert (found.items, found.exact_match, found.nfe) == (4, 0.5, 1.5)
     assert found.interval == wilson_interval(1, 2)
@@ -27,8 +31,10 @@ def test_tasks_are_joined_question_by_question():
     one = Tally((True,), (2,), (9,), (1,), (32,), repeated=3)
     other = Tally((False, False), (4, 6), (8, 7), (1, 2), (64, 96))
     both = joined([one, other])
-    assert both == Tally((True, False, False), (2, 4, 6), (9, 8, 7), (1, 1, 2), (32, 64, 96), 3)
-    assert both.items == 6
+    lists = (True, False, False), (2, 4, 6), (9, 8, 7), (1, 1, 2), (32, 64, 96)
+    assert both == Tally(*lists, repeated=3)
+    assert both.items == 6 and both.strict_match is None
+    assert joined([one._replace(strict=(True,)), other]).strict_match is None, "of one task only"
 
 
 def test_a_score_is_a_mean_over_items():

@@ -57,6 +57,17 @@ def test_worked_answers_pass_and_other_texts_fail(task):
         assert not task.verify(item, item.question)
 
 
+def test_worked_answers_are_right_in_every_word_and_damaged_ones_are_not(task):
+    for difficulty in task.difficulties:
+        for item in islice(task.items(6, "test", difficulty=difficulty), 20):
+            assert task.strict(item, item.answer) and task.strict(item, item.answer + "\n")
+            before, mark, after = item.answer.rpartition("####")
+            damaged = [f"{before[1:]}{mark}{after}", f"x {item.answer}", f"{item.answer}\nmore"]
+            damaged += [f"{before.replace('=', '==')}{mark}{after}"] if "=" in before else []
+            damaged += [f"{before.replace(' ', '', 1)}{mark}{after}"] if " " in before else []
+            assert not any(task.strict(item, text) for text in damaged if text != item.answer)
+
+
 def test_lettered_targets_name_a_choice(task):
     for item in islice(task.items(7, "train"), 50):
         if item.choices:

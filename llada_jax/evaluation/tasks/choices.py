@@ -15,7 +15,7 @@ from random import Random
 from typing import NamedTuple
 
 from llada_jax.config_files import read_yaml
-from llada_jax.evaluation.task import Item, OwnsKey, Task
+from llada_jax.evaluation.task import Item, OwnsKey, Task, is_worked_answer
 from llada_jax.evaluation.wording import DAYS, PEOPLE, sentence, sentences
 
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}  # by difficulty
@@ -195,6 +195,7 @@ TASK = Task(
         for level, largest in LARGEST_VALUE.items()
     },
     gen_length=64,
+    strict=is_worked_answer,
     drill=_drill,
     version=3,
 )

@@ -14,7 +14,7 @@ from fractions import Fraction
 from random import Random
 from typing import NamedTuple
 
-from llada_jax.evaluation.task import Item, OwnsKey, Task, final_answer
+from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task, final_answer
 
 
 class _CountdownLevel(NamedTuple):
@@ -52,6 +52,27 @@ def verify(item: Item, text: str) -> bool:
         return False
     *numbers_to_use, target = map(int, re.findall("[0-9]+", item.question))
     return Counter(numbers) == Counter(numbers_to_use) and value == target
+
+
+def strict(item: Item, text: str) -> bool:
+    """Tells whether the equations before the expression are true, and use each number and each
+    result once until only the target is left."""
+    working, _, expression = text.strip().partition(f"\n{ANSWER_MARK} ")
+    *numbers, target = re.findall("[0-9]+", item.question)
+    left = Counter(numbers)
+    for equation in working.split(" "):
+        parts = re.fullmatch(r"([0-9]+)([-+*/])([0-9]+)=([0-9]+)", equation)
+        if parts is None:
+            return False
+        a, symbol, b, result = parts.groups()
+        left.subtract([a, b])
+        if min(left.values()) < 0:
+            return False
+        joined = _joined(_Term(int(a), a), symbol, _Term(int(b), b))
+        if joined is None or str(joined.value) != result:
+            return False
+        left[result] += 1
+    return +left == Counter([target]) and re.fullmatch("[-+*/()0-9]+", expression) is not None
 
 
 def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
@@ -115,4 +136,5 @@ TASK = Task(
     },
     gen_length=64,
     verify=verify,
+    strict=strict,
 )

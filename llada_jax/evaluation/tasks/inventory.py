@@ -9,12 +9,13 @@ there, not an error to make.
 The key of an item is its chain of equations.
 """
 
+import re
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 from llada_jax.config_files import read_yaml
-from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task
+from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task, is_worked_answer
 from llada_jax.evaluation.wording import THINGS, sentences
 
 SHELVES = {0: 5, 1: 6, 2: 6}  # by difficulty
@@ -40,6 +41,15 @@ class _Shelf(NamedTuple):
     @property
     def equation(self) -> str:
         return f"{self.a}{self.change:+d}={self.count}"
+
+
+_OPENINGS = re.compile(rf"(^|\. )({'|'.join(map(str.capitalize, FORMS['openings']))}) ")
+
+
+def strict(item: Item, text: str) -> bool:
+    """Tells whether a text is the worked answer, in which each sentence may open in any way."""
+    text, answer = (_OPENINGS.sub(r"\1Then ", words) for words in (text, item.answer))
+    return is_worked_answer(item._replace(answer=answer), text)
 
 
 def _draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
@@ -104,6 +114,7 @@ TASK = Task(
         for level, count in SHELVES.items()
     },
     gen_length=256,
+    strict=strict,
     drill=_drill,
     version=6,
 )

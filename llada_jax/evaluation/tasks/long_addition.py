@@ -9,7 +9,7 @@ The key of an item is its two numbers in any order.
 
 from random import Random
 
-from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task
+from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task, is_worked_answer
 
 DIGITS = {0: 4, 1: 8, 2: 16}  # by difficulty
 _NINES = 1 / 3  # share of columns whose digits add up to nine
@@ -60,5 +60,6 @@ TASK = Task(
     draw=_draw,
     difficulties={level: f"{digits} digits" for level, digits in DIGITS.items()},
     gen_length=64,
+    strict=is_worked_answer,
     drill=_drill,
 )

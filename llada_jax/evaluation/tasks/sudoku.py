@@ -9,7 +9,7 @@ because there are only twelve grids up to renaming; for a 9x9 puzzle it is the s
 from random import Random
 from typing import NamedTuple
 
-from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task
+from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task, is_worked_answer
 
 _EMPTY = "0"
 
@@ -147,4 +147,5 @@ TASK = Task(
     },
     gen_length=128,
     verify=verify,
+    strict=is_worked_answer,
 )

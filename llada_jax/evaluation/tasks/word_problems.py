@@ -17,7 +17,7 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from llada_jax.evaluation.task import Item, OwnsKey, Task, final_answer
+from llada_jax.evaluation.task import Item, OwnsKey, Task, final_answer, is_worked_answer
 from llada_jax.evaluation.wording import (
     BOYS,
     GIRLS,
@@ -269,5 +269,6 @@ TASK = Task(
     },
     gen_length=128,
     verify=verify,
+    strict=is_worked_answer,
     drill=_drill,
 )

@@ -14,7 +14,7 @@ from random import Random
 from typing import NamedTuple
 
 from llada_jax.config_files import read_yaml
-from llada_jax.evaluation.task import Item, OwnsKey, Task
+from llada_jax.evaluation.task import Item, OwnsKey, Task, is_worked_answer
 from llada_jax.evaluation.wording import DAYS, PEOPLE, PLACES, sentence, sentences
 
 _FACTS = {0: 3, 1: 5, 2: 8}  # by difficulty
@@ -204,6 +204,7 @@ TASK = Task(
     draw=_draw,
     difficulties={level: f"about {count} facts" for level, count in _FACTS.items()},
     gen_length=64,
+    strict=is_worked_answer,
     drill=_drill,
     version=2,
 )

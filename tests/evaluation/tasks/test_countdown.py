@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llada_jax.evaluation.task import Item
-from llada_jax.evaluation.tasks.countdown import LEVELS, TASK, verify
+from llada_jax.evaluation.tasks.countdown import LEVELS, TASK, strict, verify
 
 ITEM = Item("Use 3, 4 and 5 once each to make 35.", "", "(3+4)*5")
 
@@ -43,6 +43,25 @@ def test_right_expressions_are_accepted(expression):
 )
 def test_wrong_expressions_are_rejected(expression):
     assert not verify(ITEM, f"#### {expression}")
+
+
+@pytest.mark.parametrize(
+    ("working", "is_right"),
+    [
+        ("3+4=7 7*5=35", True),
+        ("4+3=7 5*7=35", True),
+        ("3+4=8 7*5=35", False),  # a false equation
+        ("3+5=8 7*5=35", False),  # true, but 7 was not computed
+        ("3+4=7", False),  # 5 is left
+        ("3+4=7 7*5=35 35", False),
+        ("3+4=77*5=35", False),
+        ("3-4=-1 7*5=35", False),
+        ("", False),
+    ],
+)
+def test_equations_must_be_true_and_use_what_is_left(working, is_right):
+    assert strict(ITEM, f"{working}\n#### 5*(3+4)") == is_right
+    assert not strict(ITEM, f"{working}\n#### 5*(3+4)=35")
 
 
 def test_division_is_exact():

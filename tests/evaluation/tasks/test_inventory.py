@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from llada_jax.checkpoint import model_path
-from llada_jax.evaluation.tasks.inventory import FORMS, LARGEST_VALUE, SHELVES, TASK
+from llada_jax.evaluation.tasks.inventory import FORMS, LARGEST_VALUE, SHELVES, TASK, strict
 from llada_jax.text import Tokenizer
 
 COLORS = "|".join(FORMS["places"])
@@ -15,6 +15,15 @@ EQUATION = re.compile(r"(\d+)([+-])(\d+)=(\d+)")
 
 def items(difficulty: int, count: int = 150):
     return islice(TASK.items(3, "train", difficulty=difficulty), count)
+
+
+def test_any_opening_is_clean_text_and_a_damaged_one_is_not():
+    for item in items(0, 20):
+        opened = re.sub(r"(^|\. )(Then|Later on|And so) ", r"\1And so ", item.answer)
+        assert strict(item, opened)
+        assert not strict(item, opened.replace("And so ", "An ", 1))
+        assert not strict(item, opened.replace("And so ", "And so so ", 1))
+        assert not strict(item, re.sub(r"=(\d+),", r"=1\1,", opened, count=1))
 
 
 @pytest.mark.parametrize("difficulty", TASK.difficulties)

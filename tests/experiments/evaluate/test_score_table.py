@@ -1,5 +1,7 @@
 """Scores as text: one line per decoder, with aligned numbers."""
 
+from dataclasses import replace
+
 import pytest
 
 from experiments.evaluate.result_rows import equal_quality_rows
@@ -46,11 +48,28 @@ def test_each_decoder_has_one_line_over_all_tasks_and_one_by_task():
         "fast     0.7, 0.9      0.0 % (0.0 to 27.8)    128.00           64.00            0.50"
         "       -90.0 (-95.0 to +2.1)",
         "",
-        "exact match by task (questions: yes_no 20, choices 20)",
+        "exact / strict match by task (questions: yes_no 20, choices 20)",
         "decoder  yes_no  choices",
         "slow     90.0 %   90.0 %",
         "fast      0.0 %    0.0 %",
     ]
+
+
+def test_strict_match_is_shown_next_to_exact_match():
+    tallies = {
+        name: one._replace(strict=(True,) * 5 + (False,) * 5) for name, one in TALLIES.items()
+    }
+    shown = [*rows(["a", "b"])]
+    shown += [replace(row, name=row.name.replace("exact", "strict"), value=0.5) for row in shown
+              if row.name.endswith("/a/exact_match")]  # fmt: skip
+    last = replace(shown[-1], name="s/fast/against/slow/strict/difference", interval=(0.4, 0.6))
+    head, slow, fast, *_, by_task = suite_tables(
+        "s", DECODERS, ["a", "b"], [*shown, last], tallies
+    ).splitlines()[1:]
+    assert "exact match (95 %)    strict match (95 %)  " in head
+    assert "90.0 % (59.6 to 98.2)  50.0 % (23.7 to 76.3)  " in slow
+    assert head.endswith("strict points against slow (95 %)") and fast.endswith("(+40.0 to +60.0)")
+    assert by_task.split() == "fast 0.0 % / 50.0 % 0.0 %".split()
 
 
 def test_one_task_needs_one_table_and_phones_have_their_columns():

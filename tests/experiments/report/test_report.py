@@ -81,7 +81,7 @@ def decoder_cells(page: str) -> list[list[str]]:
 
 def differences(page: str) -> dict[str, str]:
     """The difference to the baseline, without its interval, by decoder."""
-    return {cells[0]: cells[9].split(" (")[0] for cells in decoder_cells(page)}
+    return {cells[0]: cells[10].split(" (")[0] for cells in decoder_cells(page)}
 
 
 @pytest.fixture
@@ -99,7 +99,8 @@ def test_decoders_are_compared_in_one_table(runs, tmp_path):
     assert "\nAll runs: model tiny, backend xla, seed 0.\n" in page
     first, second, third = (" | ".join(cells) for cells in decoder_cells(page))
     assert first == (
-        "llada | 20 | 20 | 90.0 % (69.9 to 97.2) | 12.00 |  |  | 1.00 | 120 | baseline | "
+        "llada | 20 | 20 | 90.0 % (69.9 to 97.2) | 90.0 % (69.9 to 97.2) | 12.00 |  |  | 1.00 | "
+        "120 | baseline | "
     )
     assert second.startswith("threshold 0.9 | ")
     assert "4.00 |  |  | 3.00 | 120 | +0.0 (" in second
@@ -203,7 +204,7 @@ def test_repeated_runs_get_different_labels_and_no_curve(runs, tmp_path):
     ]
     assert "parallelism" not in page
     names = [row["name"] for row in json.loads((tmp_path / "page" / "results.json").read_text())]
-    assert len(set(names)) == len(names) == 12
+    assert len(set(names)) == len(names) == 15
 
 
 @pytest.mark.parametrize(
@@ -358,7 +359,7 @@ def test_a_repeated_question_counts_once(tmp_path):
     tables = [decoder_cells(page) for page in pages]
     for line, same in zip(*tables, strict=True):
         assert (line[1:3], same[1:3]) == (["5", "5"], ["100", "5"])
-        assert line[3:8] == same[3:8] and line[9:] == same[9:]  # but more tokens a second
+        assert line[3:9] == same[3:9] and line[10:] == same[10:]  # but more tokens a second
     assert tables[1][0][3] == "80.0 % (37.6 to 96.4)" and tables[1][1][-1] == "0.25"
 
 
