@@ -1,7 +1,7 @@
 """Compares decoders with the best possible schedule: the fewest forwards for the same answers.
 
     python -m experiments.oracle
-    python -m experiments.oracle regimes.0.items=5 'samplers=[{name: mine, sampler: {accept: my_rules:MyRule}}]'
+    python -m experiments.oracle 'samplers=[{name: 0.8, sampler: {threshold: 0.8}}]' beam=4
 
 The oracle (`llada_jax.evaluation.schedule`) knows the sequential answer of each item, and commits
 only its tokens. A decoder's gap is its forwards divided by the oracle's. A token waits needlessly
@@ -32,7 +32,9 @@ from llada_jax.sampler.config import PRESETS, SamplerConfig
 from llada_jax.sampler.trace import Event
 
 RESAMPLES = 2000
-WHOLE_BLOCK = ("sdar", "fast_dllm_v2", "stable_diffcoder", "wedlm", "autoregressive", "lookup")
+PROMPT_LENGTH = 96
+"""Regimes with prompts of up to this length share compiled programs."""
+SMALLER_BLOCKS = ("sdar", "fast_dllm_v2", "stable_diffcoder", "wedlm", "autoregressive", "lookup")
 """Beginnings of the names of presets that keep their own, smaller blocks."""
 
 
@@ -100,13 +102,12 @@ def compare(config: OracleConfig, run: Run) -> None:
     for regime in config.regimes:
         items = fitting_items(model, regime, config.seed)
         prompts = prompts_of(model, (item.question for item in items))
-        longest = max(map(len, prompts))
         base = {"gen_length": regime.gen_length, "block_length": regime.block_length}
         sampler = SamplerConfig.preset("blockwise", **base)
         schedules = [
             best_schedule(
                 model, prompt, sampler, beam=config.beam, max_states=config.max_states,
-                prompt_length=max(96, longest),
+                prompt_length=PROMPT_LENGTH,
             )
             for prompt in tqdm(prompts, f"{regime.name}, oracle")
         ]  # fmt: skip
@@ -117,12 +118,10 @@ def compare(config: OracleConfig, run: Run) -> None:
             decoded[decoder.name] = decode(model, prompts, items, chosen, schedules, regime)
         for name in PRESETS if regime.presets else ():
             own = {"gen_length": regime.gen_length, "eos_early_stop": True}
-            own |= {} if name.startswith(WHOLE_BLOCK) else base
+            own |= {} if name.startswith(SMALLER_BLOCKS) else base
             try:
                 preset = SamplerConfig.preset(name, **own)
-                decoded[f"preset {name}"] = decode(
-                    model, prompts, items, preset, schedules, regime
-                )
+                decoded[f"preset {name}"] = decode(model, prompts, items, preset, schedules, regime)
             except ValueError as error:  # needs causal attention or a drafter
                 run.record({"name": f"{regime.name}/preset {name}", "left_out": str(error)})
         for name, one in decoded.items():
@@ -153,22 +152,24 @@ def decode(
 ) -> Decoded:
     """Decodes the items, and compares every forward with the sequential answers."""
     assert model.tokenizer is not None
-    result = lj.generate(model, prompts, sampler, trace="scores", prompt_length=max(96, *map(len, prompts)))
+    result = lj.generate(model, prompts, sampler, trace="scores", prompt_length=PROMPT_LENGTH)
     trace, task, kept = result.trace, load_task(regime.task), []
     waits_of: dict[str, int] = {}
     early_of: dict[str, int] = {}
     for row, schedule in enumerate(schedules):
         mine = (trace.event_row == row) & (trace.event_position >= len(prompts[row]))
         position = trace.event_position[mine] - len(prompts[row])
-        kind, step, token = (getattr(trace, f"event_{name}")[mine] for name in ("kind", "step", "token"))
+        kind, step, token = (
+            getattr(trace, f"event_{name}")[mine] for name in ("kind", "step", "token")
+        )
         n_tokens = answer_length(schedule, model)
         inside = position < n_tokens
         final = schedule.tokens[np.minimum(position, len(schedule.tokens) - 1)]
         committed = kind == Event.COMMIT
         first = np.full(len(schedule.tokens) + 1, len(trace.rows))
         np.minimum.at(first, position[committed], step[committed])
-        open_ = (kind == Event.SCORE) & (step < first[position]) & inside
-        waits, early = open_ & (token == final), committed & (token != final) & inside
+        is_open = (kind == Event.SCORE) & (step < first[position]) & inside
+        waits, early = is_open & (token == final), committed & (token != final) & inside
         for which, counts in ((waits, waits_of), (early, early_of)):
             for id_ in final[which].tolist():
                 group = kind_of(model.tokenizer.decode([id_]))
@@ -225,7 +226,10 @@ def oracle_rows(name: str, schedules: Sequence[Schedule]) -> list[ResultRow]:
 def decoder_rows(name: str, schedules: Sequence[Schedule], one: Decoded) -> list[ResultRow]:
     upper = np.array([schedule.upper for schedule in schedules], float)
     n, rng = len(upper), np.random.default_rng(0)
-    shares = {"forwards": (one.forwards, np.ones(n), "forwards"), "gap": (one.forwards, upper, "times")}
+    shares = {
+        "forwards": (one.forwards, np.ones(n), "forwards"),
+        "gap": (one.forwards, upper, "times"),
+    }
     if one.equal.any():
         same = one.equal
         shares["gap_if_equal"] = (one.forwards[same], upper[same], "times")

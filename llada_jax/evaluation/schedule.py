@@ -142,9 +142,7 @@ def best_schedule(
 
         reference = np.where(steps[here] >= 0, order, 0)
         blocks.append(
-            fewest_forwards(
-                predicted_right, reference, required, beam=beam, max_states=max_states
-            )
+            fewest_forwards(predicted_right, reference, required, beam=beam, max_states=max_states)
         )
         state = _with_block(opened, answer[here], len(prompt) + first, config.block_length)
     return Schedule(answer, int(run.nfe[0]), tuple(blocks))
@@ -339,7 +337,9 @@ class _Search:
                         children.setdefault(child, state)
             before = _pack((reference[None] > 0) & (reference[None] < depth))[0]
             if before in level:
-                children.setdefault(_pack((reference[None] > 0) & (reference[None] <= depth))[0], before)
+                children.setdefault(
+                    _pack((reference[None] > 0) & (reference[None] <= depth))[0], before
+                )
             self.evaluate(children)
             level = sorted(children, key=lambda child: -(child | self.known[child]).bit_count())
             level = level[:width]
