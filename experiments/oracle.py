@@ -188,7 +188,6 @@ def answer_length(schedule: Schedule, model: lj.Model) -> int:
 
 def kind_of(text: str) -> str:
     """Returns the kind of a token: a number, a word, a sign, or an end (no text)."""
-    text = text.strip(" ")
     if not text:
         return "ends"
     if any(character.isdigit() for character in text):

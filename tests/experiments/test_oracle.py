@@ -48,7 +48,7 @@ def test_the_ratio_of_two_means_has_its_interval():
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [(" 12", "numbers"), ("red", "words"), ("=", "signs"), ("\n", "signs"), ("", "ends")],
+    [(" 12", "numbers"), ("red", "words"), ("=", "signs"), (" ", "signs"), ("", "ends")],
 )
 def test_tokens_have_a_kind(text, kind):
     assert entry.kind_of(text) == kind
