@@ -1,7 +1,8 @@
 """Compares decoders with the best possible schedule: the fewest forwards for the same answers.
 
     python -m experiments.oracle
-    python -m experiments.oracle 'samplers=[{name: 0.8, sampler: {threshold: 0.8}}]' beam=4
+    python -m experiments.oracle 'samplers=[{name: mine, sampler: {threshold: 0.8}}]'
+    python -m experiments.oracle max_states=512 beam=2 seed=3 hydra.run.dir=outputs/oracle
 
 The oracle (`llada_jax.evaluation.schedule`) knows the sequential answer of each item, and commits
 only its tokens. A decoder's gap is its forwards divided by the oracle's. A token waits needlessly
