@@ -178,7 +178,8 @@ def decode(
         equal = np.array_equal(result.generated[row][:n_tokens], schedule.tokens[:n_tokens])
         right = task.verify(items[row], result.text[row])
         kept.append((result.nfe[row], equal, right, n_tokens, waits.sum(), early.sum()))
-    return Decoded(*map(np.array, zip(*kept, strict=True)), waits_of, early_of)
+    forwards, equal, rights, tokens, waits, early = map(np.array, zip(*kept, strict=True))
+    return Decoded(forwards, equal, rights, tokens, waits, early, waits_of, early_of)
 
 
 def answer_length(schedule: Schedule, model: lj.Model) -> int:
