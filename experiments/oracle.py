@@ -1,0 +1,292 @@
+"""Compares decoders with the best possible schedule: the fewest forwards for the same answers.
+
+    python -m experiments.oracle
+    python -m experiments.oracle 'samplers=[{name: mine, sampler: {threshold: 0.8}}]'
+    python -m experiments.oracle max_states=512 beam=2 seed=3 hydra.run.dir=outputs/oracle
+
+The oracle (`llada_jax.evaluation.schedule`) knows the sequential answer of each item, and commits
+only its tokens. A decoder's gap is its forwards divided by the oracle's. A token waits needlessly
+in a forward that predicts it as the sequential answer has it and leaves it masked; it is committed
+too early if it differs from the sequential answer's token.
+
+The run folder gets `oracle.png` in addition to the files of every run. With `presets: true` every
+preset that the model can run is a decoder, too.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+import llada_jax as lj
+from experiments.harness.pictures import new_figure, save
+from experiments.harness.questions import prompts_of, tokenizer_of
+from experiments.harness.results import ResultRow, share_row
+from experiments.harness.run import Run, entry_point
+from llada_jax.config import require, require_counts
+from llada_jax.evaluation.schedule import Schedule, best_schedule
+from llada_jax.evaluation.task import Item
+from llada_jax.evaluation.tasks import load_task
+from llada_jax.sampler.config import PRESETS, SamplerConfig
+from llada_jax.sampler.trace import Event
+
+RESAMPLES = 2000
+PROMPT_LENGTH = 96
+"""Regimes with prompts of up to this length share compiled programs."""
+SMALLER_BLOCKS = ("sdar", "fast_dllm_v2", "stable_diffcoder", "wedlm", "autoregressive", "lookup")
+"""Beginnings of the names of presets that keep their own, smaller blocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regime:
+    """Items of a task, and the blocks in which they are answered."""
+
+    name: str
+    task: str
+    items: int
+    block_length: int
+    gen_length: int
+    difficulty: int | None = None
+    presets: bool = False
+    """Whether the presets answer its items, too."""
+
+    def __post_init__(self) -> None:
+        _ = load_task(self.task)  # checks the name
+        require_counts(self, "items", "block_length", "gen_length")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """A sampler, of which lengths, cache and early stop are the regime's."""
+
+    name: str
+    sampler: SamplerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleConfig:
+    """Settings of the verb; conf/oracle.yaml explains each."""
+
+    model: str
+    seed: int
+    regimes: tuple[Regime, ...]
+    samplers: tuple[Decoder, ...]
+    beam: int = 8
+    max_states: int = 1 << 16
+
+    def __post_init__(self) -> None:
+        require(len(self.regimes) > 0, "regimes is empty; allowed: one or more")
+
+
+class Decoded(NamedTuple):
+    """What a decoder did with the items of a regime, an entry for each item."""
+
+    forwards: np.ndarray
+    equal: np.ndarray  # whether the answer is the sequential one, token for token
+    right: np.ndarray
+    tokens: np.ndarray  # of the answer, with its end
+    waits: np.ndarray  # forwards in which a mask was predicted right and left, over all tokens
+    early: np.ndarray  # commits of tokens that the sequential answer does not have
+    waits_of: dict[str, int]  # by kind of token
+    early_of: dict[str, int]
+
+
+def compare(config: OracleConfig, run: Run) -> None:
+    """Searches the schedules of every regime, and runs every decoder on its items."""
+    model = run.of(lj.load(config.model))
+    _ = tokenizer_of(model)  # checks that there is one
+    run.begin()
+    rows: list[ResultRow] = []
+    panels: dict[str, tuple[list[Schedule], dict[str, Decoded]]] = {}
+    for regime in config.regimes:
+        items = fitting_items(model, regime, config.seed)
+        prompts = prompts_of(model, (item.question for item in items))
+        base = {"gen_length": regime.gen_length, "block_length": regime.block_length}
+        sampler = SamplerConfig.preset("blockwise", **base)
+        schedules = [
+            best_schedule(
+                model, prompt, sampler, beam=config.beam, max_states=config.max_states,
+                prompt_length=PROMPT_LENGTH,
+            )
+            for prompt in tqdm(prompts, f"{regime.name}, oracle")
+        ]  # fmt: skip
+        rows += run.recorded(oracle_rows(regime.name, schedules))
+        decoded = {}
+        for decoder in config.samplers:
+            chosen = decoder.sampler.replace(**base, cache="blockwise", eos_early_stop=True)
+            decoded[decoder.name] = decode(model, prompts, items, chosen, schedules, regime)
+        for name in PRESETS if regime.presets else ():
+            own = {"gen_length": regime.gen_length, "eos_early_stop": True}
+            own |= {} if name.startswith(SMALLER_BLOCKS) else base
+            try:
+                preset = SamplerConfig.preset(name, **own)
+                decoded[f"preset {name}"] = decode(model, prompts, items, preset, schedules, regime)
+            except ValueError as error:  # needs causal attention or a drafter
+                run.record({"name": f"{regime.name}/preset {name}", "left_out": str(error)})
+        for name, one in decoded.items():
+            rows += run.recorded(decoder_rows(f"{regime.name}/{name}", schedules, one))
+        panels[regime.name] = schedules, decoded
+    save(figure_of(panels), run.folder / "oracle.png")
+    run.finish(rows)
+
+
+def fitting_items(model: lj.Model, regime: Regime, seed: int) -> list[Item]:
+    """Returns the first different test items whose worked answer and end fit the canvas."""
+    encode, task, items = tokenizer_of(model).encode, load_task(regime.task), {}
+    for item in task.items(seed, "test", difficulty=regime.difficulty):
+        if len(encode(item.answer)) < regime.gen_length:
+            items.setdefault(item.question, item)
+        if len(items) == regime.items:
+            break
+    return list(items.values())
+
+
+def decode(
+    model: lj.Model,
+    prompts: Sequence[Sequence[int]],
+    items: Sequence[Item],
+    sampler: SamplerConfig,
+    schedules: Sequence[Schedule],
+    regime: Regime,
+) -> Decoded:
+    """Decodes the items, and compares every forward with the sequential answers."""
+    assert model.tokenizer is not None
+    result = lj.generate(model, prompts, sampler, trace="scores", prompt_length=PROMPT_LENGTH)
+    trace, task, kept = result.trace, load_task(regime.task), []
+    waits_of: dict[str, int] = {}
+    early_of: dict[str, int] = {}
+    for row, schedule in enumerate(schedules):
+        mine = (trace.event_row == row) & (trace.event_position >= len(prompts[row]))
+        position = trace.event_position[mine] - len(prompts[row])
+        kind, step, token = (
+            getattr(trace, f"event_{name}")[mine] for name in ("kind", "step", "token")
+        )
+        n_tokens = answer_length(schedule, model)
+        inside = position < n_tokens
+        final = schedule.tokens[np.minimum(position, len(schedule.tokens) - 1)]
+        committed = kind == Event.COMMIT
+        first = np.full(len(schedule.tokens) + 1, len(trace.rows))
+        np.minimum.at(first, position[committed], step[committed])
+        is_open = (kind == Event.SCORE) & (step < first[position]) & inside
+        waits, early = is_open & (token == final), committed & (token != final) & inside
+        for which, counts in ((waits, waits_of), (early, early_of)):
+            for id_ in final[which].tolist():
+                group = kind_of(model.tokenizer.decode([id_]))
+                counts[group] = counts.get(group, 0) + 1
+        equal = np.array_equal(result.generated[row][:n_tokens], schedule.tokens[:n_tokens])
+        right = task.verify(items[row], result.text[row])
+        kept.append((result.nfe[row], equal, right, n_tokens, waits.sum(), early.sum()))
+    forwards, equal, rights, tokens, waits, early = map(np.array, zip(*kept, strict=True))
+    return Decoded(forwards, equal, rights, tokens, waits, early, waits_of, early_of)
+
+
+def answer_length(schedule: Schedule, model: lj.Model) -> int:
+    """Returns the number of tokens up to the first one at which decoding stops."""
+    stops = np.isin(schedule.tokens, [model.config.eos_id, *model.config.stop_ids])
+    return int(np.argmax(stops)) + 1 if stops.any() else len(schedule.tokens)
+
+
+def kind_of(text: str) -> str:
+    """Returns the kind of a token: a number, a word, a sign, or an end (no text)."""
+    if not text:
+        return "ends"
+    if any(character.isdigit() for character in text):
+        return "numbers"
+    return "words" if any(character.isalpha() for character in text) else "signs"
+
+
+def oracle_rows(name: str, schedules: Sequence[Schedule]) -> list[ResultRow]:
+    lower, upper, sequential = (
+        np.array([getattr(schedule, field) for schedule in schedules], float)
+        for field in ("lower", "upper", "sequential")
+    )
+    exact = sum(schedule.is_exact for schedule in schedules)
+    blocks = [block for schedule in schedules for block in schedule.blocks]
+    greedy = sum(block.greedy == block.upper for block in blocks)
+    stuck = sum(block.greedy is None for block in blocks)
+    n, rng = len(schedules), np.random.default_rng(0)
+    found = {
+        "forwards": ratio(upper, np.ones(n), rng),
+        "forwards_lower": ratio(lower, np.ones(n), rng),
+        "sequential": ratio(sequential, np.ones(n), rng),
+    }
+    means = [
+        ResultRow(f"{name}/oracle/{key}", value, "forwards", n=n, interval=interval)
+        for key, (value, interval) in found.items()
+    ]
+    return [
+        *means,
+        share_row(f"{name}/oracle/exact", exact, n, "of answers"),
+        share_row(f"{name}/oracle/greedy", greedy, len(blocks), "of blocks"),
+        share_row(f"{name}/oracle/stuck", stuck, len(blocks), "of blocks"),
+    ]
+
+
+def decoder_rows(name: str, schedules: Sequence[Schedule], one: Decoded) -> list[ResultRow]:
+    upper = np.array([schedule.upper for schedule in schedules], float)
+    n, rng = len(upper), np.random.default_rng(0)
+    shares = {
+        "forwards": (one.forwards, np.ones(n), "forwards"),
+        "gap": (one.forwards, upper, "times"),
+    }
+    if one.equal.any():
+        same = one.equal
+        shares["gap_if_equal"] = (one.forwards[same], upper[same], "times")
+    shares["waits"] = (one.waits, one.tokens, "forwards/token")
+    shares["early"] = (one.early, one.tokens, "of tokens")
+    rows = []
+    for key, (above, below, unit) in shares.items():
+        value, interval = ratio(above.astype(float), below.astype(float), rng)
+        rows.append(ResultRow(f"{name}/{key}", value, unit, n=len(above), interval=interval))
+    rows.append(share_row(f"{name}/equal", int(one.equal.sum()), n, "of answers"))
+    rows.append(share_row(f"{name}/right", int(one.right.sum()), n, "of answers"))
+    for key, counts in (("waits", one.waits_of), ("early", one.early_of)):
+        total = sum(counts.values())
+        rows += [share_row(f"{name}/{key}/{kind}", count, total, f"of {key}")
+                 for kind, count in sorted(counts.items())]  # fmt: skip
+    return rows
+
+
+def ratio(
+    above: np.ndarray, below: np.ndarray, rng: np.random.Generator
+) -> tuple[float, tuple[float, float]]:
+    """Returns a ratio of means over items, and its 95 % interval by a bootstrap over items."""
+    chosen = rng.integers(0, len(above), (RESAMPLES, len(above)))
+    drawn = above[chosen].mean(axis=1) / below[chosen].mean(axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(above.mean() / below.mean()), (float(low), float(high))
+
+
+def frontier(schedules: Sequence[Schedule]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the oracle's curve: the mean forwards at each share of answers that must equal the
+    sequential one. The items with the longest schedules are given up first, and take one forward
+    per block."""
+    upper = np.sort([schedule.upper for schedule in schedules])
+    least = np.sort([len(schedule.blocks) for schedule in schedules])
+    kept = np.arange(len(upper) + 1)
+    forwards = [(upper[:k].sum() + least[k:].sum()) / len(upper) for k in kept]
+    return np.array(forwards), kept / len(upper)
+
+
+def figure_of(panels: Mapping[str, tuple[list[Schedule], dict[str, Decoded]]]) -> Any:
+    figure = new_figure(4.2 * len(panels), 4.0)
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axis, (name, (schedules, decoded)) in zip(axes, panels.items(), strict=True):
+        axis.plot(*frontier(schedules), color="black", linewidth=2, label="oracle")
+        points = {key: (one.forwards.mean(), one.equal.mean()) for key, one in decoded.items()}
+        line = sorted(point for key, point in points.items() if key.startswith("threshold"))
+        axis.plot(*zip(*line, strict=True), "o-", markersize=3, label="thresholds")
+        for key, point in points.items():
+            if not key.startswith(("threshold", "preset")):
+                axis.plot(*point, "s", markersize=3, color="tab:red")
+                axis.annotate(key, point, fontsize=5, xytext=(2, 2), textcoords="offset points")
+        axis.set(title=name, xlabel="forwards per answer", xscale="log")
+        axis.grid(color="0.9")
+    axes[0].set_ylabel("share of answers equal to the sequential one")
+    axes[0].legend(loc="lower right", fontsize="small")
+    return figure
+
+
+main = entry_point("oracle", compare, OracleConfig)
