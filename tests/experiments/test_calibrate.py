@@ -25,7 +25,7 @@ def composed(*overrides: str) -> calibrate.CalibrateConfig:
 
 def test_a_csv_becomes_a_phone(tmp_path, capsys):
     parent, cost_model = load_profile("SM8750"), CostModel("llada_8b", "vendor", "tuned")
-    table = list(draw_measurements(parent, cost_model, calibration_rows()[:10], 0))
+    table = list(draw_measurements(parent, cost_model, calibration_rows()[:16], 0))
     write_measurements(tmp_path / "phone.csv", table)
     config = composed(f"measurements={tmp_path / 'phone.csv'}", "name=mine")
     calibrate.calibrate_phone(config, Run(tmp_path / "run", OmegaConf.create({})))
@@ -41,12 +41,12 @@ def test_a_csv_becomes_a_phone(tmp_path, capsys):
 
 
 def test_drawn_phones_are_a_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(calibrate, "COUNTS", (0, 10))
+    monkeypatch.setattr(calibrate, "COUNTS", (0, 16))
     run = Run(tmp_path, OmegaConf.create({}))
     calibrate.calibrate_phone(composed("synthetic=1"), run)
     found = {r["name"]: r["value"] for r in json.loads((tmp_path / "results.json").read_text())}
-    assert found["drawn/10_rows/median_error"] < found["drawn/0_rows/median_error"]
-    assert found["drawn/10_rows/in_band"] >= 80
+    assert found["drawn/16_rows/median_error"] < found["drawn/0_rows/median_error"]
+    assert found["drawn/16_rows/in_band"] >= 80
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,10 @@ from llada_jax.lowered import product_step
 from llada_jax.phones.calibration.implausible_rows import (
     MIN_ROWS,
     RowErrors,
+    doubt_of_misfit,
     refuse_implausible,
     warn_of_contradictions,
+    warn_of_misfit,
 )
 from llada_jax.phones.calibration.measurements import Measurement
 from llada_jax.phones.cost import price_on_cpu, price_on_npu
@@ -38,7 +40,8 @@ MODEL_DOUBT = 0.03
 _LEARNED = 0.9
 """A number is identified if its doubt falls to this fraction of the parent's doubt."""
 _STRONG = 3.0
-"""Gain in log evidence that another tile or pass needs to replace the parent's."""
+"""Gain in log evidence that another tile or pass needs to replace the parent's, and that a misfit
+needs for a warning."""
 TILES, PASSES = (32, 64), (32, 64, 128, 256, 1024)
 _QUANTS: Mapping[str, Quant] = {"fp16": "float32", "int8": "int8", "int4": "int4"}
 _STEP = 0.02  # of the numerical derivative, in doubts
@@ -80,6 +83,9 @@ class Calibration:
     """Posterior correlation of each pair of identified numbers, the strongest first. Strongly
     correlated numbers are known together only: an error of one is compensated by the other."""
     predicted: tuple[RowPrediction, ...]
+    misfit_doubt: float
+    """Standard deviation of the logarithm of a row's time beyond `MODEL_DOUBT`, from how well the
+    rows agree with the cost model. The bands of predictions include it."""
     counted: Mapping[str, tuple[float, float]]
     """Numbers in whole steps that changed, by path: the parent's value and the phone's."""
 
@@ -129,14 +135,20 @@ class CostModel:
 class _Fit:
     """The fit's functions of `z`: the log of each number relative to the parent's, in doubts."""
 
-    def __init__(self, parent: Profile, cost_model: CostModel, rows: Sequence[Measurement]) -> None:
+    def __init__(
+        self,
+        parent: Profile,
+        cost_model: CostModel,
+        rows: Sequence[Measurement],
+        misfit_doubt: float = 0.0,
+    ) -> None:
         self._parent, self._cost_model, self.rows = parent, cost_model, rows
         self.entries = cost_model.numbers(parent)
         self.doubts = np.array([doubt_of(entry) for entry in self.entries.values()])
         self._measured = np.log([1e-3 * row.median_ms for row in rows])
         # 5 and 95 % quantiles of a normal distribution are 1.645 standard deviations off.
         spreads = [math.log(row.p95_ms / row.p5_ms) / (2 * 1.645) for row in rows]
-        self.noise = np.hypot(spreads, MODEL_DOUBT)
+        self.noise = np.hypot(spreads, math.hypot(MODEL_DOUBT, misfit_doubt))
 
     def profile(self, z: np.ndarray) -> Profile:
         factors = np.exp(z * self.doubts)
@@ -170,9 +182,10 @@ class _Fit:
         _, log_determinant = np.linalg.slogdet(covariance)
         return float(-0.5 * (misfit @ np.linalg.solve(covariance, misfit) + log_determinant))
 
-    def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the mode and the covariance."""
+    def posterior(self, start: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the mode, searched from `start` or the parent, and the covariance."""
         n = len(self.doubts)
+        start = np.zeros(n) if start is None else start
 
         def residuals(z: np.ndarray) -> np.ndarray:
             return np.concatenate([self.misfit(z), z])
@@ -181,7 +194,7 @@ class _Fit:
             return np.concatenate([self.slopes(z) / self.noise[:, None], np.eye(n)])
 
         solver: Any = optimize.least_squares  # SciPy's type stubs refuse a callable jacobian
-        mode = solver(residuals, np.zeros(n), jacobian, xtol=1e-6, ftol=1e-6).x
+        mode = solver(residuals, start, jacobian, xtol=1e-6, ftol=1e-6).x
         slopes = self.slopes(mode) / self.noise[:, None]
         return mode, np.linalg.inv(slopes.T @ slopes + np.eye(n))
 
@@ -220,7 +233,12 @@ def calibrate(
     refuse_implausible(everything.errors(np.zeros(len(everything.doubts))), parent.soc)
     fit = _Fit(stepped, cost_model, fitted)
     mode, covariance = fit.posterior()
-    warn_of_contradictions(fit.errors(mode))
+    warn_of_contradictions(errors := fit.errors(mode))
+    misfit_doubt, gain = doubt_of_misfit(errors)
+    fit = _Fit(stepped, cost_model, fitted, misfit_doubt)
+    mode, covariance = fit.posterior(mode)
+    if gain > _STRONG:
+        warn_of_misfit(fitted, -fit.misfit(mode) * fit.noise, misfit_doubt)
     deviations = np.sqrt(np.diag(covariance))
     used = np.abs(fit.slopes(mode)).max(axis=0) > _MIN_SLOPE
     learned = np.flatnonzero(used & (deviations <= _LEARNED))
@@ -239,7 +257,8 @@ def calibrate(
         profile_of(name, parent.phone, numbers),
         tuple(identified),
         tuple(_correlations(paths, covariance, learned)),
-        tuple(_predictions(_Fit(stepped, cost_model, held_out), mode, covariance)),
+        tuple(_predictions(_Fit(stepped, cost_model, held_out, misfit_doubt), mode, covariance)),
+        misfit_doubt,
         counted,
     )
 

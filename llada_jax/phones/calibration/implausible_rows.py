@@ -24,8 +24,13 @@ MIN_ROWS = 3
 _PRIOR_LIMIT = 8.0
 """Standard deviations. The profiles of the package predict each other's rows to 6; microseconds
 instead of milliseconds are off by 25 or more."""
+_PRIOR_FACTOR = 3.0
+"""No row within this factor of the parent's prediction is refused, however sure the parent is: a
+phone may be that different, which the fit then reports as misfit."""
 _OTHERS_LIMIT = 5.0
 """Standard deviations. Throttling to two thirds of the speed is off by about 10."""
+_MISFITS = np.linspace(0.0, 1.0, 101)
+"""Possible errors of the cost model in log time, for `doubt_of_misfit`."""
 _SHOWN = 3  # rows in one warning
 
 
@@ -50,8 +55,10 @@ class RowErrors(NamedTuple):
 
 
 def refuse_implausible(row_errors: RowErrors, parent: str) -> None:
-    """Raises ValueError if a row is over `_PRIOR_LIMIT` deviations off the parent's prediction."""
+    """Raises ValueError if a row is over `_PRIOR_LIMIT` deviations and over `_PRIOR_FACTOR` off the
+    parent's prediction."""
     deviations = np.sqrt(np.diag(row_errors.covariance))
+    deviations = np.maximum(deviations, math.log(_PRIOR_FACTOR) / _PRIOR_LIMIT)
     off = np.abs(row_errors.errors / deviations)
     worst, n_bad = int(off.argmax()), int((off > _PRIOR_LIMIT).sum())
     text = _describe(
@@ -82,6 +89,35 @@ def warn_of_contradictions(row_errors: RowErrors) -> None:
         more = f"; and {len(messages) - _SHOWN} more rows" if len(messages) > _SHOWN else ""
         text = "; ".join(messages[:_SHOWN]) + more
         warnings.warn(text, stacklevel=3)
+
+
+def doubt_of_misfit(row_errors: RowErrors) -> tuple[float, float]:
+    """Returns the error of the cost model that the rows show beyond `noise`, as the standard
+    deviation of a log time, and the gain in log likelihood of the most probable one over none.
+
+    It is the root mean square over its posterior, under a prior that is flat in `_MISFITS`: the
+    likelihood of all rows, with the doubts of the numbers as their prior, is computed for each.
+    """
+    logs = []
+    for misfit in _MISFITS:
+        covariance = row_errors.covariance + misfit**2 * np.eye(len(row_errors.rows))
+        _, log_determinant = np.linalg.slogdet(covariance)
+        scaled = row_errors.errors @ np.linalg.solve(covariance, row_errors.errors)
+        logs.append(-0.5 * (scaled + log_determinant))
+    weights = np.exp(np.array(logs) - max(logs))
+    return float(np.sqrt(weights @ _MISFITS**2 / weights.sum())), float(max(logs) - logs[0])
+
+
+def warn_of_misfit(rows: Sequence[Measurement], residuals: np.ndarray, misfit: float) -> None:
+    """Warns that the cost model does not describe the phone, and names the rows with the largest
+    residuals (logarithm of measured over fitted)."""
+    order = np.argsort(-np.abs(residuals))[:_SHOWN]
+    named = ", ".join(f"{rows[i].name} ({np.expm1(residuals[i]):+.0%})" for i in order)
+    text = (
+        f"the cost model does not fit these rows, measured against fitted: {named}; the bands of "
+        f"all predictions are wider for this, by {np.expm1(misfit):.0%} a standard deviation"
+    )
+    warnings.warn(text, stacklevel=3)
 
 
 def _describe(

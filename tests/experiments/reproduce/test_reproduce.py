@@ -17,7 +17,7 @@ from experiments.reproduce.__main__ import CHAPTERS
 from experiments.reproduce.chapter import LENGTHS, TASKS
 from llada_jax.phones.graphs import graphs_of
 from llada_jax.phones.profile import COOL, Session, load_profile
-from llada_jax.phones.published_tasks import PublishedTasks, one_pass
+from llada_jax.phones.published_tasks import PublishedTasks, one_pass, read_figures
 
 RUNS = 8
 
@@ -119,10 +119,12 @@ def test_rows_have_the_times_of_the_public_phone(world, chapter):
         timed = phone.time(run, "llada_8b", session=session)
         assert timed.seconds == pytest.approx(rows[f"{place}/64/{name}"].value)
     held_out = {row.name: row for row in chapter("held_out").rows}
+    entry = next(m for m in read_figures("held_out")["models"] if m["soc"] == "SM8650")
+    model = graphs_of(entry["shape"]).model.replace(**entry["changes"])
     phone = lj.phone("SM8650", quant="int4", kernels="vendor", scores_on="npu", runtime="wide")
     for session, end in ((None, "/typical_session"), (COOL, "")):
-        timed = phone.time(one_pass(1), "llama2_7b", session=session)
-        row = held_out[f"held_out/SM8650/llama2_7b/rows1{end}"]
+        timed = phone.time(one_pass(1, context=entry["context"]), model, session=session)
+        row = held_out[f"held_out/SM8650/{entry['name']}/rows1{end}"]
         assert 1e3 * timed.seconds == pytest.approx(row.value)
 
 
