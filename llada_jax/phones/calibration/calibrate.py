@@ -10,6 +10,7 @@ change only if the rows support another choice strongly.
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,10 +25,11 @@ from llada_jax.lowered import product_step
 from llada_jax.phones.calibration.implausible_rows import (
     MIN_ROWS,
     RowErrors,
+    contradictions,
+    describe_misfit,
     doubt_of_misfit,
+    misfit_likelihoods,
     refuse_implausible,
-    warn_of_contradictions,
-    warn_of_misfit,
 )
 from llada_jax.phones.calibration.measurements import Measurement
 from llada_jax.phones.cost import price_on_cpu, price_on_npu
@@ -174,13 +176,10 @@ class _Fit:
         return np.stack(columns, axis=1)
 
     def evidence(self) -> float:
-        """Returns the log likelihood of the rows under the prior, up to a constant."""
-        prior_mean = np.zeros(len(self.doubts))
-        slopes = self.slopes(prior_mean) / self.noise[:, None]
-        covariance = slopes @ slopes.T + np.eye(len(slopes))
-        misfit = self.misfit(prior_mean)
-        _, log_determinant = np.linalg.slogdet(covariance)
-        return float(-0.5 * (misfit @ np.linalg.solve(covariance, misfit) + log_determinant))
+        """Returns the log likelihood of the rows under the prior, up to a constant, averaged over
+        errors of the cost model, so that a misfit is not taken for other whole steps."""
+        likelihoods = misfit_likelihoods(self.errors(np.zeros(len(self.doubts))))
+        return float(np.logaddexp.reduce(likelihoods))
 
     def posterior(self, start: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Returns the mode, searched from `start` or the parent, and the covariance."""
@@ -233,12 +232,14 @@ def calibrate(
     refuse_implausible(everything.errors(np.zeros(len(everything.doubts))), parent.soc)
     fit = _Fit(stepped, cost_model, fitted)
     mode, covariance = fit.posterior()
-    warn_of_contradictions(errors := fit.errors(mode))
-    misfit_doubt, gain = doubt_of_misfit(errors)
+    errors = fit.errors(mode)
+    faults, (misfit_doubt, gain) = contradictions(errors), doubt_of_misfit(errors)
     fit = _Fit(stepped, cost_model, fitted, misfit_doubt)
     mode, covariance = fit.posterior(mode)
     if gain > _STRONG:
-        warn_of_misfit(fitted, -fit.misfit(mode) * fit.noise, misfit_doubt)
+        faults.append(describe_misfit(fitted, -fit.misfit(mode) * fit.noise, misfit_doubt))
+    if faults:
+        warnings.warn("; ".join(faults), stacklevel=2)
     deviations = np.sqrt(np.diag(covariance))
     used = np.abs(fit.slopes(mode)).max(axis=0) > _MIN_SLOPE
     learned = np.flatnonzero(used & (deviations <= _LEARNED))

@@ -10,7 +10,6 @@ has a closed form (Rasmussen and Williams, Gaussian Processes for Machine Learni
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -67,8 +66,9 @@ def refuse_implausible(row_errors: RowErrors, parent: str) -> None:
     require(n_bad == 0, f"{text} ({n_bad} of {len(off)} rows are too far off)")
 
 
-def warn_of_contradictions(row_errors: RowErrors) -> None:
-    """Warns of rows that are over `_OTHERS_LIMIT` deviations off the prediction of the others.
+def contradictions(row_errors: RowErrors) -> list[str]:
+    """Returns a sentence for each row that is over `_OTHERS_LIMIT` deviations off the prediction of
+    the others.
 
     One bad row also spoils the prediction of its neighbours. So only the worst row is taken out,
     and the rest is predicted again.
@@ -85,39 +85,39 @@ def warn_of_contradictions(row_errors: RowErrors) -> None:
         messages.append(
             _describe(row_errors, row, error, deviation, _OTHERS_LIMIT, "the other rows")
         )
-    if messages:
-        more = f"; and {len(messages) - _SHOWN} more rows" if len(messages) > _SHOWN else ""
-        text = "; ".join(messages[:_SHOWN]) + more
-        warnings.warn(text, stacklevel=3)
+    more = len(messages) - _SHOWN
+    return [*messages[:_SHOWN], *[f"and {more} more rows"] * (more > 0)]
+
+
+def misfit_likelihoods(row_errors: RowErrors) -> np.ndarray:
+    """Returns the log likelihood of all rows under the prior, up to a constant, for each error of
+    the cost model in `_MISFITS`."""
+    variances, axes = np.linalg.eigh(row_errors.covariance)
+    variances = variances + _MISFITS[:, None] ** 2
+    squares = (row_errors.errors @ axes) ** 2
+    return -0.5 * (squares / variances + np.log(variances)).sum(axis=1)
 
 
 def doubt_of_misfit(row_errors: RowErrors) -> tuple[float, float]:
     """Returns the error of the cost model that the rows show beyond `noise`, as the standard
     deviation of a log time, and the gain in log likelihood of the most probable one over none.
 
-    It is the root mean square over its posterior, under a prior that is flat in `_MISFITS`: the
-    likelihood of all rows, with the doubts of the numbers as their prior, is computed for each.
+    It is the root mean square over its posterior, under a prior that is flat in `_MISFITS`.
     """
-    logs = []
-    for misfit in _MISFITS:
-        covariance = row_errors.covariance + misfit**2 * np.eye(len(row_errors.rows))
-        _, log_determinant = np.linalg.slogdet(covariance)
-        scaled = row_errors.errors @ np.linalg.solve(covariance, row_errors.errors)
-        logs.append(-0.5 * (scaled + log_determinant))
-    weights = np.exp(np.array(logs) - max(logs))
-    return float(np.sqrt(weights @ _MISFITS**2 / weights.sum())), float(max(logs) - logs[0])
+    logs = misfit_likelihoods(row_errors)
+    weights = np.exp(logs - logs.max())
+    return float(np.sqrt(weights @ _MISFITS**2 / weights.sum())), float(logs.max() - logs[0])
 
 
-def warn_of_misfit(rows: Sequence[Measurement], residuals: np.ndarray, misfit: float) -> None:
-    """Warns that the cost model does not describe the phone, and names the rows with the largest
-    residuals (logarithm of measured over fitted)."""
+def describe_misfit(rows: Sequence[Measurement], residuals: np.ndarray, misfit: float) -> str:
+    """Returns a sentence that names the rows with the largest residuals, which are logarithms of
+    measured over fitted times."""
     order = np.argsort(-np.abs(residuals))[:_SHOWN]
     named = ", ".join(f"{rows[i].name} ({np.expm1(residuals[i]):+.0%})" for i in order)
-    text = (
+    return (
         f"the cost model does not fit these rows, measured against fitted: {named}; the bands of "
         f"all predictions are wider for this, by {np.expm1(misfit):.0%} a standard deviation"
     )
-    warnings.warn(text, stacklevel=3)
 
 
 def _describe(
