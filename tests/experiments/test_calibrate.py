@@ -32,9 +32,9 @@ def test_a_csv_becomes_a_phone(tmp_path, capsys):
     found = {row["name"]: row for row in json.loads((tmp_path / "run/results.json").read_text())}
     assert any(name.startswith("identified/npu.vendor") for name in found)
     assert any(name.startswith("correlation/") for name in found)
-    assert found["held_out/in_band"]["n"] == 2
+    assert found["held_out/in_band"]["n"] == 3
     kept = read_measurements(tmp_path / "run" / "measured.csv")
-    assert sum(each.held_out for each in kept) == 2
+    assert sum(each.held_out for each in kept) == 3
     assert [replace(each, held_out=False) for each in kept] == table
     assert lj.phone(tmp_path / "run" / "mine.yaml").profile.soc == "mine"
     assert "mine.yaml is the phone's profile" in capsys.readouterr().out
