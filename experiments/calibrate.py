@@ -7,7 +7,7 @@
 The run folder gets `<name>.yaml`, which `phone=` of every verb and `lj.phone` load, and the
 measurements in one file, `measured.csv`. Result rows are the identified parameters, correlations
 between uncertain ones, and the held-out measurements, each with its 95 % band. `synthetic` draws
-phones from the parent's uncertainty instead, and reports how well a fit to 10 and 30 measurements
+phones from the parent's uncertainty instead, and reports how well a fit to 16 and 30 measurements
 predicts the rest.
 """
 
@@ -32,7 +32,7 @@ from llada_jax.phones.calibration.synthetic import draw_measurements, draw_phone
 from llada_jax.phones.profile import Profile, load_profile
 
 SHOWN_CORRELATIONS = 5
-COUNTS = (0, 10, 30)
+COUNTS = (0, 16, 30)
 """Numbers of a synthetic phone's measurements to fit; with 0 the parent's profile is used."""
 ROW = partial(ResultRow, kind="modelled")
 

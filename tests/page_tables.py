@@ -27,6 +27,8 @@ from pathlib import Path
 from tests.pages import PAGES, ROOT, TABLE
 
 DOCS = ROOT / "docs"
+WHOLE = ("reproduce",)
+"""Results that are kept with all rows, since pages make claims about single rows."""
 _FIELD = re.compile(r"\{(?:([\d.]+)\*)?([^{}|]+?)(?:\|(\w+))?:([^{}:]*)\}")
 
 
@@ -60,8 +62,8 @@ def _entry(row: dict, entry: str) -> float:
 
 
 def store(name: str, results: Path) -> None:
-    """Keeps the rows of a run that pages show. A name `file/part` puts `part/` before the names of
-    its rows, so that one file can have several runs."""
+    """Keeps the rows of a run that pages show, or all rows of `WHOLE`. A name `file/part` puts
+    `part/` before the names of its rows, so that one file can have several runs."""
     name, _, part = name.partition("/")
     file = DOCS / f"results/{name}.json"
     templates = [template(path.stem) for path in (DOCS / "tables").glob("*.txt")]
@@ -77,7 +79,9 @@ def store(name: str, results: Path) -> None:
     for row in json.loads(results.read_text("utf-8")):
         full_name = "/".join(filter(None, [part, row["name"]]))
         kept[full_name] = row | {"name": full_name}
-    lines = ",\n".join(json.dumps(row) for row in kept.values() if row["name"] in shown)
+    lines = ",\n".join(
+        json.dumps(row) for row in kept.values() if name in WHOLE or row["name"] in shown
+    )
     file.write_text(f"[\n{lines}\n]\n", "utf-8")
 
 

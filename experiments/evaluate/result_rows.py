@@ -5,7 +5,7 @@ are modelled from the stored traces, for a model of the shape `SHAPE`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,6 @@ from llada_jax.evaluation.metrics import PairedComparison
 from llada_jax.evaluation.tally import Cost, Tally, cost_at_equal_quality, joined, recovered_share
 from llada_jax.evaluation.trajectory import PUBLISHED, UNITS, regime
 from llada_jax.model.architecture import architecture
-from llada_jax.phones.profile import Profile
-from llada_jax.phones.uncertainty import with_uncertainty
 from llada_jax.phones.workload import Workload, from_trace
 
 SHAPE = "llada_8b"
@@ -115,14 +113,11 @@ def mean_latency(workloads: Sequence[Workload], soc: str) -> tuple[float, tuple[
     the device model, which is computed from the first few workloads."""
     phone, canvas = lj.phone(soc), max(workload.canvas for workload in workloads)
 
-    def mean(profile: Profile, chosen: Sequence[Workload]) -> float:
-        timer = replace(phone, profile=profile).timer(SHAPE, canvas)
-        return sum(map(timer.latency, chosen)) / len(chosen)
-
-    seconds = mean(phone.profile, workloads)
-    relative = with_uncertainty(
-        phone.profile, lambda moved: mean(moved, workloads[:UNCERTAINTY_QUESTIONS])
-    ).relative
+    timer = phone.run_timer(SHAPE, canvas)
+    seconds = fmean(map(timer.seconds, workloads))
+    first = workloads[:UNCERTAINTY_QUESTIONS]
+    forwards = tuple(forward for workload in first for forward in workload.forwards)
+    relative = timer.uncertain(first[0]._replace(forwards=forwards)).relative
     return seconds, (seconds * max(0.0, 1 - 1.96 * relative), seconds * (1 + 1.96 * relative))
 
 

@@ -19,7 +19,7 @@ from experiments.report.markdown import MarkdownPage
 from experiments.reproduce.ablations import fig13a, fig13c, fig14, table6, table7
 from experiments.reproduce.calibrated import commits, dynamics, table2
 from experiments.reproduce.chapter import SOCS, TEXTS, Chapter, is_close
-from experiments.reproduce.fig11 import by_own_session, fig11, fig12
+from experiments.reproduce.fig11 import fig11, fig12, in_typical_session
 from experiments.reproduce.parts import genie, held_out, ledger3b, platform
 from llada_jax.config import require
 from llada_jax.phones.graphs import graphs_of, unknown_so_far
@@ -35,8 +35,10 @@ CHAPTERS: Mapping[str, Callable[[PublishedTasks], Chapter]] = {
 }
 FITTED = "SM8750"
 """The phone of most figures."""
+HOT = "SM8650"
+"""The phone whose sessions differ."""
 OTHERS = "held out: other models"
-IN_SESSIONS = "Figure 11, each session by its own factor"
+IN_TYPICAL = ", in a typical session"
 COLUMNS = {
     "name": "name", "modelled": "value", "mean's interval": "interval", "band": "band",
     "unit": "unit", "published": "reference", "error": "error",
@@ -97,30 +99,43 @@ def _summary(chapters: Sequence[Chapter]) -> Iterator[Mapping[str, str]]:
             "within 20 %": str(sum(error <= 0.20 for error in errors)),
             "median error": f"{median(errors):.0%}" if errors else "",
             "bands that hold": f"{sum(banded)} of {len(banded)}" if banded else "",
+            "median width": f"{_median_factor(some):.2f}" if banded else "",
         }
 
 
 def counted(chapters: Sequence[Chapter]) -> dict[str, ResultRow]:
-    """Returns the counts of the summary as rows, by their names."""
-    counts = {}
+    """Returns the counts and median widths of the summary as rows, by their names."""
+    counts: dict[str, list[bool]] = {}
+    widths: dict[str, float] = {}
     for title, rows in _groups(chapters).items():
         counts[f"count/{title}/within_15"] = [*map(is_close, rows)]
         if banded := [result.is_in_band for result in rows if result.band]:
             counts[f"count/{title}/in_band"] = banded
+            widths[f"width/{title}"] = _median_factor(rows)
     row = partial(ResultRow, unit="predictions", kind="repeated")
-    return {name: row(name, sum(hits), n=len(hits)) for name, hits in counts.items()}
+    of_bands = partial(ResultRow, unit="times", kind="repeated")
+    return {
+        **{name: row(name, sum(hits), n=len(hits)) for name, hits in counts.items()},
+        **{name: of_bands(name, width) for name, width in widths.items()},
+    }
+
+
+def _median_factor(rows: Sequence[ResultRow]) -> float:
+    """Returns the median factor from a value to either end of its band."""
+    return median(row.band[1] / row.value for row in rows if row.band)
 
 
 def _groups(chapters: Sequence[Chapter]) -> dict[str, list[ResultRow]]:
     """Returns predictions by subject; some have several subjects."""
     every = [row for chapter in chapters for row in chapter.rows]
-    rows, in_session = [row for row in every if row.is_predicted], by_own_session(every)
+    rows, typical = [row for row in every if row.is_predicted], in_typical_session(every)
     groups: dict[str, list[ResultRow]] = {}
     for row in rows:
         for title in _titles(row):
             groups.setdefault(title, []).append(row)
-        if row.name.startswith("fig11/"):
-            groups.setdefault(IN_SESSIONS, []).append(in_session.get(row.name, row))
+            if typical and title in ("Figure 11", f"Figure 11 on {HOT}, times", OTHERS):
+                usual = typical.get(row.name, row)
+                groups.setdefault(title + IN_TYPICAL, []).append(usual)
     return {**groups, "all": rows}
 
 
@@ -135,6 +150,8 @@ def _titles(row: ResultRow) -> Iterator[str]:
         yield "all phones with other models"
     if row.name.startswith("fig11/"):
         yield from ("Figure 11", f"Figure 11 on {what}")
+        if row.unit == "s":
+            yield f"Figure 11 on {what}, times"
         if "/64/" in row.name and what != FITTED:
             yield f"held out: 64 tokens on {what}"
 

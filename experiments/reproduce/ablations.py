@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.harness.estimates import difference, mean_of, ratio
 from experiments.harness.results import Kind
-from experiments.reproduce.chapter import PAPER, TEXTS, Chapter, band, chapter, modelled, phone_of
+from experiments.reproduce.chapter import PAPER, TEXTS, Chapter, band, chapter, modelled, timer_of
 from llada_jax.phones.dynamics import SOURCE, Techniques
 from llada_jax.phones.memory import Footprint, footprint, transfers_by_rule
 from llada_jax.phones.profile import load_profile
@@ -42,14 +42,14 @@ def table6(world: PublishedTasks) -> Chapter:
     rows, words, parts = [], [], {}
     why = TEXTS["table6"]["why"]  # in the order of the table
     for name, (row, (workloads, system)) in zip(why, world.table6().items(), strict=True):
-        phone = phone_of("llada_8b", "SM8750", system)
-        seconds = mean_of([*map(phone.latency, workloads)])
+        timer = timer_of("llada_8b", "SM8750", system)
+        seconds = mean_of([*map(timer.seconds, workloads)])
         rows.append(
             modelled(f"table6/{name}", seconds, "s", reference=published[row],
                       source=f"{PAPER}, Table 6", fitted=row in fitted,
                       kind=_KINDS.get(name, "modelled"), trace_source=workloads[0].source)
         )  # fmt: skip
-        parts[name] = simulate(workloads[0], phone).parts
+        parts[name] = simulate(workloads[0], timer.timer, timer.session.slowdown).parts
         words.append(f"`{name}`: {why[name]}; {_largest(parts[name])}.")
     return replace(chapter("table6", rows, words), parts=parts)
 
@@ -96,7 +96,7 @@ def fig13a(world: PublishedTasks) -> Chapter:
 
     def seconds(**settings: Any) -> list[float]:
         runs = world.workloads("GSM8K", 128, Techniques(**settings))
-        return [*map(phone_of("llada_8b", "SM8750", System()).latency, runs)]
+        return [*map(timer_of("llada_8b", "SM8750", System()).seconds, runs)]
 
     predicted = {trigger: seconds(trigger=trigger) for trigger in published}
     best = min(predicted, key=lambda trigger: mean_of(predicted[trigger]).value)
@@ -149,8 +149,9 @@ def fig14(world: PublishedTasks) -> Chapter:
     }
     rows = []
     for name, (shape, workloads, system) in runs.items():
-        timer = phone_of(shape, "SM8750", system)
-        energies = [simulate(workload, timer).energy for workload in workloads]
+        timer = timer_of(shape, "SM8750", system)
+        slowdown = timer.session.slowdown
+        energies = [simulate(run, timer.timer, slowdown).energy for run in workloads]
         predicted = Energy(*map(fmean, zip(*energies, strict=True)))
         label = name.replace(" ", "_").lower()
         rows += [

@@ -7,24 +7,25 @@ two latencies, uncertainties that both share cancel.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from experiments.harness.estimates import Estimate
 from experiments.harness.results import ResultRow
 from llada_jax.config_files import read_yaml
-from llada_jax.phones.graphs import graphs_of
-from llada_jax.phones.profile import Profile, load_profile
+from llada_jax.phones.phone import Phone
+from llada_jax.phones.profile import load_profile
 from llada_jax.phones.published_tasks import CANVAS
-from llada_jax.phones.simulate import ForwardTimer
 from llada_jax.phones.system import System
-from llada_jax.phones.uncertainty import TWO_SIDED, ShiftedProfile, log_changes, shifted_profiles
-from llada_jax.phones.workload import Workload
+from llada_jax.phones.uncertainty import TWO_SIDED, RunTimer
 
 PAPER = "arXiv 2606.13740"
 TASKS = ("GSM8K", "BoolQ", "ARC-C", "HellaSwag")
 LENGTHS = (32, 64, 128)
+TYPICAL = "/typical_session"
+"""Suffix of times in a typical session, as `Phone.time` returns them by default, of rows that are
+compared in a session whose state is known."""
 SOCS = ("SM8750", "SM8850", "SM8650")
 
 TEXTS = read_yaml(Path(__file__).with_name("chapters.yaml"))
@@ -66,29 +67,10 @@ def modelled(name: str, value: float | Estimate, unit: str, **fields: Any) -> Re
     return ResultRow(name, value, unit, **fields)
 
 
-@lru_cache(6)
-def _timers(shape: str, soc: str, system: System) -> list[tuple[ShiftedProfile, ForwardTimer]]:
-    """Returns a timer for each uncertain number of the profile, with that number changed."""
-    moved = shifted_profiles(load_profile(soc), system.uses)
-    return [(change, _timer(shape, change.profile, system)) for change in moved]
-
-
-@cache
-def phone_of(shape: str, soc: str, system: System) -> ForwardTimer:
-    """Returns the timer of a shape's forwards on a cool phone."""
-    return _timer(shape, load_profile(soc), system)
-
-
-def _timer(shape: str, profile: Profile, system: System) -> ForwardTimer:
-    return ForwardTimer(graphs_of(shape), profile, system, CANVAS)
-
-
-def changes_of(shape: str, soc: str, system: System, workload: Workload) -> dict[str, float]:
-    """Returns the change of a latency's logarithm by the uncertainty of each number."""
-    alike = workload.with_mean_head_rows()
-    base = phone_of(shape, soc, system).latency(alike)
-    moved = _timers(shape, soc, system)
-    return log_changes(base, ((change, timer.latency(alike)) for change, timer in moved))
+@lru_cache(6)  # shifted timers take memory, and chapters go from phone to phone
+def timer_of(shape: str, soc: str, system: System) -> RunTimer:
+    """Returns what `Phone.time` times runs with, in a typical session."""
+    return Phone(load_profile(soc), system).run_timer(shape, CANVAS)
 
 
 def band(value: float, *doubts: float) -> tuple[float, float]:

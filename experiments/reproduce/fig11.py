@@ -6,7 +6,8 @@ same session. The time of that column follows from the two and is not a third te
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from statistics import fmean
@@ -19,16 +20,16 @@ from experiments.reproduce.chapter import (
     PAPER,
     SOCS,
     TASKS,
+    TYPICAL,
     Chapter,
     band,
-    changes_of,
     chapter,
     is_close,
     modelled,
-    phone_of,
+    timer_of,
 )
 from llada_jax.phones.dynamics import Techniques
-from llada_jax.phones.profile import load_profile
+from llada_jax.phones.profile import Session, load_profile
 from llada_jax.phones.published_tasks import PublishedTasks
 from llada_jax.phones.system import System
 from llada_jax.phones.workload import Workload, autoregressive, blockwise, vanilla
@@ -42,8 +43,6 @@ SYSTEMS = {
 }
 PAIRS = {"cpu_cache": "cpu", "llada_cpp": "npu"}
 """The baseline in the same session, by column."""
-OWN = "/in_its_session"
-"""Suffix of times that use the factor of their own session instead of the phone's mean."""
 STEADY = "SM8750"
 """The phone whose sessions differ no more than runs within a session."""
 LLAMA = {"cpu": System(body="cpu"), "npu": System(runtime="wide")}
@@ -53,9 +52,9 @@ LLAMA = {"cpu": System(body="cpu"), "npu": System(runtime="wide")}
 class _Cell(NamedTuple):
     """One column of a task and a length on a phone."""
 
-    soc: str
     seconds: list[float]
-    """Times of the runs in a typical session."""
+    """Times of the runs in the cell's session."""
+    session: Session
     changes: Mapping[str, float]
     """Change of the logarithm of the time by the uncertainty of each number."""
     workload: float
@@ -63,6 +62,11 @@ class _Cell(NamedTuple):
     reference: float
     fitted: bool
     source: str
+
+    def during(self, slowdown: float) -> "_Cell":
+        """Returns the cell in a session with a known slowdown."""
+        seconds = [slowdown / self.session.slowdown * time for time in self.seconds]
+        return self._replace(seconds=seconds, session=Session(slowdown, 0.0))
 
 
 def fig11(world: PublishedTasks) -> Chapter:
@@ -72,16 +76,16 @@ def fig11(world: PublishedTasks) -> Chapter:
         for soc, name in product(SOCS, TASKS)
         for row in (*_cells_of(world, soc, name), *_llama(world, soc, name))
     ]
-    own = by_own_session(rows)
-    usual = [row for row in rows if row.name in own]
-    found, means = (sum(map(is_close, times)) for times in (own.values(), usual))
+    typical = in_typical_session(rows)
+    own = [row for row in rows if row.name in typical]
+    found, means = (sum(map(is_close, times)) for times in (own, typical.values()))
     sessions = "; ".join(map(_session, SOCS))
     return chapter("fig11", rows, sessions=sessions, own=found, mean=means, cells=len(own))
 
 
-def by_own_session(rows: Iterable[ResultRow]) -> dict[str, ResultRow]:
-    """Returns the rows that use the factor of their own session, by the name of the time."""
-    return {name: row for row in rows if (name := row.name.removesuffix(OWN)) != row.name}
+def in_typical_session(rows: Iterable[ResultRow]) -> dict[str, ResultRow]:
+    """Returns times in a typical session, by the name of the row in a known session."""
+    return {name: row for row in rows if (name := row.name.removesuffix(TYPICAL)) != row.name}
 
 
 def fig12(world: PublishedTasks) -> Chapter:
@@ -90,7 +94,7 @@ def fig12(world: PublishedTasks) -> Chapter:
     rows = []
     for tokens, values in figure["values"].items():
         known = dict(zip(figure["columns"], values, strict=True))
-        cells = _columns(world, "dream_7b", "SM8750", "GSM8K", int(tokens), known, {})
+        cells = _columns(world, "dream_7b", "SM8750", "GSM8K", int(tokens), known)
         rows += _rows(f"fig12/{tokens}", cells, f"{PAPER}, Figure 12")
     return chapter("fig12", rows)
 
@@ -98,53 +102,53 @@ def fig12(world: PublishedTasks) -> Chapter:
 def _cells_of(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]:
     published = world.published["fig11_s"]["values"][soc][name]
     fitted = world.figures["fig11_s"][soc].get(name, {})
-    found = {}
+    cells = {}
     for tokens in LENGTHS:
         of_fit = fitted.get(str(tokens), {})
         known = published[str(tokens)] | of_fit
-        found[tokens] = _columns(world, "llada_8b", soc, name, tokens, known, of_fit)
-        yield from _rows(f"fig11/{soc}/{name}/{tokens}", found[tokens], FIGURE)
-    for base in dict.fromkeys(PAIRS.values()):
-        if load_profile(soc).session.slowdown(SYSTEMS[base].body) != 1.0:
-            yield from _own_session(f"fig11/{soc}/{name}", base, found)
-
-
-def _own_session(
-    prefix: str, base: str, cells: Mapping[int, Mapping[str, _Cell]]
-) -> Iterator[ResultRow]:
-    """Yields the slowdown of a task's session, from its fitted cell, and the times of the other
-    lengths with that factor."""
-    *others, last = LENGTHS
-    cell = cells[last][base]
-    factor = cell.reference / fmean(cell.seconds)
-    slowdown = load_profile(cell.soc).session.slowdown(SYSTEMS[base].body)
-    yield modelled(f"{prefix}/session/{base}", factor * slowdown, "times", kind="fitted")
-    for tokens in others:
-        other = cells[tokens][base]
-        seconds = factor * fmean(other.seconds)
-        yield modelled(
-            f"{prefix}/{tokens}/{base}{OWN}", seconds, "s", kind="repeated",
-            reference=other.reference, band=band(seconds, *_apart(cell, other, base)),
-            source=FIGURE, trace_source=other.source,
-        )  # fmt: skip
+        cells[tokens] = _columns(world, "llada_8b", soc, name, tokens, known, of_fit)
+    # A phone whose sessions differ is compared in the session of each cell, which the base's fitted
+    # cell shows.
+    shown = {
+        base: cells[LENGTHS[-1]][base]
+        for base in PAIRS.values()
+        if load_profile(soc).session.typical(SYSTEMS[base].body).slowdown != 1.0
+    }
+    for base, cell in shown.items():
+        slowdown = cell.session.slowdown * cell.reference / fmean(cell.seconds)
+        yield modelled(f"fig11/{soc}/{name}/session/{base}", slowdown, "times", kind="fitted")
+        shown[base] = cell.during(slowdown)
+    for tokens, columns in cells.items():
+        prefix = f"fig11/{soc}/{name}/{tokens}"
+        own = {
+            column: cell.during(shown[base].session.slowdown) if base in shown else cell
+            for column, cell in columns.items()
+            for base in [PAIRS.get(column, column)]
+        }
+        yield from _rows(prefix, own, FIGURE, shown)
+        for base in shown:
+            if not columns[base].fitted:
+                cells_of_base = {base: columns[base]}
+                for row in _rows(prefix, cells_of_base, FIGURE):
+                    yield replace(row, name=row.name + TYPICAL, kind="repeated", fitted=None)
 
 
 def _columns(
     world: PublishedTasks, shape: str, soc: str, task: str, tokens: int,
-    known: Mapping[str, float], fitted: Mapping[str, float],
+    known: Mapping[str, float], fitted: Container[str] = (),
 ) -> dict[str, _Cell]:  # fmt: skip
     workloads = _workloads(world, task, tokens)
     canvas = world.prompt_spread / workloads["cpu"][0].canvas
     open_to = {"cpu": canvas, "cpu_cache": 0.0, "npu": canvas, "llada_cpp": world.spread}
     found = {}
     for column, runs in workloads.items():
-        phone = phone_of(shape, soc, SYSTEMS[column])
-        slowdown = phone.profile.session.slowdown(SYSTEMS[column].body)
-        seconds = [slowdown * time for time in map(phone.latency, runs)]
+        timer = timer_of(shape, soc, SYSTEMS[column])
+        seconds = [*map(timer.seconds, runs)]
         changes = _changes(world, shape, soc, column, tokens)
         found[column] = _Cell(
-            soc, seconds, changes, open_to[column], known[column], column in fitted, runs[0].source
-        )
+            seconds, timer.session, changes, open_to[column], known[column], column in fitted,
+            runs[0].source,
+        )  # fmt: skip
     return found
 
 
@@ -162,21 +166,31 @@ def _changes(
     """Returns the effect of each uncertainty in a column, from one task, since tasks differ
     little."""
     run = _workloads(world, TASKS[0], tokens)[column][0]
-    return changes_of(shape, soc, SYSTEMS[column], run)
+    return timer_of(shape, soc, SYSTEMS[column]).changes(run.with_mean_head_rows())
 
 
-def _rows(prefix: str, cells: Mapping[str, _Cell], source: str) -> Iterator[ResultRow]:
-    """Yields the time of each column, then the speed-ups within sessions."""
+def _rows(
+    prefix: str, cells: Mapping[str, _Cell], source: str, shown: Mapping[str, _Cell] = {}
+) -> Iterator[ResultRow]:
+    """Yields the time of each column, then the speed-ups within sessions.
+
+    `shown` has the cells that show the state of a session, by the baseline: a time in that session
+    is only as uncertain as its ratio to this cell.
+    """
     for column, cell in cells.items():
-        session = load_profile(cell.soc).session.spread(SYSTEMS[column].body)
-        mean = mean_of(cell.seconds)
+        mean, base = mean_of(cell.seconds), PAIRS.get(column, column)
+        doubts = [*cell.changes.values(), cell.session.spread, cell.workload]
+        if base in shown:
+            doubts = _apart(shown[base], cell, column)
         yield modelled(
             f"{prefix}/{column}", mean, "s", reference=cell.reference, fitted=cell.fitted,
             kind="repeated" if column in PAIRS and not cell.fitted else "modelled",
-            band=band(mean.value, *cell.changes.values(), session, cell.workload),
+            band=band(mean.value, *doubts),
             source=source, trace_source=cell.source,
         )  # fmt: skip
     for column, base in PAIRS.items():
+        if column not in cells:
+            continue
         slow, fast = cells[base], cells[column]
         found = ratio(slow.seconds * len(fast.seconds), fast.seconds)
         both = slow.fitted and fast.fitted
@@ -190,7 +204,7 @@ def _rows(prefix: str, cells: Mapping[str, _Cell], source: str) -> Iterator[Resu
 
 def _apart(one: _Cell, other: _Cell, column: str) -> list[float]:
     """Returns the uncertainties of the ratio of two times in one session."""
-    drift = math.sqrt(2) * load_profile(STEADY).session.spread(SYSTEMS[column].body)
+    drift = math.sqrt(2) * load_profile(STEADY).session.typical(SYSTEMS[column].body).spread
     numbers = {*one.changes, *other.changes}
     apart = [one.changes.get(n, 0.0) - other.changes.get(n, 0.0) for n in numbers]
     return [*apart, one.workload, other.workload, drift]
@@ -200,15 +214,12 @@ def _llama(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]:
     """Yields the autoregressive reference: 128 tokens of Llama-3-8B."""
     published = world.published["fig11_s"]["values"][soc][name]["llama_128"]
     workload = autoregressive(world.task(name).prompt, 128)
-    session = load_profile(soc).session
     for column, system in LLAMA.items():
-        seconds = phone_of("llama3_8b", soc, system).latency(workload)
-        seconds *= session.slowdown(system.body)
-        changes = changes_of("llama3_8b", soc, system, workload).values()
+        seconds, relative, _ = timer_of("llama3_8b", soc, system).uncertain(workload)
         yield modelled(
             f"fig11/{soc}/{name}/128/llama_{column}", seconds, "s", reference=published[column],
             kind="informed" if column == "npu" else "modelled", fitted=False, source=FIGURE,
-            band=band(seconds, *changes, session.spread(system.body)), trace_source=workload.source,
+            band=band(seconds, relative), trace_source=workload.source,
         )  # fmt: skip
 
 

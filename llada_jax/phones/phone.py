@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from llada_jax.config import LatencyTable, Quant, ascending_counts, require, require_choice
 from llada_jax.phones.graphs import Shape, graphs_of, shape_name
 from llada_jax.phones.memory import Footprint, footprint, max_rows
-from llada_jax.phones.profile import Profile, load_profile
+from llada_jax.phones.profile import Profile, Session, load_profile
 from llada_jax.phones.simulate import ForwardTimer, SimulatedRun, simulate
 from llada_jax.phones.swap_plan import SwapPlan, plan_swaps
 from llada_jax.phones.system import System
-from llada_jax.phones.uncertainty import POWER_SPREAD, TWO_SIDED, with_uncertainty
+from llada_jax.phones.uncertainty import POWER_SPREAD, TWO_SIDED, RunTimer
 from llada_jax.phones.workload import Forward, Workload, from_trace, round_cache
 
 if TYPE_CHECKING:
@@ -93,7 +93,13 @@ class Phone:
         return f"Phone({self.profile.soc}, {self.profile.phone}: {', '.join(software)})"
 
     def time(
-        self, run: Any, shape: Shape, *, row: int = 0, planner: str | None = None
+        self,
+        run: Any,
+        shape: Shape,
+        *,
+        row: int = 0,
+        planner: str | None = None,
+        session: Session | None = None,
     ) -> ModelledRun:
         """Returns time, energy and memory of a decoding run with a model of this shape.
 
@@ -106,9 +112,11 @@ class Phone:
           row: the batch row of the trace. It is timed as if it was decoded alone.
           planner: `greedy` or `steady`, to stage weights by the plan of a planner. None: by the
             simple rule of the phone's runtime.
+          session: state of the phone, if it is known, for example `profile.COOL`. None: a typical
+            session of the profile, whose spread is part of the interval.
 
         Raises ValueError if `run` is not a trace or has no such row, if the model's canvas is too
-        short, or if there is no plan.
+        short, or if there is no plan. Also for a session with a slowdown of 0 or less.
         """
         graphs = graphs_of(shape, self.quant)
         require(
@@ -120,19 +128,10 @@ class Phone:
         plan = None
         if planner is not None:
             plan = plan_swaps(planner, workload, graphs, self.profile, self.system)
-
-        def timer(profile: Profile) -> ForwardTimer:
-            return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan)
-
+        timer = self.run_timer(graphs.model, workload.canvas, session=session, plan=plan)
         # Uncertainty prices the run once per number, so it uses a simpler, nearly equal workload.
-        simpler = workload.with_mean_head_rows()
-        latency = with_uncertainty(
-            self.profile,
-            lambda profile: timer(profile).latency(simpler),
-            self.system.uses,
-            self.profile.session.spread(self.system.body),
-        )
-        result = self.simulated(workload, timer(self.profile))
+        latency = timer.uncertain(workload.with_mean_head_rows())
+        result = simulate(workload, timer.timer, timer.session.slowdown)
         scale = result.seconds / latency.seconds if latency.seconds else 1.0
         low, high = (bound * scale for bound in latency.bounds)
         factor = math.exp(TWO_SIDED * math.hypot(latency.relative, POWER_SPREAD))
@@ -154,7 +153,28 @@ class Phone:
         Args:
           timer: a timer of this phone (`Phone.timer`).
         """
-        return simulate(workload, timer, self.profile.session.slowdown(self.system.body))
+        return simulate(workload, timer, self.profile.session.typical(self.system.body).slowdown)
+
+    def run_timer(
+        self,
+        shape: Shape,
+        canvas: int = CANVAS,
+        *,
+        session: Session | None = None,
+        plan: SwapPlan | None = None,
+    ) -> RunTimer:
+        """Returns what times runs for `time`, to time many runs of one canvas with their
+        uncertainty. Its arguments are those of `time` and `timer`."""
+
+        def timer(profile: Profile) -> ForwardTimer:
+            return replace(self, profile=profile).timer(shape, canvas, plan)
+
+        session = session or self.profile.session.typical(self.system.body)
+        require(
+            session.slowdown > 0 and session.spread >= 0,
+            f"session is {session}; allowed: a slowdown above 0 and a spread of 0 or more",
+        )
+        return RunTimer(self.profile, timer, self.system.uses, session)
 
     def latency_table(
         self, shape: Shape, rows: Sequence[int] = ROWS, *, canvas: int = CANVAS

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from math import isfinite
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from llada_jax.config import require, require_choice
 from llada_jax.config_files import find_yaml, read_yaml
@@ -139,13 +139,23 @@ class Power:
     """Additional power of one CPU core that copies."""
 
 
+class Session(NamedTuple):
+    """State of a phone, such as heat and power settings, in one series of runs."""
+
+    slowdown: float
+    """Time of a run over its time on a cool phone. All runs of a session have the same, so it
+    cancels in their ratios."""
+    spread: float
+    """Standard deviation of the logarithm of the slowdown."""
+
+
+COOL = Session(1.0, 0.0)
+"""A cool phone, which the other numbers of a profile describe."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sessions:
-    """Slowdown of whole runs by a phone's state: heat and power settings.
-
-    A session is a series of measurements in one state. The slowdown is common to its runs, so it
-    cancels in their ratios.
-    """
+    """The sessions of a phone: a typical one, and how much they differ."""
 
     npu_slowdown: float
     """Time of a run in a typical session over the time on a cool phone, which the other numbers of
@@ -155,13 +165,10 @@ class Sessions:
     cpu_slowdown: float
     cpu_spread: float
 
-    def slowdown(self, processor: Literal["npu", "cpu"]) -> float:
-        """Returns the factor of a typical session for runs whose body is on this processor."""
-        return self.npu_slowdown if processor == "npu" else self.cpu_slowdown
-
-    def spread(self, processor: Literal["npu", "cpu"]) -> float:
-        """Returns the standard deviation of the logarithm of this factor."""
-        return self.npu_spread if processor == "npu" else self.cpu_spread
+    def typical(self, processor: Literal["npu", "cpu"]) -> Session:
+        """Returns a session of unknown state, for runs whose body is on this processor."""
+        on_npu = Session(self.npu_slowdown, self.npu_spread)
+        return on_npu if processor == "npu" else Session(self.cpu_slowdown, self.cpu_spread)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 
 from llada_jax.config import ModelConfig
 from llada_jax.lowered import Lowered, LoweredWeight, product_step
-from llada_jax.phones.cost import price_on_npu
 from llada_jax.phones.dynamics import Dynamics, Techniques, decode
-from llada_jax.phones.profile import Profile
 from llada_jax.phones.simulate import ForwardTimer, GraphsLike
 from llada_jax.phones.system import System
 from llada_jax.phones.workload import Forward, Workload, blockwise, vanilla
@@ -49,25 +47,19 @@ def ffn_down(model: ModelConfig, rows: int) -> Lowered:
     return product_step(rows, model.ffn_width, model.width, weight, "layers.0.ffn.down")
 
 
-def one_pass(
-    graphs: GraphsLike,
-    profile: Profile,
-    rows: int,
-    *,
-    kernels: str = "vendor",
-    context: int = 4096,
-    head_rows: int = 1,
-) -> float:
-    """Returns the seconds of one pass of an autoregressive model, head included.
+def one_pass(rows: int, *, context: int = 4096, head_rows: int = 1) -> Workload:
+    """Returns one pass of an autoregressive model, on the software of `whole_graphs`.
 
     Graphs of the vendor's tools have a static context: all of `context` is computed, whatever the
     length of the text.
     """
-    library = profile.npu[kernels]
-    layer = price_on_npu(graphs.layer(rows, context - rows), library, profile.memory)
-    head = price_on_npu(graphs.head(head_rows), library, profile.memory)
-    call = library.step_overhead_us * 1e-6
-    return layer.seconds * graphs.model.n_layers + head.seconds * graphs.head_chunks + call
+    forward = Forward(rows, context - rows, head_rows)
+    return Workload((forward,), head_rows, context - head_rows, "one pass")
+
+
+def whole_graphs(kernels: str = "vendor") -> System:
+    """Returns software that runs a whole model on the NPU with all weights mapped."""
+    return System(kernels=kernels, scores_on="npu", runtime="wide")
 
 
 def table2_seconds(figures: Mapping[str, Any], phone: ForwardTimer) -> list[float]:

@@ -10,9 +10,11 @@ assumptions; `experiments.reproduce` counts how many published figures the inter
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from copy import copy
+from functools import cache, partial
+from typing import Any, NamedTuple
 
-from llada_jax.phones.profile import Profile, SourcedNumber, Tag
+from llada_jax.phones.profile import COOL, Profile, Session, SourcedNumber, Tag
 
 DOUBT: Mapping[Tag, float] = {"measured": 0.05, "derived": 0.10, "vendor": 0.15, "inferred": 0.30}
 """Assumed relative standard deviation of a number, by its tag."""
@@ -95,22 +97,49 @@ def log_changes(base: float, shifted: Iterable[tuple[ShiftedProfile, float]]) ->
     return changes
 
 
-def with_uncertainty(
-    profile: Profile,
-    latency: Callable[[Profile], float],
-    matters: Callable[[str], bool] = bool,
-    spread: float = 0.0,
-) -> UncertainLatency:
-    """Returns the latency of a profile with its uncertainty.
+class RunTimer:
+    """Times runs in one session of a phone, with the uncertainty of the times.
+
+    Every modelled time of a run is from here: `Phone.time`, the times of evaluations, and those
+    that `experiments.reproduce` compares with published figures. The timers of shifted profiles are
+    made once, so runs share them.
 
     Args:
-      latency: the modelled seconds for a profile.
-      matters: whether a number, by its path, can change the latency.
-      spread: standard deviation of the latency's logarithm from other causes: the session.
+      timer_of: makes the timer of a profile, which has `latency(run)` as `ForwardTimer` does.
+      matters: whether a number, by its path, can change a time.
+      session: state of the phone.
     """
-    base = latency(profile)
-    shifted = shifted_profiles(profile, matters)
-    changes = log_changes(base, ((shift, latency(shift.profile)) for shift in shifted))
-    effects = ((number, base * abs(change)) for number, change in changes.items() if change)
-    largest = tuple(sorted(effects, key=lambda effect: -effect[1])[:5])
-    return UncertainLatency(base, math.hypot(spread, *changes.values()), largest)
+
+    def __init__(
+        self,
+        profile: Profile,
+        timer_of: Callable[[Profile], Any],
+        matters: Callable[[str], bool] = bool,
+        session: Session = COOL,
+    ) -> None:
+        self.profile, self.session, self.timer = profile, session, timer_of(profile)
+        shifts = partial(shifted_profiles, profile, matters)
+        self._shifted = cache(lambda: [(shift, timer_of(shift.profile)) for shift in shifts()])
+
+    def during(self, session: Session) -> "RunTimer":
+        """Returns a timer for another session, which shares this one's timers."""
+        other = copy(self)
+        other.session = session
+        return other
+
+    def seconds(self, run: Any) -> float:
+        """Returns the seconds of a run in this session."""
+        return self.session.slowdown * self.timer.latency(run)
+
+    def changes(self, run: Any) -> dict[str, float]:
+        """Returns the change of a run's log time per standard deviation of each number."""
+        timed = ((shift, timer.latency(run)) for shift, timer in self._shifted())
+        return log_changes(self.timer.latency(run), timed)
+
+    def uncertain(self, run: Any) -> UncertainLatency:
+        """Returns the time of a run with its uncertainty, which includes the session's spread."""
+        seconds, changes = self.seconds(run), self.changes(run)
+        effects = ((number, seconds * abs(change)) for number, change in changes.items() if change)
+        largest = tuple(sorted(effects, key=lambda effect: -effect[1])[:5])
+        relative = math.hypot(self.session.spread, *changes.values())
+        return UncertainLatency(seconds, relative, largest)

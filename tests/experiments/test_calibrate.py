@@ -25,28 +25,28 @@ def composed(*overrides: str) -> calibrate.CalibrateConfig:
 
 def test_a_csv_becomes_a_phone(tmp_path, capsys):
     parent, cost_model = load_profile("SM8750"), CostModel("llada_8b", "vendor", "tuned")
-    table = list(draw_measurements(parent, cost_model, calibration_rows()[:10], 0))
+    table = list(draw_measurements(parent, cost_model, calibration_rows()[:16], 0))
     write_measurements(tmp_path / "phone.csv", table)
     config = composed(f"measurements={tmp_path / 'phone.csv'}", "name=mine")
     calibrate.calibrate_phone(config, Run(tmp_path / "run", OmegaConf.create({})))
     found = {row["name"]: row for row in json.loads((tmp_path / "run/results.json").read_text())}
     assert any(name.startswith("identified/npu.vendor") for name in found)
     assert any(name.startswith("correlation/") for name in found)
-    assert found["held_out/in_band"]["n"] == 2
+    assert found["held_out/in_band"]["n"] == 3
     kept = read_measurements(tmp_path / "run" / "measured.csv")
-    assert sum(each.held_out for each in kept) == 2
+    assert sum(each.held_out for each in kept) == 3
     assert [replace(each, held_out=False) for each in kept] == table
     assert lj.phone(tmp_path / "run" / "mine.yaml").profile.soc == "mine"
     assert "mine.yaml is the phone's profile" in capsys.readouterr().out
 
 
 def test_drawn_phones_are_a_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(calibrate, "COUNTS", (0, 10))
+    monkeypatch.setattr(calibrate, "COUNTS", (0, 16))
     run = Run(tmp_path, OmegaConf.create({}))
     calibrate.calibrate_phone(composed("synthetic=1"), run)
     found = {r["name"]: r["value"] for r in json.loads((tmp_path / "results.json").read_text())}
-    assert found["drawn/10_rows/median_error"] < found["drawn/0_rows/median_error"]
-    assert found["drawn/10_rows/in_band"] >= 80
+    assert found["drawn/16_rows/median_error"] < found["drawn/0_rows/median_error"]
+    assert found["drawn/16_rows/in_band"] >= 80
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Simulated runs: breakdowns and energies add up, and slow kernels hide staging."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from llada_jax.phones.memory import WeightTransfer, WeightTransfers
 from llada_jax.phones.simulate import ForwardTimer, energy_of, simulate
 from llada_jax.phones.system import Runtime, ScoresOn, System
 from llada_jax.phones.timeline import LaneTask, run
-from llada_jax.phones.uncertainty import with_uncertainty
+from llada_jax.phones.uncertainty import RunTimer
 from llada_jax.phones.workload import Forward, Workload, blockwise
 from tests.phones.small import GRAPHS, PHONE
 
@@ -152,18 +151,13 @@ def test_an_empty_run_takes_no_time_and_power():
     assert (result.seconds, result.energy.watts) == (0, 0)
 
 
-def latency_of_a_small_run(phone):
+def test_doubts_of_unused_numbers_do_not_count():
     workload = blockwise(8, 32)
-    return ForwardTimer(GRAPHS, phone, SWAP, workload.canvas).latency(workload)
-
-
-def test_doubts_of_unused_numbers_do_not_count_and_the_session_is_added():
-    everything = with_uncertainty(PHONE, latency_of_a_small_run)
-    used = with_uncertainty(PHONE, latency_of_a_small_run, SWAP.uses)
-    assert used == everything and used.seconds == latency_of_a_small_run(PHONE)
+    timer = lambda profile: ForwardTimer(GRAPHS, profile, SWAP, workload.canvas)  # noqa: E731
+    everything = RunTimer(PHONE, timer).uncertain(workload)
+    used = RunTimer(PHONE, timer, SWAP.uses).uncertain(workload)
+    assert used == everything and used.seconds == timer(PHONE).latency(workload)
     assert all("vendor" not in name and "hexkl" not in name for name, _ in used.largest)
-    session = with_uncertainty(PHONE, latency_of_a_small_run, SWAP.uses, spread=0.3)
-    assert session.relative == pytest.approx(math.hypot(used.relative, 0.3))
 
 
 def test_a_slow_session_lengthens_a_run_at_the_same_work():

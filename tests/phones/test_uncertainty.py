@@ -1,15 +1,23 @@
 """Doubts add in quadrature, except for counted numbers and cliffs."""
 
 import math
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
-from llada_jax.phones.uncertainty import CLIFFS, DOUBT, shifted_profiles, with_uncertainty
+from llada_jax.phones.profile import Profile, Session
+from llada_jax.phones.uncertainty import CLIFFS, DOUBT, RunTimer, UncertainLatency, shifted_profiles
 from tests.phones.small import PHONE
 
 
+def uncertain(latency: Callable[[Profile], float], **session) -> UncertainLatency:
+    timer = RunTimer(PHONE, lambda p: SimpleNamespace(latency=lambda _: latency(p)), **session)
+    return timer.uncertain(None)
+
+
 def test_uncertainties_add_in_quadrature():
-    latency = with_uncertainty(PHONE, lambda p: p.memory.dram_gbps * p.power.idle_w**2)
+    latency = uncertain(lambda p: p.memory.dram_gbps * p.power.idle_w**2)
     tags = [PHONE.numbers[path].tag for path in ("memory.dram_gbps", "power.idle_w")]
     doubts = [math.log(1 + DOUBT[tag]) for tag in tags]
     assert latency.relative == pytest.approx(math.hypot(doubts[0], 2 * doubts[1]))
@@ -28,4 +36,14 @@ def test_counted_numbers_are_not_shifted_and_cliffs_in_both_directions():
 
 def test_the_interval_contains_the_jump_at_a_cliff():
     cliff = lambda profile: 21.8 if profile.memory.buffer_mib > 1100 else 17.9  # noqa: E731
-    assert with_uncertainty(PHONE, cliff).bounds[1] == pytest.approx(21.8)
+    assert uncertain(cliff).bounds[1] == pytest.approx(21.8)
+
+
+def test_a_session_scales_the_time_and_widens_its_interval():
+    def latency(profile: Profile) -> float:
+        return 3 * profile.memory.dram_gbps
+
+    cool, slow = uncertain(latency), uncertain(latency, session=Session(2.5, 0.3))
+    assert slow.seconds == pytest.approx(2.5 * cool.seconds)
+    assert slow.relative == pytest.approx(math.hypot(cool.relative, 0.3))
+    assert dict(slow.largest)["memory.dram_gbps"] == pytest.approx(2.5 * cool.largest[0][1])

@@ -10,6 +10,7 @@ change only if the rows support another choice strongly.
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,8 +25,11 @@ from llada_jax.lowered import product_step
 from llada_jax.phones.calibration.implausible_rows import (
     MIN_ROWS,
     RowErrors,
+    contradictions,
+    describe_misfit,
+    doubt_of_misfit,
+    misfit_likelihoods,
     refuse_implausible,
-    warn_of_contradictions,
 )
 from llada_jax.phones.calibration.measurements import Measurement
 from llada_jax.phones.cost import price_on_cpu, price_on_npu
@@ -38,7 +42,8 @@ MODEL_DOUBT = 0.03
 _LEARNED = 0.9
 """A number is identified if its doubt falls to this fraction of the parent's doubt."""
 _STRONG = 3.0
-"""Gain in log evidence that another tile or pass needs to replace the parent's."""
+"""Gain in log evidence that another tile or pass needs to replace the parent's, and that a misfit
+needs for a warning."""
 TILES, PASSES = (32, 64), (32, 64, 128, 256, 1024)
 _QUANTS: Mapping[str, Quant] = {"fp16": "float32", "int8": "int8", "int4": "int4"}
 _STEP = 0.02  # of the numerical derivative, in doubts
@@ -80,6 +85,9 @@ class Calibration:
     """Posterior correlation of each pair of identified numbers, the strongest first. Strongly
     correlated numbers are known together only: an error of one is compensated by the other."""
     predicted: tuple[RowPrediction, ...]
+    misfit_doubt: float
+    """Standard deviation of the logarithm of a row's time beyond `MODEL_DOUBT`, from how well the
+    rows agree with the cost model. The bands of predictions include it."""
     counted: Mapping[str, tuple[float, float]]
     """Numbers in whole steps that changed, by path: the parent's value and the phone's."""
 
@@ -129,14 +137,20 @@ class CostModel:
 class _Fit:
     """The fit's functions of `z`: the log of each number relative to the parent's, in doubts."""
 
-    def __init__(self, parent: Profile, cost_model: CostModel, rows: Sequence[Measurement]) -> None:
+    def __init__(
+        self,
+        parent: Profile,
+        cost_model: CostModel,
+        rows: Sequence[Measurement],
+        misfit_doubt: float = 0.0,
+    ) -> None:
         self._parent, self._cost_model, self.rows = parent, cost_model, rows
         self.entries = cost_model.numbers(parent)
         self.doubts = np.array([doubt_of(entry) for entry in self.entries.values()])
         self._measured = np.log([1e-3 * row.median_ms for row in rows])
         # 5 and 95 % quantiles of a normal distribution are 1.645 standard deviations off.
         spreads = [math.log(row.p95_ms / row.p5_ms) / (2 * 1.645) for row in rows]
-        self.noise = np.hypot(spreads, MODEL_DOUBT)
+        self.noise = np.hypot(spreads, math.hypot(MODEL_DOUBT, misfit_doubt))
 
     def profile(self, z: np.ndarray) -> Profile:
         factors = np.exp(z * self.doubts)
@@ -162,17 +176,15 @@ class _Fit:
         return np.stack(columns, axis=1)
 
     def evidence(self) -> float:
-        """Returns the log likelihood of the rows under the prior, up to a constant."""
-        prior_mean = np.zeros(len(self.doubts))
-        slopes = self.slopes(prior_mean) / self.noise[:, None]
-        covariance = slopes @ slopes.T + np.eye(len(slopes))
-        misfit = self.misfit(prior_mean)
-        _, log_determinant = np.linalg.slogdet(covariance)
-        return float(-0.5 * (misfit @ np.linalg.solve(covariance, misfit) + log_determinant))
+        """Returns the log likelihood of the rows under the prior, up to a constant, averaged over
+        errors of the cost model, so that a misfit is not taken for other whole steps."""
+        likelihoods = misfit_likelihoods(self.errors(np.zeros(len(self.doubts))))
+        return float(np.logaddexp.reduce(likelihoods))
 
-    def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the mode and the covariance."""
+    def posterior(self, start: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the mode, searched from `start` or the parent, and the covariance."""
         n = len(self.doubts)
+        start = np.zeros(n) if start is None else start
 
         def residuals(z: np.ndarray) -> np.ndarray:
             return np.concatenate([self.misfit(z), z])
@@ -181,7 +193,7 @@ class _Fit:
             return np.concatenate([self.slopes(z) / self.noise[:, None], np.eye(n)])
 
         solver: Any = optimize.least_squares  # SciPy's type stubs refuse a callable jacobian
-        mode = solver(residuals, np.zeros(n), jacobian, xtol=1e-6, ftol=1e-6).x
+        mode = solver(residuals, start, jacobian, xtol=1e-6, ftol=1e-6).x
         slopes = self.slopes(mode) / self.noise[:, None]
         return mode, np.linalg.inv(slopes.T @ slopes + np.eye(n))
 
@@ -220,7 +232,14 @@ def calibrate(
     refuse_implausible(everything.errors(np.zeros(len(everything.doubts))), parent.soc)
     fit = _Fit(stepped, cost_model, fitted)
     mode, covariance = fit.posterior()
-    warn_of_contradictions(fit.errors(mode))
+    errors = fit.errors(mode)
+    faults, (misfit_doubt, gain) = contradictions(errors), doubt_of_misfit(errors)
+    fit = _Fit(stepped, cost_model, fitted, misfit_doubt)
+    mode, covariance = fit.posterior(mode)
+    if gain > _STRONG:
+        faults.append(describe_misfit(fitted, -fit.misfit(mode) * fit.noise, misfit_doubt))
+    if faults:
+        warnings.warn("; ".join(faults), stacklevel=2)
     deviations = np.sqrt(np.diag(covariance))
     used = np.abs(fit.slopes(mode)).max(axis=0) > _MIN_SLOPE
     learned = np.flatnonzero(used & (deviations <= _LEARNED))
@@ -239,7 +258,8 @@ def calibrate(
         profile_of(name, parent.phone, numbers),
         tuple(identified),
         tuple(_correlations(paths, covariance, learned)),
-        tuple(_predictions(_Fit(stepped, cost_model, held_out), mode, covariance)),
+        tuple(_predictions(_Fit(stepped, cost_model, held_out, misfit_doubt), mode, covariance)),
+        misfit_doubt,
         counted,
     )
 

@@ -10,7 +10,6 @@ has a closed form (Rasmussen and Williams, Gaussian Processes for Machine Learni
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,8 +23,13 @@ MIN_ROWS = 3
 _PRIOR_LIMIT = 8.0
 """Standard deviations. The profiles of the package predict each other's rows to 6; microseconds
 instead of milliseconds are off by 25 or more."""
+_PRIOR_FACTOR = 3.0
+"""No row within this factor of the parent's prediction is refused, however sure the parent is: a
+phone may be that different, which the fit then reports as misfit."""
 _OTHERS_LIMIT = 5.0
 """Standard deviations. Throttling to two thirds of the speed is off by about 10."""
+_MISFITS = np.linspace(0.0, 1.0, 101)
+"""Possible errors of the cost model in log time, for `doubt_of_misfit`."""
 _SHOWN = 3  # rows in one warning
 
 
@@ -50,8 +54,10 @@ class RowErrors(NamedTuple):
 
 
 def refuse_implausible(row_errors: RowErrors, parent: str) -> None:
-    """Raises ValueError if a row is over `_PRIOR_LIMIT` deviations off the parent's prediction."""
+    """Raises ValueError if a row is over `_PRIOR_LIMIT` deviations and over `_PRIOR_FACTOR` off the
+    parent's prediction."""
     deviations = np.sqrt(np.diag(row_errors.covariance))
+    deviations = np.maximum(deviations, math.log(_PRIOR_FACTOR) / _PRIOR_LIMIT)
     off = np.abs(row_errors.errors / deviations)
     worst, n_bad = int(off.argmax()), int((off > _PRIOR_LIMIT).sum())
     text = _describe(
@@ -60,8 +66,9 @@ def refuse_implausible(row_errors: RowErrors, parent: str) -> None:
     require(n_bad == 0, f"{text} ({n_bad} of {len(off)} rows are too far off)")
 
 
-def warn_of_contradictions(row_errors: RowErrors) -> None:
-    """Warns of rows that are over `_OTHERS_LIMIT` deviations off the prediction of the others.
+def contradictions(row_errors: RowErrors) -> list[str]:
+    """Returns a sentence for each row that is over `_OTHERS_LIMIT` deviations off the prediction of
+    the others.
 
     One bad row also spoils the prediction of its neighbours. So only the worst row is taken out,
     and the rest is predicted again.
@@ -78,10 +85,39 @@ def warn_of_contradictions(row_errors: RowErrors) -> None:
         messages.append(
             _describe(row_errors, row, error, deviation, _OTHERS_LIMIT, "the other rows")
         )
-    if messages:
-        more = f"; and {len(messages) - _SHOWN} more rows" if len(messages) > _SHOWN else ""
-        text = "; ".join(messages[:_SHOWN]) + more
-        warnings.warn(text, stacklevel=3)
+    more = len(messages) - _SHOWN
+    return [*messages[:_SHOWN], *[f"and {more} more rows"] * (more > 0)]
+
+
+def misfit_likelihoods(row_errors: RowErrors) -> np.ndarray:
+    """Returns the log likelihood of all rows under the prior, up to a constant, for each error of
+    the cost model in `_MISFITS`."""
+    variances, axes = np.linalg.eigh(row_errors.covariance)
+    variances = variances + _MISFITS[:, None] ** 2
+    squares = (row_errors.errors @ axes) ** 2
+    return -0.5 * (squares / variances + np.log(variances)).sum(axis=1)
+
+
+def doubt_of_misfit(row_errors: RowErrors) -> tuple[float, float]:
+    """Returns the error of the cost model that the rows show beyond `noise`, as the standard
+    deviation of a log time, and the gain in log likelihood of the most probable one over none.
+
+    It is the root mean square over its posterior, under a prior that is flat in `_MISFITS`.
+    """
+    logs = misfit_likelihoods(row_errors)
+    weights = np.exp(logs - logs.max())
+    return float(np.sqrt(weights @ _MISFITS**2 / weights.sum())), float(logs.max() - logs[0])
+
+
+def describe_misfit(rows: Sequence[Measurement], residuals: np.ndarray, misfit: float) -> str:
+    """Returns a sentence that names the rows with the largest residuals, which are logarithms of
+    measured over fitted times."""
+    order = np.argsort(-np.abs(residuals))[:_SHOWN]
+    named = ", ".join(f"{rows[i].name} ({np.expm1(residuals[i]):+.0%})" for i in order)
+    return (
+        f"the cost model does not fit these rows, measured against fitted: {named}; the bands of "
+        f"all predictions are wider for this, by {np.expm1(misfit):.0%} a standard deviation"
+    )
 
 
 def _describe(

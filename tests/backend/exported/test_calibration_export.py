@@ -20,7 +20,7 @@ ADB = """#!/bin/sh
 case "$*" in
   *thermalservice*) printf 'IsStatusOverride: false\r\nThermal Status: {status}\r\n' ;;
   pull*) mkdir -p "$3/results"; cp $SAMPLE "$3/results/layers1-rows1_cache256.pb" ;;
-  *benchmark_litert_model*) echo "$*" >> calls; case "$*" in *rows33*) exit 1 ;; esac ;;
+  *benchmark_litert_model*) echo "$*" >> calls; case "$*" in *rows128*) exit 1 ;; esac ;;
 esac
 """
 SCRIPT = Path(calibration_export.__file__).with_name("calibration.sh")
@@ -53,7 +53,7 @@ def test_the_script_s_results_are_measurements(tmp_path):
     for needed in ("ADSP_LIBRARY_PATH=", "LD_LIBRARY_PATH=", "htp_performance_mode=burst",
                    "--graph=calibration-SM8750-layers4.tflite"):  # fmt: skip
         assert needed in calls
-    assert "no time of layers1-rows33_cache256" in done.stderr
+    assert "no time of layers4-rows128_cache4096" in done.stderr
     with (tmp_path / "measured" / "rows.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 5
 

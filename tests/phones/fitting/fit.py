@@ -14,7 +14,7 @@ from scipy import optimize
 from llada_jax.phones.cost import price_on_cpu, price_on_npu
 from llada_jax.phones.memory import WeightTransfers, buffers_mib, resident_mib, weights_mib
 from llada_jax.phones.profile import Profile
-from llada_jax.phones.published_tasks import ffn_down, one_pass, table2_seconds
+from llada_jax.phones.published_tasks import ffn_down, one_pass, table2_seconds, whole_graphs
 from llada_jax.phones.simulate import ForwardTimer, GraphsLike
 from llada_jax.phones.system import System
 from llada_jax.swap.address_space import MIB
@@ -125,7 +125,8 @@ def fit_vendor(
         for shape, profile, name in cells:
             cell = figures[name][profile.soc]
             candidate = profile.with_values(changed[profile.soc])
-            modelled += [one_pass(graphs_of(shape), candidate, rows) for rows in (1, 128)]
+            timer = ForwardTimer(graphs_of(shape), candidate, whole_graphs())
+            modelled += [timer.latency(one_pass(rows)) for rows in (1, 128)]
             published_ms += [1e3 / np.mean(cell["tokens_per_second"]), np.mean(cell["rows128_ms"])]
         return _relative(modelled, published_ms)
 
