@@ -108,6 +108,7 @@ def test_a_phone_s_session_is_the_mean_of_its_tasks_sessions(chapter):
     assert typical.n == 124 and typical.value / 124 < within(found.rows)
 
 
+@pytest.mark.slow
 def test_rows_have_the_times_of_the_public_phone(world, chapter):
     """`Phone.time` gives the rows of a typical session by default, and the others if their session
     is an argument."""

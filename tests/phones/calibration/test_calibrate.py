@@ -117,6 +117,7 @@ class CostPerRow(CostModel):
         return super().seconds(profile, row) + 2e-5 * row.rows * row.layers
 
 
+@pytest.mark.slow
 def test_misfit_widens_the_bands_and_names_rows(parent_steps):
     truth = CostPerRow("llada_8b", "vendor", "tuned")
     rows = list(draw_measurements(PARENT, truth, [*PLAN[:16], *PLAN[30:36]], 0))
