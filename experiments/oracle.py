@@ -9,8 +9,7 @@ only its tokens. A decoder's gap is its forwards divided by the oracle's. A toke
 in a forward that predicts it as the sequential answer has it and leaves it masked; it is committed
 too early if it differs from the sequential answer's token.
 
-The run folder gets `oracle.png` in addition to the files of every run. With `presets: true` every
-preset that the model can run is a decoder, too.
+The run folder gets `oracle.png` in addition to the files of every run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +28,12 @@ from llada_jax.config import require, require_counts
 from llada_jax.evaluation.schedule import Schedule, best_schedule
 from llada_jax.evaluation.task import Item
 from llada_jax.evaluation.tasks import load_task
-from llada_jax.sampler.config import PRESETS, SamplerConfig
+from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.trace import Event
 
 RESAMPLES = 2000
 PROMPT_LENGTH = 96
 """Regimes with prompts of up to this length share compiled programs."""
-SMALLER_BLOCKS = ("sdar", "fast_dllm_v2", "stable_diffcoder", "wedlm", "autoregressive", "lookup")
-"""Beginnings of the names of presets that keep their own, smaller blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +46,6 @@ class Regime:
     block_length: int
     gen_length: int
     difficulty: int | None = None
-    presets: bool = False
-    """Whether the presets answer its items, too."""
 
     def __post_init__(self) -> None:
         _ = load_task(self.task)  # checks the name
@@ -117,14 +112,6 @@ def compare(config: OracleConfig, run: Run) -> None:
         for decoder in config.samplers:
             chosen = decoder.sampler.replace(**base, cache="blockwise", eos_early_stop=True)
             decoded[decoder.name] = decode(model, prompts, items, chosen, schedules, regime)
-        for name in PRESETS if regime.presets else ():
-            own = {"gen_length": regime.gen_length, "eos_early_stop": True}
-            own |= {} if name.startswith(SMALLER_BLOCKS) else base
-            try:
-                preset = SamplerConfig.preset(name, **own)
-                decoded[f"preset {name}"] = decode(model, prompts, items, preset, schedules, regime)
-            except ValueError as error:  # needs causal attention or a drafter
-                run.record({"name": f"{regime.name}/preset {name}", "left_out": str(error)})
         for name, one in decoded.items():
             rows += run.recorded(decoder_rows(f"{regime.name}/{name}", schedules, one))
         panels[regime.name] = schedules, decoded
