@@ -4,7 +4,7 @@
     python -m experiments.oracle 'samplers=[{name: mine, sampler: {threshold: 0.8}}]'
     python -m experiments.oracle max_states=512 beam=2 seed=3 hydra.run.dir=outputs/oracle
 
-The oracle (`llada_jax.evaluation.schedule`) knows the sequential answer of each item, and commits
+The oracle (`llada_jax.api.schedule`) knows the sequential answer of each item, and commits
 only its tokens. A decoder's gap is its forwards divided by the oracle's. A token waits needlessly
 in a forward that predicts it as the sequential answer has it and leaves it masked; it is committed
 too early if it differs from the sequential answer's token.
@@ -24,8 +24,8 @@ from experiments.harness.pictures import new_figure, save
 from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
+from llada_jax.api.schedule import Schedule, best_schedule
 from llada_jax.config import require, require_counts
-from llada_jax.evaluation.schedule import Schedule, best_schedule
 from llada_jax.evaluation.task import Item
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.sampler.config import SamplerConfig

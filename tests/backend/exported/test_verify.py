@@ -164,7 +164,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
             path = folder / f"golden-{name}.tar"
             verify.write_golden(path, folder / graph, verify.tolerance(quant), cases)
     shutil.copy(Path(verify.__file__).with_name("calibration.sh"), folder)
-    calibration_export._write_rows([], folder / "calibration-rows.csv")
+    calibration_export.write_rows([], folder / "calibration-rows.csv")
     return folder
 
 

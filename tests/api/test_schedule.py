@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.evaluation.schedule import best_schedule, fewest_forwards
+from llada_jax.api.schedule import best_schedule, fewest_forwards
 from llada_jax.testing import TOY, empty_cache, forward_rows, toy_logits
 
 
