@@ -12,6 +12,7 @@ too early if it differs from the sequential answer's token.
 The run folder gets `oracle.png` in addition to the files of every run.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -111,9 +112,9 @@ def compare(config: OracleConfig, run: Run) -> None:
         decoded = {}
         for decoder in config.samplers:
             chosen = decoder.sampler.replace(**base, cache="blockwise", eos_early_stop=True)
-            decoded[decoder.name] = decode(model, prompts, items, chosen, schedules, regime)
-        for name, one in decoded.items():
-            rows += run.recorded(decoder_rows(f"{regime.name}/{name}", schedules, one))
+            one = decode(model, prompts, items, chosen, schedules, regime)
+            decoded[decoder.name] = one
+            rows += run.recorded(decoder_rows(f"{regime.name}/{decoder.name}", schedules, one))
         panels[regime.name] = schedules, decoded
     save(figure_of(panels), run.folder / "oracle.png")
     run.finish(rows)
@@ -142,8 +143,7 @@ def decode(
     assert model.tokenizer is not None
     result = lj.generate(model, prompts, sampler, trace="scores", prompt_length=PROMPT_LENGTH)
     trace, task, kept = result.trace, load_task(regime.task), []
-    waits_of: dict[str, int] = {}
-    early_of: dict[str, int] = {}
+    waits_of, early_of = Counter[str](), Counter[str]()
     for row, schedule in enumerate(schedules):
         mine = (trace.event_row == row) & (trace.event_position >= len(prompts[row]))
         position = trace.event_position[mine] - len(prompts[row])
@@ -159,9 +159,7 @@ def decode(
         is_open = (kind == Event.SCORE) & (step < first[position]) & inside
         waits, early = is_open & (token == final), committed & (token != final) & inside
         for which, counts in ((waits, waits_of), (early, early_of)):
-            for id_ in final[which].tolist():
-                group = kind_of(model.tokenizer.decode([id_]))
-                counts[group] = counts.get(group, 0) + 1
+            counts.update(kind_of(model.tokenizer.decode([id_])) for id_ in final[which].tolist())
         equal = np.array_equal(result.generated[row][:n_tokens], schedule.tokens[:n_tokens])
         right = task.verify(items[row], result.text[row])
         kept.append((result.nfe[row], equal, right, n_tokens, waits.sum(), early.sum()))
@@ -266,7 +264,7 @@ def figure_of(panels: Mapping[str, tuple[list[Schedule], dict[str, Decoded]]]) -
         line = sorted(point for key, point in points.items() if key.startswith("threshold"))
         axis.plot(*zip(*line, strict=True), "o-", markersize=3, label="thresholds")
         for key, point in points.items():
-            if not key.startswith(("threshold", "preset")):
+            if not key.startswith("threshold"):
                 axis.plot(*point, "s", markersize=3, color="tab:red")
                 axis.annotate(key, point, fontsize=5, xytext=(2, 2), textcoords="offset points")
         axis.set(title=name, xlabel="forwards per answer", xscale="log")

@@ -267,8 +267,7 @@ def fewest_forwards(
     require(size <= MAX_BLOCK, f"the block has {size} positions; allowed: 1 to {MAX_BLOCK}")
     search = _Search(predicted_right, size, _pack(required[None])[0])
     greedy = search.greedy()
-    path = [_pack((reference[None] > 0) & (reference[None] <= k))[0]
-            for k in range(int(reference[required].max()))]  # fmt: skip
+    path = [_committed_by(reference, k) for k in range(int(reference[required].max()))]
     if greedy is not None and len(greedy) < len(path):
         path = greedy
     if beam:
@@ -335,11 +334,9 @@ class _Search:
                 for child in (everything, *(everything & ~bit for bit in _bits(self.known[state]))):
                     if child != state:
                         children.setdefault(child, state)
-            before = _pack((reference[None] > 0) & (reference[None] < depth))[0]
+            before = _committed_by(reference, depth - 1)
             if before in level:
-                children.setdefault(
-                    _pack((reference[None] > 0) & (reference[None] <= depth))[0], before
-                )
+                children.setdefault(_committed_by(reference, depth), before)
             self.evaluate(children)
             level = sorted(children, key=lambda child: -(child | self.known[child]).bit_count())
             level = level[:width]
@@ -375,6 +372,11 @@ class _Search:
 
 def _pack(flags: Bool[np.ndarray, "N C"]) -> list[int]:
     return (flags.astype(np.int64) << np.arange(flags.shape[1])).sum(axis=1).tolist()
+
+
+def _committed_by(schedule: Int[np.ndarray, " C"], forward: int) -> int:
+    """Returns the set that a schedule has committed after so many forwards."""
+    return _pack(((schedule > 0) & (schedule <= forward))[None])[0]
 
 
 def _bits(state: int) -> Iterator[int]:

@@ -60,19 +60,10 @@ class Likelihoods(NamedTuple):
 
 
 def log_likelihoods(
-    params: ModelParams,
-    config: ModelConfig,
-    pairs: Sequence[Pair],
-    *,
-    mc_num: int = 128,
-    batch_size: int = 16,
-    seed: int = 0,
-    progress: bool = False,
+    params: ModelParams, config: ModelConfig, pairs: Sequence[Pair], **options: Any
 ) -> Float[np.ndarray, " n"]:
-    """Returns the values of `estimated_likelihoods`."""
-    return estimated_likelihoods(
-        params, config, pairs, mc_num=mc_num, batch_size=batch_size, seed=seed, progress=progress
-    ).value
+    """Returns the values of `estimated_likelihoods`, whose options it takes."""
+    return estimated_likelihoods(params, config, pairs, **options).value
 
 
 def estimated_likelihoods(

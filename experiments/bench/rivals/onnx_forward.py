@@ -7,6 +7,7 @@ product, and gate and up another. Both programs round activations while they run
 one scale for all rows, OpenVINO with one for each group of inputs (its default).
 """
 
+import importlib
 import json
 import os
 import sys
@@ -180,7 +181,7 @@ def main(settings: str) -> None:
             clock.stop()
             head({"hidden": hidden})
 
-        module = __import__(runtime)
+        module = importlib.import_module(runtime)
         answer_lines(f"{runtime} {module.__version__}", clock, {"forward": forward})
 
 
