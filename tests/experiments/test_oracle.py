@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ REGIME = (
 SAMPLERS = "samplers=[{name: threshold 0.9, sampler: {threshold: 0.9}}]"
 
 
-def run(folder, *arguments: str) -> dict[str, dict]:
+def run(folder, *arguments: str) -> dict[str, Any]:
     run_experiment(entry.main, [REGIME, SAMPLERS, *arguments, f"hydra.run.dir={folder}"])
     rows = json.loads((folder / "results.json").read_text())
     return {row["name"]: row["value"] for row in rows}
