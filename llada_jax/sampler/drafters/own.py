@@ -5,7 +5,7 @@ yields 1.60 and 1.45 tokens per forward alone on two held-out sets, look-up 1.31
 together 1.83 and 1.82 (`experiments.train_draft` reports all three).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,17 @@ from llada_jax.sampler.rules.rule import Sizes
 from llada_jax.types import Params, Rows, RowsOut
 
 
+class _OnlyDrafter(NamedTuple):
+    drafter: Any
+
+
 @drafter(name="own")
 class Own(Drafter):
     """Drafts by look-up in texts that repeat themselves, and otherwise with the model's own drafter
     (`Model.drafter`), which reads states of the model and proposes up to its block's length."""
+
+    def params_read(self, params: Params) -> "_OnlyDrafter":
+        return _OnlyDrafter(params.drafter)
 
     def init(self, params: Params, sizes: Sizes) -> Any:
         return params.drafter.init(sizes)
