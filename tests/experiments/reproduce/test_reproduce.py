@@ -195,7 +195,7 @@ def test_held_out_models_are_scored_or_have_a_reason(chapter):
     scored = {tuple(row.name.split("/")[1:3]) for row in found.rows}
     left_out = {(soc, name) for name, soc in re.findall(r"`(\S+)` on ([^(]+) \(", str(found.words))}
     n_predicted = sum(row.is_predicted for row in found.rows)
-    assert n_predicted == 2 * len(scored) and not scored & left_out
+    assert n_predicted == 2 * len(scored) - 1 and not scored & left_out
     assert scored | left_out == {(soc, name) for soc in AI_HUB for name in AI_HUB[soc].split()}
     assert sum(words.startswith("Not scored, as ") for words in found.words) == 3
 
@@ -215,7 +215,9 @@ def test_watts_and_joules_have_separate_rows_and_bands(chapter):
     rows = {row.name: row for row in chapter("fig14").rows}
     assert len(rows) == 8 and all(row.band for row in rows.values())
     assert all(row.is_in_band for name, row in rows.items() if name.endswith("watts"))
-    assert rows["fig14/llada_llada.cpp/watts"].value < rows["fig14/llada_cpu/watts"].value
+    joules = {name: row.value for name, row in rows.items() if name.endswith("joules")}
+    assert min(joules, key=lambda name: joules[name]) == "fig14/llada_llada.cpp/joules"
+    assert sum(row.is_predicted and abs(row.error) <= 0.15 for row in rows.values()) >= 2
 
 
 def test_means_of_runs_have_intervals_and_single_runs_none(chapter):
