@@ -96,9 +96,7 @@ def held_out(world: PublishedTasks) -> Chapter:
             # That products wait for spills was chosen with this row in view.
             kind = "informed" if (entry["soc"], count) == ("SM8750", 1024) else "modelled"
             ms, relative, _ = cool.uncertain(run)
-            rows.append(
-                row(name, 1e3 * ms, fitted=False, kind=kind, band=band(1e3 * ms, relative))
-            )
+            rows.append(row(name, 1e3 * ms, fitted=False, kind=kind, band=band(1e3 * ms, relative)))
             if typical.session != cool.session:
                 ms = 1e3 * typical.seconds(run)
                 rows.append(row(name + TYPICAL, ms, kind="repeated", band=band(ms, relative)))

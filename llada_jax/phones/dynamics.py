@@ -12,9 +12,10 @@ confident positions of later blocks are drafts, and visible tokens stay in the w
 stable.
 
 Confidence falls exponentially with both thresholds (Figure 5b), and beyond `STABLE` with their log
-odds: no token is more confident than 1, so the probability has to fall to 0 there. If tokens are committed one by one,
-a forward reveals less to the drafts, and their probability is divided by `tokens_per_forward`. When
-an answer that is shorter than the canvas has ended, the rest settles at once.
+odds: no token is more confident than 1, so the probability has to fall to 0 there. If tokens are
+committed one by one, a forward reveals less to the drafts, and their probability is divided by
+`tokens_per_forward`. When an answer that is shorter than the canvas has ended, the rest settles at
+once.
 
 The process gives the number and the sizes of forwards, not the tokens.
 """
