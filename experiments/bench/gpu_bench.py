@@ -32,7 +32,13 @@ from experiments.harness.timers import in_new_process, spread, times_in_turns
 from llada_jax.config import ModelConfig, ascending_counts, require, require_counts
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.head import ScoreRules, score_rows
-from llada_jax.model.layers import CachedLayer, all_at_once, attend_in_blocks, attend_in_cudnn
+from llada_jax.model.layers import (
+    CachedLayer,
+    all_at_once,
+    attend_in_blocks,
+    attend_in_cudnn,
+    attend_in_kernel,
+)
 from llada_jax.model.params import init_params, param_count
 from llada_jax.rows import make_rows, write_rows
 from llada_jax.types import KVCache, Rows, Scores
@@ -86,9 +92,7 @@ def time_attention(shape: ModelConfig, config: GpuBenchConfig, repeats: int) -> 
     """Times ways of one layer's attention: of a block over the longest cache, for each batch, and
     of a first forward, whose cache is empty."""
     longest = config.contexts[-1]
-    ways: dict[str, Callable[..., Any]] = {"at once": all_at_once, "blocks": attend_in_blocks}
-    if jax.default_backend() == "gpu":
-        ways["cuDNN"] = attend_in_cudnn
+    on_gpu = jax.default_backend() == "gpu"
     for batch, rows, cached in [*((b, BLOCK, longest) for b in config.batches), (1, longest, 0)]:
         keys = jax.random.split(jax.random.key(0), 4)
 
@@ -100,6 +104,11 @@ def time_attention(shape: ModelConfig, config: GpuBenchConfig, repeats: int) -> 
         kept_keys, kept_values = (drawn(k, batch, shape.n_kv_heads, cached) for k in keys[2:])
         sees = (jnp.ones((batch, rows, size), bool) for size in (cached, rows))
         inputs = query, fresh, tuple(sees), CachedLayer(kept_keys, kept_values, 0)
+        ways: dict[str, Callable[..., Any]] = {"at once": all_at_once, "blocks": attend_in_blocks}
+        if on_gpu:
+            ways["cuDNN"] = attend_in_cudnn
+        if on_gpu and cached:
+            ways["kernel"] = attend_in_kernel
         timed = {way: partial(jax.jit(attend), *inputs) for way, attend in ways.items()}
         times = times_in_turns(timed, repeats)
         for way, seconds in times.items():
@@ -281,7 +290,7 @@ def _fits(size: int) -> bool:
 
 def _bandwidth() -> float:
     """Returns the bytes per second that the device reads and writes when it copies."""
-    numbers = jnp.zeros(COPIED, jnp.int8)
+    numbers = jnp.zeros(COPIED // 4, jnp.float32)
     copy = jax.jit(lambda x: x + 1)
     (seconds,) = times_in_turns({"copy": lambda: copy(numbers)}, 5).values()
     return 2 * COPIED / min(seconds)
