@@ -103,10 +103,10 @@ class CanvasCache:
         written[positions] = False
         write = (written | seen)[pending]
         if write.any():
-            positions, rows = _index(pending[write]), _index(self.pending.rows[write])
+            at, rows = _index(pending[write]), _index(self.pending.rows[write])
             for cache, outputs in zip(self.cache, self.pending.outputs, strict=True):
                 for name, array in cache.items():
-                    array[:, positions] = outputs[f"new_{name}"][:, rows]
+                    array[:, at] = outputs[f"new_{name}"][:, rows]
         self.pending = None
 
 
