@@ -35,7 +35,7 @@ from llada_jax.sampler.prompts import (
     check_seeds,
     end_ids,
     plain_seed,
-    sequence_key,
+    sequence_keys,
     with_ids,
 )
 from llada_jax.sampler.record import OnStep, tokens_committed
@@ -225,14 +225,13 @@ class DecodingRun:
         A cache of an earlier state is used again if there is one.
         """
         spec, length = self.spec, self.layout.length
-        keys = {index: sequence_key(*self.seeds[index]) for index in chosen}
         if cache is None:
             guided = 2 if self.config.cfg_scale else 1
             cached = length if spec.window.caches else 0
             cache = self.denoiser.empty_cache(self.params, guided * len(chosen), cached)
         prompts = [self.prompts[index] for index in chosen]
-        batch_keys = jnp.stack([keys[index] for index in chosen])
-        state = new_state(spec, prompts, batch_keys, cache, length, infill=self.infill)
+        keys = sequence_keys([self.seeds[index] for index in chosen])
+        state = new_state(spec, prompts, keys, cache, length, infill=self.infill)
         if self.config.drafter is not None:
             sizes = spec.sizes(len(chosen), length)
             state = state._replace(draft=self.config.drafter.init(self.params, sizes))
