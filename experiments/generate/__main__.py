@@ -165,7 +165,9 @@ def generate(config: GenerateConfig, run: Run) -> None:
 
     if not config.infill:
         if config.plain_sampler and config.backend == "xla":
-            rows += elsewhere.plain_sampler_time(model, int(result.trace.prompt_lengths[0]), sampler)
+            rows += elsewhere.plain_sampler_time(
+                model, int(result.trace.prompt_lengths[0]), sampler
+            )
         rows += elsewhere.phone_times(result.trace, config.phones)
     _write(run, result, rows, elsewhere.side_by_side(rows))
 
