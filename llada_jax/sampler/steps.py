@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.sampler.record import Event, StepCounts, StepRecord
+from llada_jax.sampler.record import Event, StepCounts
 
 
 class Events(NamedTuple):
@@ -70,9 +70,9 @@ class Steps(NamedTuple):
 
 
 def steps_of(
-    records: StepRecord, rows: Int[np.ndarray, " S"], seconds: Float[np.ndarray, " S"]
+    records: Any, rows: Int[np.ndarray, " S"], seconds: Float[np.ndarray, " S"]
 ) -> Steps:
-    """Returns steps from their records, in numpy arrays with a leading step axis."""
+    """Returns steps from their records: a `StepRecord` of numpy arrays with a leading step axis."""
     at = np.nonzero(records.events)
     flags = records.events[at]
     columns = (*at, records.token[at], records.confidence[at])
