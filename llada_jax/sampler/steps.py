@@ -49,7 +49,7 @@ class Steps(NamedTuple):
     @property
     def useful(self) -> Bool[np.ndarray, "S B"]:
         """Marks the forwards that a sequence took part in."""
-        return (self.counts.live_rows + self.counts.refreshed) > 0
+        return np.asarray(self.counts.live_rows + self.counts.refreshed) > 0
 
     @property
     def n_committed(self) -> int:
@@ -69,9 +69,7 @@ class Steps(NamedTuple):
         return Steps(counts, block, self.rows[:count], self.seconds[:count], events)
 
 
-def steps_of(
-    records: Any, rows: Int[np.ndarray, " S"], seconds: Float[np.ndarray, " S"]
-) -> Steps:
+def steps_of(records: Any, rows: Int[np.ndarray, " S"], seconds: Float[np.ndarray, " S"]) -> Steps:
     """Returns steps from their records: a `StepRecord` of numpy arrays with a leading step axis."""
     at = np.nonzero(records.events)
     flags = records.events[at]
