@@ -5,8 +5,8 @@
     python -m experiments.bench suite=released_mixture
 
 The default suite is `continuous`. Others are `hot_paths`, `start`, `loading`, `experts_budget`,
-`constraint`, `schemas`, `packed`, `products`, `serve` and `gpu`; the files of `conf/suite` have
-their settings.
+`constraint`, `schemas`, `packed`, `products`, `serve`, `training` and `gpu`; the files of
+`conf/suite` have their settings.
 
 Candidates run in alternation and are timed several times, so that other work on the machine slows
 all of them alike.
@@ -28,12 +28,18 @@ from experiments.bench.rivals.rivals_bench import RivalsBenchConfig, time_rivals
 from experiments.bench.schemas import time_schemas
 from experiments.bench.serve_bench import ServeBenchConfig, time_serving
 from experiments.bench.start_bench import StartBenchConfig, time_loading, time_start
+from experiments.bench.training_bench import TrainingBenchConfig, time_training
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require_counts
 
-_WITH_QUARTILES = ("hot_paths", "rivals", "packed", "products", "loading", "gpu")
-_USUAL_SHAPES = {"hot_paths": "medium", "loading": "medium", "experts_budget": "mixture_1b"}
+_WITH_QUARTILES = ("hot_paths", "rivals", "packed", "products", "loading", "gpu", "training")
+_USUAL_SHAPES = {
+    "hot_paths": "medium",
+    "loading": "medium",
+    "experts_budget": "mixture_1b",
+    "training": "small",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +48,7 @@ class BenchConfig:
 
     suite: Literal[
         "continuous", "hot_paths", "rivals", "packed", "experts_budget", "start", "constraint",
-        "loading", "products", "schemas", "serve", "gpu",
+        "loading", "products", "schemas", "serve", "gpu", "training",
     ] = "continuous"  # fmt: skip
     model: str = "small"
     architecture: ModelConfig | None = None
@@ -56,6 +62,7 @@ class BenchConfig:
     serve: ServeBenchConfig = field(default_factory=ServeBenchConfig)
     start: StartBenchConfig = field(default_factory=StartBenchConfig)
     gpu: GpuBenchConfig = field(default_factory=GpuBenchConfig)
+    training: TrainingBenchConfig = field(default_factory=TrainingBenchConfig)
 
     def __post_init__(self) -> None:
         require_counts(self, "repeats", least=2 if self.suite in _WITH_QUARTILES else 1)
@@ -80,6 +87,7 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         "experts_budget": lambda shape: time_experts_budget(shape, config.experts_budget, seed),
         "start": lambda shape: time_start(config.model, shape, config.start, repeats),
         "gpu": lambda shape: time_gpu(shape, config.gpu, repeats),
+        "training": lambda shape: time_training(shape, config.training, repeats),
         "constraint": lambda shape: time_constraints(shape, repeats, seed),
     }
     if config.suite == "continuous":

@@ -28,7 +28,6 @@ import numpy as np
 from hydra.core.override_parser.types import Quote, QuotedString
 
 import llada_jax as lj
-from experiments.generate.elsewhere import phone_times, plain_sampler_time, side_by_side
 from experiments.generate.live_canvas import CanvasPage, printable, watching
 from experiments.harness.model_source import ModelSource
 from experiments.harness.questions import tokenizer_of
@@ -162,11 +161,15 @@ def generate(config: GenerateConfig, run: Run) -> None:
         ]
     assert result is not None
     rows = [*_counts(result), *speed]
+    from experiments.generate import elsewhere  # here, so that the first tokens are shown earlier
+
     if not config.infill:
         if config.plain_sampler and config.backend == "xla":
-            rows += plain_sampler_time(model, int(result.trace.prompt_lengths[0]), sampler)
-        rows += phone_times(result.trace, config.phones)
-    _write(run, result, rows)
+            rows += elsewhere.plain_sampler_time(
+                model, int(result.trace.prompt_lengths[0]), sampler
+            )
+        rows += elsewhere.phone_times(result.trace, config.phones)
+    _write(run, result, rows, elsewhere.side_by_side(rows))
 
 
 def _encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
@@ -211,14 +214,14 @@ def _tokens(result: lj.Result) -> int:
     return int((result.trace.event_kind == Event.COMMIT).sum())
 
 
-def _write(run: Run, result: lj.Result, rows: list[ResultRow]) -> None:
+def _write(run: Run, result: lj.Result, rows: list[ResultRow], compared: str) -> None:
     (answer,) = result.text
     run.begin()
     result.trace.save(run.folder / "trace.npz")
     run.write("answer.txt", answer + "\n")
     print(f"\n{printable(answer)}\n")
     here = [row for row in rows if not row.name.startswith("phone/")]
-    run.finish(rows, "\n\n".join(filter(None, [table(here), side_by_side(rows), *traces(rows)])))
+    run.finish(rows, "\n\n".join(filter(None, [table(here), compared, *traces(rows)])))
 
 
 def verbatim_prompt(arguments: Sequence[str]) -> list[str]:

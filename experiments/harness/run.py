@@ -37,7 +37,7 @@ from experiments.harness.results import ResultRow, table
 from experiments.harness.workers import lock_run_folder
 from llada_jax.backend.compilation_cache import enable_compilation_cache
 from llada_jax.config import require
-from llada_jax.config_files import checked_dataclass, parse_yaml
+from llada_jax.config_files import checked_dataclass, parse_yaml, read_yaml
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import ALONE, Worker
 from llada_jax.evaluation.stored import stored_text
@@ -60,7 +60,7 @@ for _name, _changes in {"default": {}, **PRESETS}.items():
 
 # The shapes that come with the package are Hydra's group `architecture`.
 for _shape in ARCHITECTURES.glob("*.yaml"):
-    ConfigStore.instance().store(_shape.stem, OmegaConf.load(_shape), group="architecture")
+    ConfigStore.instance().store(_shape.stem, dict(read_yaml(_shape)), group="architecture")
 
 T = TypeVar("T")
 

@@ -21,9 +21,9 @@ from jaxtyping import Array, Bool
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.decide import Fault, faults_of, require_scores
 from llada_jax.sampler.generate import DecodingRun, FinishedRows, Result, result_of
-from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.observe import require_finite_rule
 from llada_jax.sampler.state import DecodeState, choose
+from llada_jax.sampler.steps import Steps, in_one_batch, in_sequence
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Slots:
         self.offered += len(steps.rows) * len(self._slots)
         self.useful += useful
         for row, slot in self._busy:
-            slot.steps.append(_of_row(steps, row, part[row]))
+            slot.steps.append(steps.of(row, row + 1, part[row]))
             slot.seconds += seconds * part[row] / max(1, useful)
             slot.nfe = int(nfe[row])
 
@@ -134,26 +134,13 @@ class Slots:
         return released
 
 
-def _of_row(steps: Steps, row: int, count: int) -> Steps:
-    """Returns a row's first steps; copies, so that the other rows' can be freed."""
-    records = jax.tree.map(lambda leaf: np.array(leaf[:count, row : row + 1]), steps.records)
-    return Steps(records, steps.rows[:count], steps.seconds[:count])
-
-
 def _joined(sequences: Sequence[Sequence[Steps]], buckets: Sequence[int]) -> Steps:
     """Returns the steps of sequences as if they had started together, in the buckets that they
     would then take. Seconds are NaN: a forward was shared with others."""
-    most = max(sum(len(part.rows) for part in parts) for parts in sequences)
-
-    def whole(*parts: np.ndarray) -> np.ndarray:
-        array = np.concatenate(parts)
-        return np.pad(array, [(0, most - len(array)), *[(0, 0)] * (array.ndim - 1)])
-
-    records = [jax.tree.map(whole, *(part.records for part in parts)) for parts in sequences]
-    records = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *records)
+    steps = in_one_batch([in_sequence(parts) for parts in sequences])
     sizes = np.asarray(buckets, np.int32)
-    rows = sizes[np.searchsorted(sizes, records.counts.live_rows.max(axis=1))]
-    return Steps(records, rows, np.full(most, np.nan))
+    live_rows = steps.counts.live_rows.max(axis=1)
+    return steps._replace(rows=sizes[np.searchsorted(sizes, live_rows)])
 
 
 def _exchanged(state: DecodeState, new: DecodeState, where: Bool[np.ndarray, " B"]) -> DecodeState:

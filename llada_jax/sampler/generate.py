@@ -25,8 +25,15 @@ from llada_jax.constraint.reach import TextSpans
 from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.decide import faults_of, require_scores, start_constrained
-from llada_jax.sampler.loops import Decoding, Refresher, Steps, compiled_loop, host_loop, program_of
+from llada_jax.sampler.decide import Fault, faults_of, require_scores, start_constrained
+from llada_jax.sampler.loops import (
+    Decoding,
+    Refresher,
+    compiled_loop,
+    host_loop,
+    program_of,
+    recorded_steps,
+)
 from llada_jax.sampler.observe import require_finite_rule
 from llada_jax.sampler.prompts import (
     Prompts,
@@ -35,17 +42,22 @@ from llada_jax.sampler.prompts import (
     check_seeds,
     end_ids,
     plain_seed,
-    sequence_key,
+    sequence_keys,
     with_ids,
 )
-from llada_jax.sampler.record import OnStep, tokens_committed
+from llada_jax.sampler.record import OnStep
 from llada_jax.sampler.spec import KeptScores, StepSpec, layout_of, new_state
 from llada_jax.sampler.state import VISIBLE, DecodeState, TopTokens
+from llada_jax.sampler.steps import Steps, concatenated, in_one_batch, in_sequence
 from llada_jax.sampler.stops import TextEnds, ToText, before_end, before_stop, stop_at_strings
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.sampler.windows.window import CanvasLayout
 from llada_jax.types import Denoiser, KVCache, Params
 from llada_jax.view.page import Page
+
+CPU_ROWS = 512
+"""Rows of a forward, in all sequences, above which a CPU takes longer for each row, because the
+arrays of a layer leave its caches."""
 
 KeptTrace = bool | Literal["scores", "margins"]
 """What a run records: nothing, its trace, a trace with every score of its forwards, or also the
@@ -139,15 +151,24 @@ def decode(
     require(trace in kinds, f"trace is {trace!r}; allowed: {', '.join(map(repr, kinds))}")
     options["keeps_scores"] = trace if isinstance(trace, str) else False
     run = checked_run(denoiser, params, model, prompts, config, **options)
-    everything = range(len(run.prompts))
+    batch, cache = len(run.prompts), None
+    parts: list[tuple[FinishedRows, Steps]] = []
+    faults: list[Fault] = []
     with run.precision():
         began = time.perf_counter()
-        state, steps = run.forwards(run.state(everything), len(everything), run.max_steps)
-        require_scores(faults_of(state))
-        require_finite_rule(run.config.rule, state)
-        done = FinishedRows.of(state)
+        for chosen in run.parts():
+            state, steps = run.forwards(run.state(chosen, cache), len(chosen), run.max_steps)
+            faults += [fault._replace(canvas=chosen[fault.canvas]) for fault in faults_of(state)]
+            if not faults:
+                require_finite_rule(run.config.rule, state)
+            parts.append((FinishedRows.of(state), steps))
+            cache = state.cache
+        require_scores(sorted({*faults}))
         seconds = time.perf_counter() - began
-    return result_of(run, everything, done, steps, seconds, trace=bool(trace))
+    done, steps = zip(*parts, strict=True)
+    done = jax.tree.map(lambda array: array[:batch], concatenated(done))
+    steps = steps[0] if len(parts) == 1 else in_one_batch(steps).of(0, batch)
+    return result_of(run, range(batch), done, steps, seconds, trace=bool(trace))
 
 
 class FinishedRows(NamedTuple):
@@ -202,6 +223,22 @@ class DecodingRun:
             lengths = np.append(lengths, np.int32(self.prompt_length))
         return layout_of(lengths, self.config, self.spec.model, infill=self.infill)
 
+    def parts(self) -> list[list[int]]:
+        """Returns the prompts to decode together, by their indices: all, or on a CPU equal parts
+        of them with about `CPU_ROWS` rows a forward. The last part is filled up with its last
+        prompt."""
+        batch = len(self.prompts)
+        indivisible = isinstance(self.denoiser, MeshDenoiser) or self.loop == "host"
+        if indivisible or jax.default_backend() != "cpu":
+            return [[*range(batch)]]
+        buckets = self.buckets(range(batch))
+        rows = max(buckets[0], min(self.config.block_length, buckets[-1]))
+        size = -(-batch // -(-batch * rows // CPU_ROWS))
+        return [
+            [min(index, batch - 1) for index in range(first, first + size)]
+            for first in range(0, batch, size)
+        ]
+
     def buckets(self, chosen: Sequence[int]) -> tuple[int, ...]:
         """Returns the row counts of forwards, ascending, of canvases for these prompts alone."""
         layout = self._layout_of(self.lengths[chosen])
@@ -225,14 +262,13 @@ class DecodingRun:
         A cache of an earlier state is used again if there is one.
         """
         spec, length = self.spec, self.layout.length
-        keys = {index: sequence_key(*self.seeds[index]) for index in chosen}
         if cache is None:
             guided = 2 if self.config.cfg_scale else 1
             cached = length if spec.window.caches else 0
             cache = self.denoiser.empty_cache(self.params, guided * len(chosen), cached)
         prompts = [self.prompts[index] for index in chosen]
-        batch_keys = jnp.stack([keys[index] for index in chosen])
-        state = new_state(spec, prompts, batch_keys, cache, length, infill=self.infill)
+        keys = sequence_keys([self.seeds[index] for index in chosen])
+        state = new_state(spec, prompts, keys, cache, length, infill=self.infill)
         if self.config.drafter is not None:
             sizes = spec.sizes(len(chosen), length)
             state = state._replace(draft=self.config.drafter.init(self.params, sizes))
@@ -248,23 +284,22 @@ class DecodingRun:
     def forwards(self, state: DecodeState, until: int, most: int) -> tuple[DecodeState, Steps]:
         """Runs forwards until `until` sequences are done, at most `most`; consumes the state."""
         parts: list[Steps] = []
-        done = 0
+        done, at_once = 0, recorded_steps(self.decoding, state.tokens.shape)
         while True:
+            count = min(most - done, at_once)
             if self.loop == "compiled":
-                state, steps = compiled_loop(self.decoding, state, until, most - done)
+                state, steps = compiled_loop(self.decoding, state, until, count)
             else:
                 state, steps = host_loop(
-                    self.decoding, state, until, most - done, self.on_step, self.refresher, done
+                    self.decoding, state, until, count, self.on_step, self.refresher, done
                 )
             parts.append(steps)
             done += len(steps.rows)
-            if not self.config.stop:
-                break
-            assert self.ends is not None and self.config.eos_id is not None
-            state = stop_at_strings(state, self.ends, self.config.eos_id)  # paused between blocks
+            if self.config.stop:  # paused between blocks
+                assert self.ends is not None and self.config.eos_id is not None
+                state = stop_at_strings(state, self.ends, self.config.eos_id)
             if done >= most or np.asarray(state.done).sum() >= until:
-                break
-        return state, jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+                return state, in_sequence(parts)
 
     def lowered(self) -> jax.stages.Lowered:
         """Returns the compiled loop of all prompts at once, before it is compiled. Parameters may
@@ -431,7 +466,7 @@ def result_of(
         tokens=padded,
         prompt_lengths=lengths,
         nfe=done.nfe,
-        tpf=tokens_committed(steps.records.events) / max(1, int(done.nfe.sum())),
+        tpf=steps.n_committed / max(1, int(done.nfe.sum())),
         seconds=seconds,
         generated=cut(tokens),
         recorded=trace_of(steps, tokens, status >= VISIBLE, lengths, settings) if trace else None,

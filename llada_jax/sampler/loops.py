@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.programs import kept, own_jit
@@ -29,6 +30,7 @@ from llada_jax.sampler.step import (
     rows_result,
     run_head,
 )
+from llada_jax.sampler.steps import Steps, steps_of
 from llada_jax.types import Denoiser, HeadOut, HeadRequest, Hidden, NoiseKeys, Params, Rows, RowsOut
 
 
@@ -54,12 +56,15 @@ class Decoding:
     """Whether the loops return once a sequence has moved to another block."""
 
 
-class Steps(NamedTuple):
-    """Every step of a run, in numpy arrays."""
+RECORDED_POSITIONS = 1 << 22
+"""Positions of all canvases and steps that a loop records before the host takes the records: up to
+84 MB with all scores."""
 
-    records: Any  # a `StepRecord` with a leading step axis in each array
-    rows: Int[np.ndarray, " S"]
-    seconds: Float[np.ndarray, " S"]  # wall time; NaN if a compiled loop ran them all
+
+def recorded_steps(decoding: Decoding, shape: Sequence[int]) -> int:
+    """Returns the largest number of steps that a loop runs and records in one call, on canvases of
+    this shape [B, L]."""
+    return max(1, min(decoding.max_steps, RECORDED_POSITIONS // prod(shape)))
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,8 @@ def _run_all(
 ) -> tuple[DecodeState, StepRecord, Int[Array, " S"], Int[Array, ""]]:
     if isinstance(decoding.denoiser, MeshDenoiser):
         return decoding.denoiser.run_loop(_run_all, decoding, state, until, most)
-    runner, limit = TracedRunner(decoding.denoiser, decoding.buckets), decoding.max_steps
+    runner = TracedRunner(decoding.denoiser, decoding.buckets)
+    limit = recorded_steps(decoding, state.tokens.shape)
     params = decoding.denoiser.loop_params(decoding.params)
     # Jitted once, so that the loop's body reuses the trace that found the record's shapes.
     one_step = jax.jit(partial(runner.step, decoding.spec), inline=True)
@@ -178,11 +184,11 @@ def compiled_loop(
     decoding: Decoding, state: DecodeState, until: int, most: int
 ) -> tuple[DecodeState, Steps]:
     """Decodes in one compiled program (`lax.while_loop`) until `until` sequences are done, or for
-    `most` steps; consumes the state."""
+    `most` steps, at most `recorded_steps`; consumes the state."""
     state, records, rows, count = program_of(decoding, state)(decoding, state, until, most)
     n_steps = int(count)
     records = jax.tree.map(lambda leaf: np.asarray(leaf)[:n_steps], records)
-    return state, Steps(records, np.asarray(rows)[:n_steps], np.full(n_steps, np.nan))
+    return state, steps_of(records, np.array(rows)[:n_steps], np.full(n_steps, np.nan))
 
 
 def _program(function: Callable[..., Any], spec: Any, *donated: int, **options: Any) -> Any:
@@ -391,7 +397,7 @@ def host_loop(
             if (state.block_start(decoding.spec.config.block_length) != starts).any():
                 break
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
-    return state, Steps(stacked, np.asarray(rows, np.int32), np.asarray(seconds))
+    return state, steps_of(stacked, np.asarray(rows, np.int32), np.asarray(seconds))
 
 
 @kept

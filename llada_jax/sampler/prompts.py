@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Int, Key
 
 from llada_jax.config import ModelConfig, require, require_seed
 from llada_jax.sampler.config import SamplerConfig
@@ -129,13 +129,19 @@ def check_seeds(seed: Seeds, batch: int) -> list[tuple[Any, int]]:
     return [(value, 0) for value in seeds]
 
 
-_fold_in = jax.jit(jax.random.fold_in)
+def sequence_keys(seeds: Sequence[tuple[Any, int]]) -> Key[Array, " B"]:
+    """Returns the random keys of sequences, from `check_seeds`' seeds or keys and indices."""
+    values, rows = zip(*seeds, strict=True)
+    are_keys = isinstance(values[0], jax.Array)
+    stacked = jnp.stack(values) if are_keys else np.array(values, np.int64)
+    return _fold_in(stacked, np.array(rows, np.int32))
 
 
-def sequence_key(seed: Any, row: int) -> Key[Array, ""]:
-    """Returns the random key of a sequence, from its seed or key and the index folded into it."""
-    key = seed if isinstance(seed, jax.Array) else jax.random.key(seed)
-    return _fold_in(key, row)
+@jax.jit
+def _fold_in(seeds: Array, rows: Int[Array, " B"]) -> Key[Array, " B"]:
+    if not jnp.issubdtype(seeds.dtype, jax.dtypes.prng_key):
+        seeds = jax.vmap(jax.random.key)(seeds)
+    return jax.vmap(jax.random.fold_in)(seeds, rows)
 
 
 def plain_seed(seed: Any) -> Any:

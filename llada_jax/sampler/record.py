@@ -130,12 +130,6 @@ def record_of(
     return StepRecord(counts, before.block, events, after.tokens, after.confidence)
 
 
-def tokens_committed(events: Int[np.ndarray, "S B L"]) -> int:
-    """Returns how many tokens forwards committed and that were not masked again."""
-    commits, remasks = ((events & (1 << kind)) > 0 for kind in (Event.COMMIT, Event.REMASK))
-    return int(commits.sum() - remasks.sum())
-
-
 def spread(at: Int[Array, "B Q"], scores: Scores, length: int) -> Scores:
     """Returns scores by position, [B, length]; token -1 at the other positions."""
     return Scores(put(at, scores.token, length, -1), *(put(at, x, length) for x in scores[1:]))

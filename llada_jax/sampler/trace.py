@@ -14,9 +14,9 @@ from jaxtyping import Bool, Int
 
 from llada_jax.config import require
 from llada_jax.io.archive import load_archive, save_archive
-from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.record import Event
 from llada_jax.sampler.replay import replay
+from llada_jax.sampler.steps import Events, Steps, concatenated
 from llada_jax.sampler.trace_data import TRACE_FIELDS, TraceData, check_trace
 from llada_jax.view.page import Page, page_of, phone_timeline
 
@@ -151,51 +151,22 @@ def trace_of(
     settings: dict[str, Any],
 ) -> Trace:
     """Returns the trace of a finished run; `generated` marks final positions that hold a token."""
-    records, counts = steps.records, steps.records.counts
-    useful = (counts.live_rows + counts.refreshed) > 0
-    if records.predicted is not None:  # scores of rows that are done have no meaning
-        records = records._replace(predicted=np.where(useful[..., None], records.predicted, -1))
-    parts = [
-        _events(kind, records.events & (1 << kind), records.token, records.confidence)
-        for kind in Event
-        if kind <= Event.FREEZE
-    ]
+    events, useful = steps.events, steps.useful
+    commits = events.where(events.kind == Event.COMMIT)
     filled, last_step = generated & useful.any(axis=0)[:, None], useful.sum(axis=0) - 1
-    filled[parts[0]["row"], parts[0]["position"]] = False  # the rest was committed by no step
+    filled[commits.row, commits.position] = False  # the rest was committed by no step
     row, position = np.nonzero(filled)
     of_fills = (last_step[row], row, position, tokens[filled], np.zeros(row.shape))
-    parts.append(_columns(Event.FILL, *of_fills))
-    predicted = records.predicted
-    if predicted is not None:
-        other = (predicted >= 0) & (records.events == 0)
-        parts.append(_events(Event.SCORE, other, predicted, records.certainty))
-        if records.margin is not None:
-            parts.append(_events(Event.MARGIN, predicted >= 0, predicted, records.margin))
-    merged = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    order = np.argsort(merged["step"], kind="stable")
-    dtypes = {"confidence": np.float32, "kind": np.int8}
+    events = concatenated([events, Events.of(Event.FILL, *of_fills)])
+    after = np.where(events.kind == Event.FILL, Event.FREEZE + 1, events.kind)
+    order = np.lexsort((events.position, events.row, after, events.step))
     return Trace(
         rows=steps.rows,
-        **counts._asdict(),
-        block=records.block,
+        **steps.counts._asdict(),
+        block=steps.block,
         seconds=steps.seconds,
-        **{
-            f"event_{name}": values[order].astype(dtypes.get(name, np.int32))
-            for name, values in merged.items()
-        },
+        **{f"event_{name}": values for name, values in events.where(order)._asdict().items()},
         prompt_lengths=prompt_lengths,
         tokens=tokens,
         settings=settings,
     )
-
-
-def _events(
-    kind: Event, where: np.ndarray, tokens: np.ndarray, confidence: np.ndarray
-) -> dict[str, np.ndarray]:
-    at = np.nonzero(where)
-    return _columns(kind, *at, tokens[at], confidence[at])
-
-
-def _columns(kind: Event, *columns: np.ndarray) -> dict[str, np.ndarray]:
-    names = ("step", "row", "position", "token", "confidence", "kind")
-    return dict(zip(names, (*columns, np.full(columns[0].shape, kind)), strict=True))

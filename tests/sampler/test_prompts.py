@@ -1,10 +1,11 @@
 """Bad input: one clear error each, before anything is computed."""
 
+import jax
 import numpy as np
 import pytest
 
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.prompts import with_ids
+from llada_jax.sampler.prompts import sequence_keys, with_ids
 from tests.sampler.toy import CONFIG, MASK, toy_decode
 
 SMALL = SamplerConfig.from_flat(gen_length=8, block_length=4, steps=4)
@@ -106,3 +107,12 @@ def test_missing_special_ids_are_named(name, settings):
 def test_ids_outside_the_vocabulary():
     with pytest.raises(ValueError, match="mask_id is 24; allowed: 0 to 23"):
         toy_decode([[1, 2]], SMALL.replace(mask_id=24))
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**40 + 7, -(2**63)])
+def test_keys_of_a_batch_are_those_of_its_sequences(seed):
+    one_by_one = [jax.random.fold_in(jax.random.key(seed), row) for row in (0, 3)]
+    together = sequence_keys([(seed, 0), (seed, 3)])
+    np.testing.assert_array_equal(
+        jax.random.key_data(together), [jax.random.key_data(key) for key in one_by_one]
+    )

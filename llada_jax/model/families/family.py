@@ -67,6 +67,7 @@ class Family:
     """[MASK] of the released checkpoints, where their configuration does not name it."""
 
 
+@cache
 def table() -> Mapping[str, Any]:
     """Reads `families.yaml`."""
     return read_yaml(Path(__file__).with_name("families.yaml"))

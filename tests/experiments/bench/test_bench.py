@@ -15,6 +15,7 @@ from experiments.bench.gpu_bench import (
     time_forwards,
 )
 from experiments.bench.start_bench import time_loading
+from experiments.bench.training_bench import TrainingBenchConfig, time_training
 from experiments.harness.run import REPOSITORY, Run, read_config
 from llada_jax.checkpoint import fingerprint
 from llada_jax.config import ModelConfig
@@ -183,3 +184,11 @@ def test_a_budget_of_experts_is_compared_with_all_in_memory(tmp_path):
     assert 0 < rows["25/hybrimoe/hit_rate"] < 1 and rows["25/hybrimoe/read"] > 0
     assert rows["25/hybrimoe/weights"] < rows["memory/weights"]
     assert [path.name for path in tmp_path.iterdir()] == []
+
+
+@pytest.mark.slow
+def test_training_steps_are_timed_with_and_without_the_loop():
+    config = TrainingBenchConfig(batch_size=2, length=64, steps=1)
+    rows = {row.name: row for row in time_training(SHAPE, config, repeats=2)}
+    for name in ("float32/ours", "bfloat16/ours", "loop vs step"):
+        assert rows[f"training/{name}"].value > 0
