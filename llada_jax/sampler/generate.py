@@ -25,7 +25,7 @@ from llada_jax.constraint.reach import TextSpans
 from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.decide import Fault, faults_of, require_scores, start_constrained
+from llada_jax.sampler.decide import faults_of, require_scores, start_constrained
 from llada_jax.sampler.loops import (
     Decoding,
     Refresher,
@@ -48,16 +48,12 @@ from llada_jax.sampler.prompts import (
 from llada_jax.sampler.record import OnStep
 from llada_jax.sampler.spec import KeptScores, StepSpec, layout_of, new_state
 from llada_jax.sampler.state import VISIBLE, DecodeState, TopTokens
-from llada_jax.sampler.steps import Steps, concatenated, in_one_batch, in_sequence
+from llada_jax.sampler.steps import Steps, in_sequence
 from llada_jax.sampler.stops import TextEnds, ToText, before_end, before_stop, stop_at_strings
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.sampler.windows.window import CanvasLayout
 from llada_jax.types import Denoiser, KVCache, Params
 from llada_jax.view.page import Page
-
-CPU_ROWS = 512
-"""Rows of a forward, in all sequences, above which a CPU takes longer for each row, because the
-arrays of a layer leave its caches."""
 
 KeptTrace = bool | Literal["scores", "margins"]
 """What a run records: nothing, its trace, a trace with every score of its forwards, or also the
@@ -151,24 +147,15 @@ def decode(
     require(trace in kinds, f"trace is {trace!r}; allowed: {', '.join(map(repr, kinds))}")
     options["keeps_scores"] = trace if isinstance(trace, str) else False
     run = checked_run(denoiser, params, model, prompts, config, **options)
-    batch, cache = len(run.prompts), None
-    parts: list[tuple[FinishedRows, Steps]] = []
-    faults: list[Fault] = []
+    everything = range(len(run.prompts))
     with run.precision():
         began = time.perf_counter()
-        for chosen in run.parts():
-            state, steps = run.forwards(run.state(chosen, cache), len(chosen), run.max_steps)
-            faults += [fault._replace(canvas=chosen[fault.canvas]) for fault in faults_of(state)]
-            if not faults:
-                require_finite_rule(run.config.rule, state)
-            parts.append((FinishedRows.of(state), steps))
-            cache = state.cache
-        require_scores(sorted({*faults}))
+        state, steps = run.forwards(run.state(everything), len(everything), run.max_steps)
+        require_scores(faults_of(state))
+        require_finite_rule(run.config.rule, state)
+        done = FinishedRows.of(state)
         seconds = time.perf_counter() - began
-    done, steps = zip(*parts, strict=True)
-    done = jax.tree.map(lambda array: array[:batch], concatenated(done))
-    steps = steps[0] if len(parts) == 1 else in_one_batch(steps).of(0, batch)
-    return result_of(run, range(batch), done, steps, seconds, trace=bool(trace))
+    return result_of(run, everything, done, steps, seconds, trace=bool(trace))
 
 
 class FinishedRows(NamedTuple):
@@ -222,22 +209,6 @@ class DecodingRun:
         if self.prompt_length:
             lengths = np.append(lengths, np.int32(self.prompt_length))
         return layout_of(lengths, self.config, self.spec.model, infill=self.infill)
-
-    def parts(self) -> list[list[int]]:
-        """Returns the prompts to decode together, by their indices: all, or on a CPU equal parts
-        of them with about `CPU_ROWS` rows a forward. The last part is filled up with its last
-        prompt."""
-        batch = len(self.prompts)
-        indivisible = isinstance(self.denoiser, MeshDenoiser) or self.loop == "host"
-        if indivisible or jax.default_backend() != "cpu":
-            return [[*range(batch)]]
-        buckets = self.buckets(range(batch))
-        rows = max(buckets[0], min(self.config.block_length, buckets[-1]))
-        size = -(-batch // -(-batch * rows // CPU_ROWS))
-        return [
-            [min(index, batch - 1) for index in range(first, first + size)]
-            for first in range(0, batch, size)
-        ]
 
     def buckets(self, chosen: Sequence[int]) -> tuple[int, ...]:
         """Returns the row counts of forwards, ascending, of canvases for these prompts alone."""

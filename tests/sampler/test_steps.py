@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from llada_jax.sampler import generate, loops
+from llada_jax.sampler import loops
 from llada_jax.sampler.config import SamplerConfig
 from tests.sampler.toy import toy_decode
 
@@ -39,17 +39,3 @@ def test_a_loop_records_few_steps_at_a_time(loop, whole, monkeypatch):
     assert_same(toy_decode(PROMPTS, CONFIG, loop=loop, trace="scores"), whole)
     assert len(recorded) > 1
     assert max(recorded) <= 2
-
-
-def test_a_large_batch_is_decoded_in_parts_on_a_cpu(whole, monkeypatch):
-    sizes = []
-    monkeypatch.setattr(generate, "CPU_ROWS", 2 * 32)
-    compiled_loop = generate.compiled_loop
-
-    def observed(decoding, state, *others):
-        sizes.append(len(state.tokens))
-        return compiled_loop(decoding, state, *others)
-
-    monkeypatch.setattr(generate, "compiled_loop", observed)
-    assert_same(toy_decode(PROMPTS, CONFIG, loop="compiled", trace="scores"), whole)
-    assert sizes == [2, 2, 2]
