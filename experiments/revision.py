@@ -198,7 +198,8 @@ class Point(NamedTuple):
         law = predicted(way, curve, parts)
         rows = [
             ResultRow(f"{name}/baseline", float(baseline), "threshold"),
-            ResultRow(f"{name}/against/row_forwards", costs.value, interval=costs.interval, **times),
+            ResultRow(f"{name}/against/row_forwards", costs.value, interval=costs.interval,
+                      **times),
             ResultRow(f"{name}/against/strict_match", paired.difference, "of questions",
                       n=paired.n, interval=paired.interval),
             ResultRow(f"{name}/equal_strict/row_forwards", equal.value, interval=equal.interval,
@@ -243,9 +244,16 @@ def predicted(way: Way, curve: Sequence[str], parts: Mapping[tuple[str, str], Ev
     wrong = [np.mean([answers[name][i] != sequential[i] for i in sequential]) for name in curve]
     costs = [_mean_rows(choice[name].tally) for name in curve]
     left = wrong[curve.index(low)] * (1 - np.mean(repairs or [0]))
-    equal = np.interp(left, np.minimum.accumulate(wrong)[::-1], costs[::-1])
-    cost = _mean_rows(choice[way.name].tally)
-    return Law(int(unsure), int(unsure_wrong), len(repairs), sum(repairs), float(cost / equal))
+    cost = _mean_rows(choice[way.name].tally) / cost_of_wrong_share(left, wrong, costs)
+    return Law(int(unsure), int(unsure_wrong), len(repairs), sum(repairs), cost)
+
+
+def cost_of_wrong_share(share: float, wrong: Sequence[float], costs: Sequence[float]) -> float:
+    """Returns the cost at a share of wrong answers, linear between points of a curve from cheap to
+    expensive. A point that leaves no fewer wrong answers than a cheaper one is left out."""
+    best_before = np.minimum.accumulate([np.inf, *wrong[:-1]])
+    better = np.asarray(wrong) < best_before
+    return float(np.interp(share, np.array(wrong)[better][::-1], np.array(costs)[better][::-1]))
 
 
 def _answers(evaluation: Evaluation) -> dict[int, list[int]]:

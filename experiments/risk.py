@@ -78,7 +78,8 @@ class RiskConfig:
             "batch", "places",
         )  # fmt: skip
         require_numbers(self, "level", above=0, most=1)
-        require(len(self.alphas) > 0, "alphas is empty; allowed: one or more")
+        for name in ("alphas", "held_out_seeds"):
+            require(len(getattr(self, name)) > 0, f"{name} is empty; allowed: one or more")
         for alpha in self.alphas:
             _ = calibrate(np.zeros((self.items, 1)), alpha)  # checks the two together
         ascending = sorted({*self.thresholds}) == [*self.thresholds] != []
@@ -91,7 +92,7 @@ class RiskConfig:
             f"fit_threshold is {self.fit_threshold}; allowed: one of {self.thresholds}",
         )
         seeds = self.fit_seed, self.seed, *self.held_out_seeds
-        require(len({*seeds}) == len(seeds) > 2, f"seeds are {seeds}; allowed: different ones")
+        require(len({*seeds}) == len(seeds), f"seeds are {seeds}; allowed: different ones")
 
 
 class Decoded(NamedTuple):

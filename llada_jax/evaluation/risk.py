@@ -172,6 +172,6 @@ def warning(p_value: float, level: float, alpha: float) -> str | None:
     if p_value >= level:
         return None
     return (
-        f"the confidences of these items are not distributed as the calibration's (p {p_value:.1g}; "
-        f"limit {level}), so their share of wrong tokens may exceed {alpha}: calibrate on such items"
+        f"confidences of these items are not distributed as the calibration's (p {p_value:.1g}, "
+        f"limit {level}), so more than {alpha} of the tokens may be wrong: calibrate on such items"
     )

@@ -131,5 +131,5 @@ def test_drift_warns_of_other_items_and_seldom_of_the_same():
     assert np.mean(same) < 0.15
     p_value = drift(before, rng.random(50) + 0.5)
     text = warning(p_value, 0.01, 0.02)
-    assert text and "may exceed 0.02" in text
+    assert text and "more than 0.02 of the tokens" in text
     assert warning(0.5, 0.01, 0.02) is None
