@@ -181,10 +181,10 @@ class Point(NamedTuple):
         parts: Mapping[tuple[str, str], Evaluation],
     ) -> "Point":  # fmt: skip
         curve, name = [*map(str, config.thresholds)], f"{task.name}/{way.name}"
-        choice = {n: parts[CHOICE, n].tally for n in (*curve, way.name)}
-        wanted = choice[way.name].strict_match
-        best = max(choice[n].strict_match for n in curve)
-        enough = [n for n in curve if choice[n].strict_match >= min(wanted, best)]
+        choice = {n: _strict(parts[CHOICE, n]) for n in (*curve, way.name)}
+        best = max(choice[n].exact_match for n in curve)
+        wanted = min(best, choice[way.name].exact_match)
+        enough = [n for n in curve if choice[n].exact_match >= wanted]
         baseline = min(enough, key=lambda n: _mean_rows(choice[n]))
         ours, theirs = parts[TEST, way.name], parts[TEST, baseline]
         paired, costs = (

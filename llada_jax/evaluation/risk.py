@@ -101,8 +101,8 @@ def fit_offsets(
 
 
 def _parts(
-    counts: Int[np.ndarray, "2 S C"], part: tuple[slice, slice], least: int, axis: int = 0
-) -> Iterator[tuple[slice, slice]]:
+    counts: Int[np.ndarray, "2 S C"], part: tuple[slice, ...], least: int, axis: int = 0
+) -> Iterator[tuple[slice, ...]]:
     """Yields the rectangles of steps and positions into which `part` can be divided."""
     for tried in (axis, 1 - axis):
         here = part[tried]
