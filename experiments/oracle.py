@@ -27,12 +27,12 @@ from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
 from llada_jax.api.schedule import Schedule, best_schedule
 from llada_jax.config import require, require_counts
+from llada_jax.evaluation.tally import ratio_of_means
 from llada_jax.evaluation.task import Item
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.trace import Event
 
-RESAMPLES = 2000
 PROMPT_LENGTH = 96
 """Regimes with prompts of up to this length share compiled programs."""
 
@@ -191,11 +191,11 @@ def oracle_rows(name: str, schedules: Sequence[Schedule]) -> list[ResultRow]:
     blocks = [block for schedule in schedules for block in schedule.blocks]
     greedy = sum(block.greedy == block.upper for block in blocks)
     stuck = sum(block.greedy is None for block in blocks)
-    n, rng = len(schedules), np.random.default_rng(0)
+    n = len(schedules)
     found = {
-        "forwards": ratio(upper, np.ones(n), rng),
-        "forwards_lower": ratio(lower, np.ones(n), rng),
-        "sequential": ratio(sequential, np.ones(n), rng),
+        "forwards": ratio_of_means(upper),
+        "forwards_lower": ratio_of_means(lower),
+        "sequential": ratio_of_means(sequential),
     }
     means = [
         ResultRow(f"{name}/oracle/{key}", value, "forwards", n=n, interval=interval)
@@ -211,7 +211,7 @@ def oracle_rows(name: str, schedules: Sequence[Schedule]) -> list[ResultRow]:
 
 def decoder_rows(name: str, schedules: Sequence[Schedule], one: Decoded) -> list[ResultRow]:
     upper = np.array([schedule.upper for schedule in schedules], float)
-    n, rng = len(upper), np.random.default_rng(0)
+    n = len(upper)
     shares = {
         "forwards": (one.forwards, np.ones(n), "forwards"),
         "gap": (one.forwards, upper, "times"),
@@ -223,7 +223,7 @@ def decoder_rows(name: str, schedules: Sequence[Schedule], one: Decoded) -> list
     shares["early"] = (one.early, one.tokens, "of tokens")
     rows = []
     for key, (above, below, unit) in shares.items():
-        value, interval = ratio(above.astype(float), below.astype(float), rng)
+        value, interval = ratio_of_means(above, below)
         rows.append(ResultRow(f"{name}/{key}", value, unit, n=len(above), interval=interval))
     rows.append(share_row(f"{name}/equal", int(one.equal.sum()), n, "of answers"))
     rows.append(share_row(f"{name}/right", int(one.right.sum()), n, "of answers"))
@@ -232,16 +232,6 @@ def decoder_rows(name: str, schedules: Sequence[Schedule], one: Decoded) -> list
         rows += [share_row(f"{name}/{key}/{kind}", count, total, f"of {key}")
                  for kind, count in sorted(counts.items())]  # fmt: skip
     return rows
-
-
-def ratio(
-    above: np.ndarray, below: np.ndarray, rng: np.random.Generator
-) -> tuple[float, tuple[float, float]]:
-    """Returns a ratio of means over items, and its 95 % interval by a bootstrap over items."""
-    chosen = rng.integers(0, len(above), (RESAMPLES, len(above)))
-    drawn = above[chosen].mean(axis=1) / below[chosen].mean(axis=1)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return float(above.mean() / below.mean()), (float(low), float(high))
 
 
 def frontier(schedules: Sequence[Schedule]) -> tuple[np.ndarray, np.ndarray]:

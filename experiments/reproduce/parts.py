@@ -93,8 +93,10 @@ def held_out(world: PublishedTasks) -> Chapter:
             run = one_pass(count, context=entry["context"])
             name = f"held_out/{entry['soc']}/{entry['name']}/rows{count}"
             row = partial(modelled, unit="ms", reference=milliseconds, source=figures["source"])
+            # That products wait for spills was chosen with this row in view.
+            kind = "informed" if (entry["soc"], count) == ("SM8750", 1024) else "modelled"
             ms, relative, _ = cool.uncertain(run)
-            rows.append(row(name, 1e3 * ms, fitted=False, band=band(1e3 * ms, relative)))
+            rows.append(row(name, 1e3 * ms, fitted=False, kind=kind, band=band(1e3 * ms, relative)))
             if typical.session != cool.session:
                 ms = 1e3 * typical.seconds(run)
                 rows.append(row(name + TYPICAL, ms, kind="repeated", band=band(ms, relative)))

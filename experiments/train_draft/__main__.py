@@ -53,6 +53,7 @@ from llada_jax.config import (
 from llada_jax.draft.blocks import Blocks, greedy_cycles
 from llada_jax.draft.gated_lora import GatedLoraConfig
 from llada_jax.draft.network import DFlashConfig, default_taps
+from llada_jax.evaluation.tally import ratio_of_means
 from llada_jax.model.params import ModelParams
 from llada_jax.sampler.drafters.drafter import DraftView
 from llada_jax.sampler.drafters.lookup import Lookup
@@ -356,9 +357,11 @@ def rows(
             by_domain[answer.domain].append(answer)
         for domain, part in {"all": answers, **dict(sorted(by_domain.items()))}.items():
             for kind in ("both", "network", "lookup"):
-                value = tokens_per_forward(part, kind)
-                unit = "tokens per forward"
-                results.append(ResultRow(f"{split}/{domain}/{kind}", value, unit, n=len(part)))
+                tokens = np.array([len(answer.answer) - 1 for answer in part])
+                forwards = np.array([len(getattr(answer, kind)) for answer in part])
+                value, interval = ratio_of_means(tokens, forwards)
+                name, unit = f"{split}/{domain}/{kind}", "tokens per forward"
+                results.append(ResultRow(name, value, unit, n=len(part), interval=interval))
         n_cycles = sum(len(answer.both) for answer in answers)
         for name, share in summary(answers, drafter.block_length - 1).items():
             if name.startswith("accepted_"):

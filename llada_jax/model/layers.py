@@ -23,12 +23,15 @@ ROPE_TURNS = {"yarn": (32, 1), "llama3": (4, 1)}
 """Turns of RoPE's fast and slow frequencies, between which scaling blends (arXiv 2309.00071)."""
 HIDDEN_SCORE = -3e4  # added to scores that a row may not see: their shares are 0, also in float16
 
-CUDNN_DTYPES = ("bfloat16", "float16")  # with a fused kernel of attention on a GPU
+GPU_DTYPES = ("bfloat16", "float16")  # with fused kernels of attention on a GPU
 
 ROW_BLOCK, KEY_BLOCK = 256, 512  # rows and keys whose scores are in memory at a time
 # Of a head, that are computed at once; independent of heads, for meshes. Blocks pay later without a
 # cache, because then they have nothing to skip.
 MOST_SCORES, MOST_WITHOUT_CACHE = 1 << 18, 1 << 20
+# On a GPU: rows from which cuDNN is the fastest, and cached positions (of all canvases) from which
+# our own kernel is, for heads of these sizes; measured on an H200 (docs/gpu.md).
+FEW_ROWS, MANY_CACHED, KERNEL_DIMS = 256, 2048, (16, 32, 64, 128)
 
 KeysValues = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
 """Keys and values of the rows themselves."""
@@ -122,18 +125,23 @@ def attend(
     """Runs grouped-query attention of rows over cached positions and each other, with a float32
     softmax; a row that sees nothing gets any value.
 
-    Few scores are computed at once, and more than `MOST_SCORES` of a head block by block, or in
-    cuDNN's kernel on a GPU that has it. The kernel wants another order of keys than the cache's,
-    and to copy them moves more bytes than the scores of few rows are.
+    Few scores are computed at once, and more than `MOST_SCORES` of a head block by block. On a GPU
+    many rows are left to cuDNN's kernel, which wants another order of keys than the cache's; few
+    rows over many cached positions to our own, which reads the cache in place.
 
     Args:
       alike: See `softmax`.
     """
+    if not alike and _on_gpu(query):
+        batch, n_rows, _, head_dim = query.shape
+        if n_rows > FEW_ROWS:
+            return attend_in_cudnn(query, fresh, visible, cached)
+        if batch * cached.keys.shape[2] >= MANY_CACHED and head_dim in KERNEL_DIMS:
+            return attend_in_kernel(query, fresh, visible, cached)
+        return all_at_once(query, fresh, visible, cached)
     most = MOST_SCORES if cached.keys.shape[2] else MOST_WITHOUT_CACHE
     if sum(part.shape[1] * part.shape[2] for part in visible) <= most:
         return all_at_once(query, fresh, visible, cached, alike)
-    if not alike and _has_kernel(query):
-        return attend_in_cudnn(query, fresh, visible, cached)
     return attend_in_blocks(query, fresh, visible, cached, alike)
 
 
@@ -358,9 +366,38 @@ def attend_in_cudnn(
     return out.reshape(*out.shape[:2], -1)
 
 
-def _has_kernel(query: Float[Array, "B R H Dh"]) -> bool:
-    """Whether the first device is a GPU on which cuDNN has a kernel for these heads: one with a
-    compute capability of 8.0 or more (Ampere)."""
-    fits = str(query.dtype) in CUDNN_DTYPES and query.shape[-1] % 8 == 0 and query.shape[-1] <= 128
+def attend_in_kernel(
+    query: Float[Array, "B R H Dh"],
+    fresh: KeysValues,
+    visible: Visible,
+    cached: CachedLayer,
+    interpret: bool = False,
+) -> Float[Array, "B R HDh"]:
+    """Runs attention as `attend` does: over cached positions in a kernel of a GPU (`interpret` runs
+    it anywhere), and over the rows with all scores in memory."""
+    # Pallas is not imported before it is needed: a CPU never does.
+    from llada_jax.model.gpu_attention import attend_to_cache
+
+    grouped, (old, (keys, values)) = _grouped(query, fresh), _parts(fresh, cached)
+    by_head = (*grouped.shape[:2], -1, *visible[1].shape[1:])
+    shared = query.shape[2] // keys.shape[1]
+    sees = jnp.tile(visible[0].astype(jnp.int8), (1, shared, 1))
+    parts = attend_to_cache(grouped, *old, sees, HIDDEN_SCORE, interpret)
+    scores = _wide("bkqd,bktd->bkqt", grouped, keys)
+    scores = (scores.reshape(by_head) + _bias(visible[1])[:, None, None]).reshape(scores.shape)
+    top = scores.max(axis=-1)
+    shares = jnp.exp(scores - top[..., None])
+    out = _wide("bkqt,bktd->bkqd", shares.astype(values.dtype), values)
+    own = top, shares.sum(axis=-1), out
+    tops, totals, outs = (jnp.concatenate([a, b[None]]) for a, b in zip(parts, own, strict=True))
+    weights = jnp.exp(tops - tops.max(axis=0))
+    total = (weights * totals).sum(axis=0)
+    return _by_row((weights[..., None] * outs).sum(axis=0) / total[..., None], query)
+
+
+def _on_gpu(query: Float[Array, "B R H Dh"]) -> bool:
+    """Whether the first device is a GPU whose kernels can compute these heads: one with a compute
+    capability of 8.0 or more (Ampere)."""
+    fits = str(query.dtype) in GPU_DTYPES and query.shape[-1] % 8 == 0 and query.shape[-1] <= 128
     major = getattr(jax.devices()[0], "compute_capability", "0").partition(".")[0]
     return fits and major.isdigit() and int(major) >= 8

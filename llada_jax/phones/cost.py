@@ -145,7 +145,8 @@ def _weight_product(
         return StepCost(dma=n_bytes / kernels.gemv_gbps / 1e9, dram_bytes=n_bytes)
     # Dequantized weights do not fit into VTCM, so the next pass has to start again from DRAM. This
     # makes the time a staircase in the rows.
-    passes = math.ceil(rows / rows_in_a_pass(inputs, kernels, memory))
+    spilled = _spilled_bytes(rows, inputs + outputs, kernels, memory)
+    passes = 1 if spilled else math.ceil(rows / rows_in_a_pass(inputs, kernels, memory))
     dma = passes * n_bytes / kernels.dma_gbps / 1e9
     dequantization = passes * n_weights / _dequant_rate(operation, weight, kernels)
     padded_rows = _round_up(rows, kernels.tile_rows)
@@ -157,8 +158,20 @@ def _weight_product(
     if kernels.overlap == "all":
         pipelined["matrix"], matrix = matrix, 0.0
     slowest = max(pipelined, key=lambda stage: pipelined[stage])
+    # A spilled block is written before it can be read, so no other stage hides these transfers.
+    spills = StepCost(dma=spilled / kernels.dma_gbps / 1e9, dram_bytes=spilled)
     cost = StepCost(matrix=matrix, vector=vector, dram_bytes=passes * n_bytes)
-    return cost._replace(**{slowest: pipelined[slowest]})
+    return sum_of([cost._replace(**{slowest: pipelined[slowest]}), spills])
+
+
+def _spilled_bytes(rows: int, width: int, kernels: NpuKernels, memory: PhoneMemory) -> float:
+    """Returns the traffic of activations, [rows, width] with inputs and outputs, beyond VTCM.
+
+    The vendor's compiler reads weights once, and moves activations that do not fit between DRAM and
+    VTCM for each block of weights. It reports these bytes (`backend.qnn.compiler.Traffic`).
+    """
+    n_bytes = 2 * rows * width
+    return kernels.spill_passes * n_bytes if n_bytes >= memory.vtcm_mib * MIB else 0.0
 
 
 def _dequant_rate(operation: Operation, weight: LoweredWeight, kernels: NpuKernels) -> float:

@@ -11,9 +11,11 @@ simulated on top: it commits all confident positions, its window slides over the
 confident positions of later blocks are drafts, and visible tokens stay in the window until they are
 stable.
 
-Confidence falls exponentially with both thresholds (Figure 5b). If tokens are committed one by one,
-a forward reveals less to the drafts, and their probability is divided by `tokens_per_forward`. When
-an answer that is shorter than the canvas has ended, the rest settles at once.
+Confidence falls exponentially with both thresholds (Figure 5b), and beyond `STABLE` with their log
+odds: no token is more confident than 1, so the probability has to fall to 0 there. If tokens are
+committed one by one, a forward reveals less to the drafts, and their probability is divided by
+`tokens_per_forward`. When an answer that is shorter than the canvas has ended, the rest settles at
+once.
 
 The process gives the number and the sizes of forwards, not the tokens.
 """
@@ -44,9 +46,10 @@ class Dynamics:
     skipped: float = 0.0
     """Fraction of the window's rows without an open decision, which need no head (Figure 5c)."""
     strictness: float = 0.0
-    """-d ln(probability to be confident) / d threshold (Figure 5b)."""
+    """-d ln(probability to be confident) / d threshold, up to `STABLE` (Figure 5b)."""
     wavering: float = 0.0
-    """-d ln(probability that a new visible token is stable) / d threshold (Figure 5b)."""
+    """-d ln(probability that a new visible token is stable) / d threshold, up to `STABLE` (Figure
+    5b)."""
     tokens_per_forward: float = 1.0
     """Mean tokens per forward of a single block."""
     answer: int | None = None
@@ -65,11 +68,21 @@ class Dynamics:
 
     def rarer(self, threshold: float, than: float = VISIBLE) -> float:
         """Returns the probability to reach a threshold, relative to the threshold `than`."""
-        return math.exp(self.strictness * (than - threshold))
+        return math.exp(self.strictness * (_scale(than) - _scale(threshold)))
 
     def unstable(self, visible: float, stable: float) -> float:
         """Returns the fraction of tokens that are visible before they are stable."""
-        return 1 - math.exp(-self.wavering * max(0.0, stable - visible))
+        return 1 - math.exp(-self.wavering * max(0.0, _scale(stable) - _scale(visible)))
+
+
+def _scale(threshold: float) -> float:
+    """Returns a threshold on the scale on which confidence falls exponentially.
+
+    Up to `STABLE` it is the threshold. Beyond, it continues in log odds with the same slope.
+    """
+    beyond = min(max(threshold, STABLE), 1 - 1e-9)
+    log_odds = math.log(beyond / (1 - beyond)) - math.log(STABLE / (1 - STABLE))
+    return min(threshold, STABLE) + STABLE * (1 - STABLE) * log_odds
 
 
 @dataclass(frozen=True, kw_only=True)

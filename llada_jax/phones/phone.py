@@ -174,7 +174,9 @@ class Phone:
             session.slowdown > 0 and session.spread >= 0,
             f"session is {session}; allowed: a slowdown above 0 and a spread of 0 or more",
         )
-        return RunTimer(self.profile, timer, self.system.uses, session)
+        on_npu = self.system.body == "npu"
+        spread = self.profile.kernels(self.system.kernels).export_spread if on_npu else 0.0
+        return RunTimer(self.profile, timer, self.system.uses, session, spread)
 
     def latency_table(
         self, shape: Shape, rows: Sequence[int] = ROWS, *, canvas: int = CANVAS

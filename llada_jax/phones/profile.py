@@ -28,6 +28,7 @@ CpuClass = Literal["plain", "tuned"]
 UNITS = {
     **{"gbps": "GB/s", "mib": "MiB", "ms": "ms", "us": "us", "ns": "ns", "gib": "ms/GiB"},
     **{"tops": "TOPS", "gweights": "Gweights/s", "rows": "rows", "bits": "bits", "w": "W"},
+    "passes": "passes",
     **{"overlap": "-", "attention": "-", "slowdown": "times", "spread": "ln"},
 }
 """Unit of a number by the last part of its name. The file must contain the same unit."""
@@ -101,6 +102,9 @@ class NpuKernels:
     """Time per element of an elementwise operation or reduction."""
     score_ns: float
     """Time per attention score, with its softmax and the layout changes of both products."""
+    spill_passes: float = 0
+    """How often the activations of a product that do not fit into VTCM move between DRAM and VTCM,
+    as a factor on their bytes. 0: the kernels cut such products into passes of rows."""
     activation_ns: float = 0
     """Time to quantize an input or dequantize an output of an integer product, per element."""
     attention: AttentionOn
@@ -111,6 +115,9 @@ class NpuKernels:
     """Fixed time per layer: dispatch, synchronization, setup of its operators."""
     step_overhead_us: float = 0
     """Fixed time per forward: the call from the host."""
+    export_spread: float = 0
+    """Standard deviation of the logarithm of times between exports of one shape, which differ by
+    their settings and the version of the tools. 0: included in other doubts."""
 
 
 @dataclass(frozen=True, kw_only=True)

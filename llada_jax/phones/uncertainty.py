@@ -108,6 +108,7 @@ class RunTimer:
       timer_of: makes the timer of a profile, which has `latency(run)` as `ForwardTimer` does.
       matters: whether a number, by its path, can change a time.
       session: state of the phone.
+      spread: standard deviation of the logarithm of times that neither numbers nor session explain.
     """
 
     def __init__(
@@ -116,8 +117,10 @@ class RunTimer:
         timer_of: Callable[[Profile], Any],
         matters: Callable[[str], bool] = bool,
         session: Session = COOL,
+        spread: float = 0.0,
     ) -> None:
         self.profile, self.session, self.timer = profile, session, timer_of(profile)
+        self._spread = spread
         shifts = partial(shifted_profiles, profile, matters)
         self._shifted = cache(lambda: [(shift, timer_of(shift.profile)) for shift in shifts()])
 
@@ -137,9 +140,9 @@ class RunTimer:
         return log_changes(self.timer.latency(run), timed)
 
     def uncertain(self, run: Any) -> UncertainLatency:
-        """Returns the time of a run with its uncertainty, which includes the session's spread."""
+        """Returns the time of a run with its uncertainty, which includes both spreads."""
         seconds, changes = self.seconds(run), self.changes(run)
         effects = ((number, seconds * abs(change)) for number, change in changes.items() if change)
         largest = tuple(sorted(effects, key=lambda effect: -effect[1])[:5])
-        relative = math.hypot(self.session.spread, *changes.values())
+        relative = math.hypot(self.session.spread, self._spread, *changes.values())
         return UncertainLatency(seconds, relative, largest)

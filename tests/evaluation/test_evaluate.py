@@ -81,7 +81,8 @@ def test_strict_match_counts_right_answers_whose_words_are_right(found):
     again = graded(found.store, task)
     assert again.strict == {g.index: int(g.item.target) % 4 == 0 for g in again.generations}
     assert again.strict_score is not None
-    assert again.strict_score == again.tally.strict_match <= again.score
+    assert again.strict_score == again.tally.strict_match
+    assert again.strict_score <= again.score
     assert f"{again.strict_score:.1%} right in every word" in repr(again)
     half = compared([again], [replace(again, strict=again.right)], strict=True)
     assert half.difference == pytest.approx(again.strict_score - again.score)

@@ -1,4 +1,4 @@
-"""On an NVIDIA GPU: the same tokens as on the CPU, and cuDNN's attention.
+"""On an NVIDIA GPU: the same tokens as on the CPU, and its kernels of attention.
 
 JAX_PLATFORMS=cuda,cpu pytest -m device
 """
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.model.layers import CachedLayer, all_at_once, attend_in_cudnn
+from llada_jax.model.layers import CachedLayer, all_at_once, attend_in_cudnn, attend_in_kernel
 
 pytestmark = pytest.mark.device
 
@@ -40,7 +40,8 @@ def test_tokens_equal_those_of_the_cpu(preset: str, loop: str):
 
 
 @pytest.mark.parametrize("dims", [(1, 32, 32, 32, 4096), (2, 5, 4, 2, 7), (1, 1000, 8, 2, 300)])
-def test_attention_in_cudnn_is_close_to_float32(dims: tuple[int, ...]):
+@pytest.mark.parametrize("kernel", [attend_in_cudnn, attend_in_kernel])
+def test_attention_is_close_to_float32(kernel: Any, dims: tuple[int, ...]):
     batch, n_rows, n_heads, n_kv_heads, cached = dims
     rng = np.random.default_rng(0)
 
@@ -52,7 +53,7 @@ def test_attention_in_cudnn_is_close_to_float32(dims: tuple[int, ...]):
     visible = tuple(
         jnp.asarray(rng.random((batch, n_rows, size)) < 0.7) for size in (cached, n_rows)
     )
-    out = jax.jit(attend_in_cudnn)(query, fresh, visible, kept)
+    out = jax.jit(kernel)(query, fresh, visible, kept)
     wide = jax.tree.map(jnp.float32, (query, fresh))
     kept = CachedLayer(*map(jnp.float32, kept[:2]), 0)
     with jax.default_matmul_precision("highest"):

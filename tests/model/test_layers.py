@@ -10,7 +10,13 @@ import pytest
 from llada_jax.model import layers
 from llada_jax.model.architecture import architecture
 from llada_jax.model.forward import cache_for, forward_rows
-from llada_jax.model.layers import CachedLayer, attend, attend_in_blocks, attend_in_cudnn
+from llada_jax.model.layers import (
+    CachedLayer,
+    attend,
+    attend_in_blocks,
+    attend_in_cudnn,
+    attend_in_kernel,
+)
 from llada_jax.model.params import init_params
 from llada_jax.types import Rows
 
@@ -76,11 +82,18 @@ def test_positions_that_no_row_sees_are_not_read(small_blocks):
 
 @pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("bfloat16", 2e-2)])
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_a_fused_kernel_matches_ours(dtype, within, kv_heads):
-    query, fresh, visible, cached = drawn(0, dtype, 5, 6, kv_heads)
+@pytest.mark.parametrize(
+    ("kernel", "sizes"),
+    [
+        (partial(attend_in_cudnn, implementation="xla"), (5, 6)),
+        (partial(attend_in_kernel, interpret=True), (17, 70)),
+    ],
+    ids=["cudnn", "ours"],
+)
+def test_kernels_of_a_gpu_compute_the_same(dtype, within, kv_heads, kernel, sizes):
+    query, fresh, visible, cached = drawn(0, dtype, *sizes, kv_heads)
     visible = visible[0].at[:, :, 0].set(True), visible[1]
-    fused = jax.jit(partial(attend_in_cudnn, implementation="xla"))
-    ours, theirs = (f(query, fresh, visible, cached) for f in (jax.jit(attend), fused))
+    ours, theirs = (jax.jit(f)(query, fresh, visible, cached) for f in (attend, kernel))
     assert theirs.dtype == ours.dtype and theirs.shape == ours.shape
     np.testing.assert_allclose(*(np.float32(each) for each in (theirs, ours)), atol=within)
 

@@ -79,6 +79,16 @@ def test_a_pass_has_fewer_rows_if_their_activations_exceed_vtcm():
     assert rows_in_a_pass(10**6, VENDOR, tiny) == VENDOR.tile_rows
 
 
+@pytest.mark.parametrize(("rows", "moved_mib"), [(128, 0), (512, 80), (1024, 144)])
+def test_activations_that_exceed_vtcm_move_instead_of_weights(rows, moved_mib):
+    """The vendor's compiler counts these bytes for this product in a16w4."""
+    weight = LoweredWeight((4096, 4096), 4)
+    cost = price_on_npu(product_step(rows, 4096, 4096, weight, "w"), VENDOR, PHONE.memory)
+    moved = cost.dram_bytes - 4096**2 / 2
+    assert moved / 2**20 == pytest.approx(moved_mib, rel=0.1)
+    assert cost.matrix + cost.dma >= moved / VENDOR.dma_gbps / 1e9
+
+
 @given(*[st.integers(1, 9)] * 4)
 def test_the_shape_of_a_product_follows_from_sizes(batch, rows, inputs, outputs):
     def tensor(*shape):

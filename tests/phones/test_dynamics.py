@@ -82,6 +82,8 @@ def test_higher_thresholds_commit_less():
     assert mean_forwards(visible=0.9) > mean_forwards() > mean_forwards(visible=0.5)
     unstable = [unstable_per_block(USUAL, Techniques(stable=s), runs=10) for s in (0.7, 0.8, 0.95)]
     assert unstable[0] == 0 and unstable == sorted(unstable)
+    assert USUAL.unstable(0.7, 1.0) > USUAL.unstable(0.7, 0.99) > USUAL.unstable(0.7, 0.9)
+    assert USUAL.rarer(0.9) == pytest.approx(np.exp(-2.5 * 0.2)) and USUAL.rarer(1.0) < 0.01
     strict = statistics(USUAL.at(0.9), runs=100).forwards
     assert strict > statistics(USUAL, runs=100).forwards
 

@@ -11,8 +11,8 @@ from llada_jax.phones.uncertainty import CLIFFS, DOUBT, RunTimer, UncertainLaten
 from tests.phones.small import PHONE
 
 
-def uncertain(latency: Callable[[Profile], float], **session) -> UncertainLatency:
-    timer = RunTimer(PHONE, lambda p: SimpleNamespace(latency=lambda _: latency(p)), **session)
+def uncertain(latency: Callable[[Profile], float], **spreads) -> UncertainLatency:
+    timer = RunTimer(PHONE, lambda p: SimpleNamespace(latency=lambda _: latency(p)), **spreads)
     return timer.uncertain(None)
 
 
@@ -46,4 +46,5 @@ def test_a_session_scales_the_time_and_widens_its_interval():
     cool, slow = uncertain(latency), uncertain(latency, session=Session(2.5, 0.3))
     assert slow.seconds == pytest.approx(2.5 * cool.seconds)
     assert slow.relative == pytest.approx(math.hypot(cool.relative, 0.3))
+    assert uncertain(latency, spread=0.4).relative == pytest.approx(math.hypot(cool.relative, 0.4))
     assert dict(slow.largest)["memory.dram_gbps"] == pytest.approx(2.5 * cool.largest[0][1])

@@ -248,6 +248,9 @@ def calibrate(
     numbers = dict(parent.numbers)
     for path, (_, value) in counted.items():
         numbers[path] = SourcedNumber(int(value), parent.numbers[path].unit, "measured", source)
+    # The rows are of this export, so only what they leave unexplained is unknown.
+    spread = f"npu.{kernels}.export_spread"
+    numbers[spread] = replace(numbers[spread], value=misfit_doubt, tag="measured", source=source)
     identified = []
     for i in learned:
         entry, parent_doubt = fit.entries[paths[i]], float(fit.doubts[i])

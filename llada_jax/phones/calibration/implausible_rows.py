@@ -28,6 +28,8 @@ _PRIOR_FACTOR = 3.0
 phone may be that different, which the fit then reports as misfit."""
 _OTHERS_LIMIT = 5.0
 """Standard deviations. Throttling to two thirds of the speed is off by about 10."""
+_UNEXPLAINED = 0.4
+"""Largest share of a row's log error that its likely cause may leave."""
 _MISFITS = np.linspace(0.0, 1.0, 101)
 """Possible errors of the cost model in log time, for `doubt_of_misfit`."""
 _SHOWN = 3  # rows in one warning
@@ -133,7 +135,8 @@ def _describe(
         "rows and cache are swapped": error - row_errors.swapped[i],
     }
     cause = min(causes, key=lambda name: abs(causes[name]))
-    if abs(causes[cause]) > limit * deviation:
+    # A wrong row also distorts the prediction, so a cause need not explain all of the error.
+    if abs(causes[cause]) > max(limit * deviation, _UNEXPLAINED * abs(error)):
         slow = "the phone was throttled or busy, or " if error > 0 else ""
         cause = f"{slow}the row describes another graph"
     return (

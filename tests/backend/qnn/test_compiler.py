@@ -22,6 +22,7 @@ from llada_jax.backend.qnn.emulated_npu import Emulator
 from llada_jax.backend.qnn.quantizer import quantize
 from llada_jax.backend.silenced import silenced
 from llada_jax.config import Precision
+from llada_jax.phones.profile import load_profile
 
 ROWS = (8, 24)
 WIDTH = 128
@@ -187,6 +188,21 @@ def test_the_compilers_report_is_kept(compiled):
         assert traffic.read > weights
         assert traffic.write > 2 * rows * 2 * WIDTH  # y and logits
         assert traffic.spill == traffic.fill == 0  # the NPU's memory has room for all of it
+
+
+@needs_qnn
+@pytest.mark.slow
+def test_activations_that_exceed_vtcm_are_moved_as_the_device_model_prices(folder, tmp_path):
+    rows, width = 512, 4096
+    weights = random(1, w=(width, width))["w"]
+    step = lambda inputs: {"y": jnp.einsum("ri,oi->ro", inputs["x"], weights)}  # noqa: E731
+    shapes = {"x": (rows, width)}
+    (tmp_path / "float.tflite").write_bytes(to_tflite({"step": (step, shapes)}))
+    quantize(tmp_path / "float.tflite", tmp_path / "a16w4.tflite", "a16w4",
+             {"step": [random(2, **shapes)]})  # fmt: skip
+    traffic = compile_context(tmp_path / "a16w4.tflite", SOC).traffic["step"]
+    passes = (traffic.spill + traffic.fill) / (2 * rows * 2 * width)
+    assert passes == pytest.approx(load_profile(SOC).npu["vendor"].spill_passes, rel=0.2)
 
 
 def test_traffic_is_read_by_graph():

@@ -18,6 +18,7 @@ from experiments.tune import search as searching
 from experiments.tune.judge import Judge, Judged, Price, modelled_price
 from experiments.tune.search import Candidate, fastest_allowed, front
 from experiments.tune.settings import Axes, SamplerFamily, TuneConfig, drawn, first_proposals
+from llada_jax.phones.profile import load_profile
 from llada_jax.phones.workload import Forward, Workload
 from llada_jax.sampler.config import SamplerConfig
 from tests.experiments.in_process import run_experiment
@@ -30,6 +31,16 @@ SMALL = [
     "tasks=[yes_no]", "difficulty=0", "items=4", "at_once=2", "confirm_items=4", "budget=2",
     "loss=100", "planners=[steady]", "published={window: by_cache, latency_table: null}", FAMILIES,
 ]  # fmt: skip
+
+
+def test_stored_times_are_of_typical_sessions():
+    """Cool phones are 16 % apart, and SM8650's typical session is 2.7 times as slow."""
+    stored = json.loads((REPOSITORY / "docs/results/tune.json").read_text())
+    seconds = {row["name"]: row["value"] for row in stored if row["name"].endswith("/seconds")}
+    slowdown = load_profile("SM8650").session.npu_slowdown
+    for name in ("reference", "confirmed", "published"):
+        slow, fast = (seconds[f"{soc}/tune/{name}/seconds"] for soc in ("SM8650", "SM8750"))
+        assert slow / fast == pytest.approx(1.15 * slowdown, rel=0.05)
 
 
 def run(model, folder, *changes):

@@ -42,7 +42,9 @@ def test_rows_change_the_numbers_that_they_identify_and_no_others(calibration):
         assert identified[number].value == pytest.approx(true_value, rel=0.15)
         assert identified[number].doubt < identified[number].parent_doubt
     assert not calibration.counted
-    kept = set(PARENT.numbers) - set(identified)
+    spread = "npu.vendor.export_spread"  # of exports that were not measured
+    assert calibration.profile.numbers[spread].value == calibration.misfit_doubt
+    kept = set(PARENT.numbers) - set(identified) - {spread}
     assert {"power.npu_w", "mapping.event_ms", "npu.llada_cpp.dequant_gweights"} < kept
     assert all(calibration.profile.numbers[path] == PARENT.numbers[path] for path in kept)
     strengths = [abs(correlation) for _, _, correlation in calibration.correlations]
