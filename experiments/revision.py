@@ -2,6 +2,7 @@
 
     python -m experiments.revision
     python -m experiments.revision 'tasks=[{name: yes_no, choice_items: 50, items: 100}]'
+    python -m experiments.revision 'thresholds=[0.7,0.8,0.9]' hydra.run.dir=outputs/revision
 
 For each task and way, the threshold is chosen on other items: the cheapest one with at least the
 way's strict match there. Both then answer the items of the comparison. A way pays if it computes

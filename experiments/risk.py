@@ -1,7 +1,8 @@
 """Calibrates thresholds whose expected share of wrong tokens is bounded, and checks the bound.
 
     python -m experiments.risk
-    python -m experiments.risk model=tiny task=word_problems 'shifted=[yes_no]' 'alphas=[0.1]'
+    python -m experiments.risk calibrated_on=choices 'shifted=[yes_no]' items=200
+    python -m experiments.risk calibrated_on=word_problems 'shifted=[yes_no]' 'alphas=[0.1]'
 
 A token is wrong if it differs from the answer that the same model writes with one token per
 forward (`llada_jax.evaluation.risk`). Two families of thresholds are calibrated: one threshold for
@@ -51,7 +52,7 @@ class RiskConfig:
     """Settings of the verb; conf/risk.yaml explains each."""
 
     model: str
-    task: str
+    calibrated_on: str
     alphas: tuple[float, ...]
     thresholds: tuple[float, ...]
     fit_seed: int
@@ -71,7 +72,7 @@ class RiskConfig:
     places: int = 32
 
     def __post_init__(self) -> None:
-        for name in (self.task, *self.shifted):
+        for name in (self.calibrated_on, *self.shifted):
             _ = load_task(name)  # checks the name
         require_counts(
             self, "fit_items", "steps", "least", "items", "held_out_items", "shifted_items",
@@ -167,16 +168,16 @@ def measure(config: RiskConfig, run: Run) -> None:
     _ = tokenizer_of(model)  # checks that there is one
     run.begin()
     shifts = [float(np.log(t / (1 - t))) for t in config.thresholds]
-    fitting = Items(model, config, config.task, config.fit_seed, config.fit_items)
+    fitting = Items(model, config, config.calibrated_on, config.fit_seed, config.fit_items)
     fit_shift = shifts[config.thresholds.index(config.fit_threshold)]
     found = fitting.predictions(ThresholdTable(shift=fit_shift))
     tables = {
         "fixed": ((0.0,),),
         "table": fit_offsets(found, config.block_length, config.steps, config.least),
     }
-    parts = [Items(model, config, config.task, config.seed, config.items)]
+    parts = [Items(model, config, config.calibrated_on, config.seed, config.items)]
     for seed in config.held_out_seeds:
-        parts.append(Items(model, config, config.task, seed, config.held_out_items))
+        parts.append(Items(model, config, config.calibrated_on, seed, config.held_out_items))
     shifted = [Items(model, config, name, config.seed, config.shifted_items)
                for name in config.shifted]  # fmt: skip
     rows = run.recorded(_sequential_rows(parts[1:]))
@@ -203,7 +204,7 @@ def _preset(config: RiskConfig, sampler: SamplerConfig, alpha: float) -> str:
         name: value for name, value in sampler.as_dict().items()
         if value != defaults.get(name) and name not in ("gen_length", "steps")
     }  # fmt: skip
-    about = f"at most {alpha} wrong tokens expected for {config.model} on {config.task}"
+    about = f"at most {alpha} wrong tokens expected for {config.model} on {config.calibrated_on}"
     return json.dumps({"about": about, "sampler": changed}) + "\n"
 
 
@@ -333,7 +334,7 @@ def figure_of(config: RiskConfig, curves: Mapping[str, Curve], rows: Sequence[Re
     values = {row.name: row.value for row in rows}
     for number, task in enumerate(("held_out", *config.shifted)):
         risks = [values[f"table/alpha/{alpha}/{task}/risk"] for alpha in config.alphas]
-        label = f"{config.task}, held out" if task == "held_out" else task
+        label = f"{config.calibrated_on}, held out" if task == "held_out" else task
         left.plot(config.alphas, risks, "o-" if number == 0 else "s--", markersize=4, label=label)
     left.plot(config.alphas, config.alphas, color="black", linewidth=1, label="the bound")
     left.set(xlabel="chosen level alpha", ylabel="share of wrong tokens", xscale="log")

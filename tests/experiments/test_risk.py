@@ -9,8 +9,8 @@ from experiments import risk as entry
 from tests.experiments.in_process import run_experiment
 
 SMALL = [
-    "model=tiny", "task=word_problems", "shifted=[yes_no]", "alphas=[0.1]", "thresholds=[0.5,0.99]",
-    "fit_threshold=0.5", "fit_items=8", "least=2", "items=20", "held_out_seeds=[72]",
+    "model=tiny", "calibrated_on=word_problems", "shifted=[yes_no]", "alphas=[0.1]",
+    "thresholds=[0.5,0.99]", "fit_threshold=0.5", "fit_items=8", "least=2", "items=20", "held_out_seeds=[72]",
     "held_out_items=8", "shifted_items=8", "batch=8", "places=8",
 ]  # fmt: skip
 
@@ -35,7 +35,7 @@ def test_a_run_calibrates_a_table_and_checks_it(tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("task=sums", "task is 'sums'; allowed: choices"),
+        ("calibrated_on=sums", "task is 'sums'; allowed: choices"),
         ("alphas=[]", "alphas is empty; allowed: one or more"),
         ("alphas=[0.01]", "there are 20 items; allowed: 99 or more for alpha 0.01"),
         ("thresholds=[0.9,0.5]", "allowed: ascending, above 0 and below 1"),
