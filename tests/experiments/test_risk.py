@@ -10,7 +10,8 @@ from tests.experiments.in_process import run_experiment
 
 SMALL = [
     "model=tiny", "calibrated_on=word_problems", "shifted=[yes_no]", "alphas=[0.1]",
-    "thresholds=[0.5,0.99]", "fit_threshold=0.5", "fit_items=8", "least=2", "items=20", "held_out_seeds=[72]",
+    "thresholds=[0.5,0.99]", "fit_threshold=0.5", "fit_items=8", "least=2", "items=20",
+    "held_out_seeds=[72]",
     "held_out_items=8", "shifted_items=8", "batch=8", "places=8",
 ]  # fmt: skip
 
