@@ -9,7 +9,7 @@ from experiments import risk as entry
 from tests.experiments.in_process import run_experiment
 
 SMALL = [
-    "model=tiny", "calibrated_on=word_problems", "shifted=[yes_no]", "alphas=[0.1]",
+    "model=tiny", "calibrated_on=word_problems", "shifted=[yes_no]", "alphas=[0.3]",
     "thresholds=[0.5,0.99]", "fit_threshold=0.5", "fit_items=8", "least=2", "items=20",
     "held_out_seeds=[72]",
     "held_out_items=8", "shifted_items=8", "batch=8", "places=8",
@@ -26,10 +26,10 @@ def test_a_run_calibrates_a_table_and_checks_it(tmp_path):
     rows = json.loads((tmp_path / "run" / "results.json").read_text())
     values = {row["name"]: row["value"] for row in rows}
     for family in ("fixed", "table"):
-        assert values[f"{family}/alpha/0.1/calibration/risk"] <= 0.1
-        assert values[f"{family}/alpha/0.1/yes_no/warned"] == 1
+        assert values[f"{family}/alpha/0.3/calibration/risk"] <= 0.3
+        assert values[f"{family}/alpha/0.3/yes_no/warned"] == 1
     assert (tmp_path / "run" / "risk.png").read_bytes().startswith(b"\x89PNG")
-    preset = lj.SamplerConfig.preset(str(tmp_path / "run" / "table_0.1.json"))
+    preset = lj.SamplerConfig.preset(str(tmp_path / "run" / "table_0.3.json"))
     assert len(preset.rule.offsets[0]) == 32  # pyright: ignore
 
 
