@@ -18,7 +18,7 @@ def drawn_params(config: ModelConfig, seed: int = 0) -> ModelParams:
 
     def drawn(path: tuple[Any, ...], spec: Any) -> jax.Array:
         if spec.init_std is None:
-            return jnp.ones(spec.shape, jnp.float32)
+            return jnp.asarray(np.ones(spec.shape, np.float32))
         to_residual = path[-1].name in ("output", "down")
         std = spec.init_std * ((2 * config.n_layers) ** -0.5 if to_residual else 1.0)
         return jnp.asarray(std * rng.standard_normal(spec.shape), jnp.float32)

@@ -27,7 +27,7 @@ import llada_jax as lj
 QUESTION = "Anna had 4 apples. She bought 5 more apples. How many apples does Anna have?"
 model = lj.load("tiny")
 prompt = model.tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
-sampler = lj.SamplerConfig.preset("llada_cpp", gen_length=16, block_length=16, steps=16)
+sampler = lj.SamplerConfig.preset("blockwise", gen_length=16, block_length=16)
 result = lj.generate(model, [prompt], sampler, trace=True)
 
 phone = lj.phone("SM8750")

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from experiments.harness.model_source import ModelSource
@@ -106,7 +106,7 @@ class TuneConfig(ModelSource):
             for values in itertools.product(*family.over.searched.values()):
                 _ = with_answer_length(family.sampler_with(values), items.task)
 
-    @property
+    @cached_property  # finding the confirmation's questions takes a second
     def searched(self) -> list[TaskItems]:
         """The items of each task that the search uses; none is among the confirmation's."""
         return [

@@ -103,11 +103,17 @@ class CanvasCache:
         written[positions] = False
         write = (written | seen)[pending]
         if write.any():
-            positions, rows = pending[write], self.pending.rows[write]
+            at, rows = _index(pending[write]), _index(self.pending.rows[write])
             for cache, outputs in zip(self.cache, self.pending.outputs, strict=True):
                 for name, array in cache.items():
-                    array[:, positions] = outputs[f"new_{name}"][:, rows]
+                    array[:, at] = outputs[f"new_{name}"][:, rows]
         self.pending = None
+
+
+def _index(numbers: Int[np.ndarray, " r"]) -> slice | Int[np.ndarray, " r"]:
+    """Returns a slice if the numbers are consecutive: it takes a fraction of the time."""
+    first, count = int(numbers[0]), len(numbers)
+    return slice(first, first + count) if (np.diff(numbers) == 1).all() else numbers
 
 
 class OutputBuffers:

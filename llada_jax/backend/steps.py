@@ -5,7 +5,6 @@ They are the model's own functions with static shapes, one canvas (B = 1), and n
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -45,7 +44,7 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket, taps: Sequence
         def cached(layer: int, canvas: int) -> CachedLayer:
             nothing = jnp.zeros((config.n_kv_heads, 0, config.head_dim))
             keys, values = (inputs.get(name, nothing) for name in cache_names(layer, canvas))
-            return CachedLayer(keys[None], values[None], layer)
+            return CachedLayer(keys, values, layer)
 
         outputs: dict[str, Array] = {}
 
@@ -192,8 +191,14 @@ def attend_by_canvas(
     bias: Float[Array, "1 R T"],
     cached: Sequence[CachedLayer],
 ) -> Float[Array, "1 R HDh"]:
-    """Attends the rows of each canvas to its cache and its rows; shapes are as for one canvas."""
-    split = partial(jnp.split, indices_or_sections=len(cached), axis=1)
+    """Attends the rows of each canvas to its cache and its rows; shapes are as for one canvas.
+
+    `cached` has no batch axis, as the inputs of a step: LiteRT copies an input that is reshaped.
+    """
+
+    def split(array: Array) -> list[Array]:
+        return jnp.split(array[0], len(cached))
+
     pairs = zip(*map(split, fresh), strict=True)
     parts = zip(split(query), pairs, split(bias), cached, strict=True)
-    return jnp.concatenate([attend_at_once(*part) for part in parts], axis=1)
+    return jnp.concatenate([attend_at_once(*part) for part in parts])[None]

@@ -33,7 +33,7 @@ MOST_SCORES, MOST_WITHOUT_CACHE = 1 << 18, 1 << 20
 # our own kernel is, for heads of these sizes; measured on an H200 (docs/gpu.md).
 FEW_ROWS, MANY_CACHED, KERNEL_DIMS = 256, 2048, (16, 32, 64, 128)
 
-KeysValues = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
+KeysValues = tuple[Float[Array, "*B R K Dh"], Float[Array, "*B R K Dh"]]
 """Keys and values of the rows themselves."""
 Visible = tuple[Bool[Array, "B R L"], Bool[Array, "B R R"]]
 """Which cached positions, and which rows, a row sees."""
@@ -50,8 +50,8 @@ _wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
 class CachedLayer(NamedTuple):
     """Cached keys and values of layer `index`; L may be 0."""
 
-    keys: Float[Array, "B K L Dh"]
-    values: Float[Array, "B K L Dh"]
+    keys: Float[Array, "*B K L Dh"]
+    values: Float[Array, "*B K L Dh"]
     index: int | Int[Array, ""]
 
 
@@ -157,26 +157,28 @@ def all_at_once(
 
 
 def attend_at_once(
-    query: Float[Array, "B R H Dh"],
+    query: Float[Array, "*B R H Dh"],
     fresh: KeysValues,
-    bias: Float[Array, "B R T"],
+    bias: Float[Array, "*B R T"],
     cached: CachedLayer,
     alike: bool = False,
-) -> Float[Array, "B R HDh"]:
-    """Runs attention with all scores in memory; `bias` (T = L + R) is added to them.
+) -> Float[Array, "*B R HDh"]:
+    """Runs attention with all scores in memory; `bias` (T = L + R) is added to them. All arrays
+    have a batch axis, or none does.
 
     The scores of cached positions and of rows are joined, which copies R numbers for each position
     and head; joining keys and values would copy Dh.
     """
     grouped, parts = _grouped(query, fresh), _parts(fresh, cached)
-    scores = jnp.concatenate([_wide("bkqd,bktd->bkqt", grouped, keys) for keys, _ in parts], -1)
-    by_head = scores.reshape(*scores.shape[:2], -1, *bias.shape[1:])
-    shares = softmax(by_head + bias[:, None, None], alike).astype(query.dtype)
+    scores = [_wide("...kqd,...ktd->...kqt", grouped, keys) for keys, _ in parts]
+    scores = jnp.concatenate(scores, -1)
+    by_head = scores.reshape(*scores.shape[:-2], -1, *bias.shape[-2:])
+    shares = softmax(by_head + bias[..., None, None, :, :], alike).astype(query.dtype)
     shares, out, start = shares.reshape(scores.shape), jnp.float32(0), 0
     for _, values in parts:
-        share = shares[..., start : start + values.shape[2]]
-        start += values.shape[2]
-        out = out + _wide("bkqt,bktd->bkqd", share, values)
+        share = shares[..., start : start + values.shape[-2]]
+        start += values.shape[-2]
+        out = out + _wide("...kqt,...ktd->...kqd", share, values)
     return _by_row(out, query)
 
 
@@ -288,28 +290,29 @@ def _bias(visible: Bool[Array, "*rows T"]) -> Float[Array, "*rows T"]:
     return jnp.where(visible, jnp.float32(0), jnp.float32(HIDDEN_SCORE))
 
 
-def _grouped(query: Float[Array, "B R H Dh"], fresh: KeysValues) -> Float[Array, "B K gR Dh"]:
+def _grouped(query: Float[Array, "*B R H Dh"], fresh: KeysValues) -> Float[Array, "*B K gR Dh"]:
     """Returns the scaled rows of all query heads of a key head as one operand, so that XLA
     multiplies matrices, not vectors. To scale the scores would take more multiplications."""
-    batch, n_rows, _, head_dim = query.shape
+    *rows, _, head_dim = query.shape
+    n_kv_heads = fresh[0].shape[-2]
     scaled = (query.astype(jnp.float32) * head_dim**-0.5).astype(query.dtype)
-    grouped = scaled.reshape(batch, n_rows, fresh[0].shape[2], -1, head_dim)
-    return grouped.transpose(0, 2, 3, 1, 4).reshape(batch, fresh[0].shape[2], -1, head_dim)
+    grouped = jnp.moveaxis(scaled.reshape(*rows, n_kv_heads, -1, head_dim), -4, -2)
+    return grouped.reshape(*rows[:-1], n_kv_heads, -1, head_dim)
 
 
-def _by_row(out: Float[Array, "B K *n"], query: Float[Array, "B R H Dh"]) -> Float[Array, "B R X"]:
+def _by_row(out: Float[Array, "..."], query: Float[Array, "*B R H Dh"]) -> Float[Array, "*B R X"]:
     """Returns the heads' outputs, joined for each row, in the dtype of the query."""
-    batch, n_rows, n_heads, head_dim = query.shape
-    out = out.astype(query.dtype).reshape(batch, n_heads, n_rows, head_dim)
-    return out.swapaxes(1, 2).reshape(batch, n_rows, -1)
+    *batch, n_rows, n_heads, head_dim = query.shape
+    out = out.astype(query.dtype).reshape(*batch, n_heads, n_rows, head_dim)
+    return out.swapaxes(-3, -2).reshape(*batch, n_rows, -1)
 
 
 def _parts(
     fresh: KeysValues, cached: CachedLayer
-) -> list[tuple[Float[Array, "B K t Dh"], Float[Array, "B K t Dh"]]]:
+) -> list[tuple[Float[Array, "*B K t Dh"], Float[Array, "*B K t Dh"]]]:
     """Returns keys and values in parts: the cached positions, if there are any, and the rows."""
-    keys, values = (part.swapaxes(1, 2) for part in fresh)
-    if cached.keys.shape[2] == 0:
+    keys, values = (part.swapaxes(-3, -2) for part in fresh)
+    if cached.keys.shape[-2] == 0:
         return [(keys, values)]
     old = cached.keys.astype(keys.dtype), cached.values.astype(values.dtype)
     return [old, (keys, values)]

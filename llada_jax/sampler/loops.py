@@ -293,7 +293,9 @@ class HostRunner:
         self._params = decoding.params
         self._programs = _programs(structure, shape)
         self._denoiser = _jitted(decoding.denoiser, shape)
-        self._drafts = decoding.spec.config.drafter is not None
+        drafter = decoding.spec.config.drafter
+        self._drafts = drafter is not None
+        self._params_read = drafter.params_read(self._params) if drafter is not None else None
         self._buckets, self._head_sizes = decoding.buckets, decoding.spec.head_sizes(shape[1])
         if refresher is not None:
             refresher = refresher._replace(denoiser=_jitted(refresher.denoiser, shape))
@@ -302,8 +304,7 @@ class HostRunner:
 
     def step(self, state: DecodeState) -> tuple[DecodeState, StepRecord, int, int]:
         """As `JaxRunner.step`."""
-        spec, programs = self._spec, self._programs
-        params = self._params if self._drafts else None  # otherwise nothing here reads them
+        spec, programs, params = self._spec, self._programs, self._params_read
         if self._planned is None or self._drafts:
             state, plan, numbers = programs.draft(spec, params, state)
             self._planned = plan, np.asarray(numbers)

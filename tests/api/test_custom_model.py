@@ -14,9 +14,8 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2]]
 CONFIG = lj.SamplerConfig.from_flat(gen_length=16, block_length=8, threshold=0.5)
 
 
-@pytest.mark.parametrize(
-    "cache", ["dual", *(pytest.param(c, marks=pytest.mark.slow) for c in ("none", "blockwise"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["dual", "none", "blockwise"])
 def test_both_loops_and_any_batch_decode_alike(cache):
     model, config = mixer(), CONFIG.replace(cache=cache)
     together = lj.generate(model, PROMPTS, config, loop="compiled")

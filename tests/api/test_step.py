@@ -112,8 +112,8 @@ def test_prompts_of_different_lengths_share_a_program(model, prompts):
     ]
     shapes = [jax.eval_shape(lambda pair: pair, pair) for pair in starts]
     assert shapes[0] == shapes[1]
-    padded = lj.generate(model, prompts[:1], CONFIG, prompt_length=100)
-    expected = lj.generate(model, prompts[:1], CONFIG)
+    padded = lj.generate(model, prompts, CONFIG, prompt_length=100)
+    expected = lj.generate(model, prompts, CONFIG)
     np.testing.assert_array_equal(padded.tokens, expected.tokens)
 
 

@@ -237,6 +237,7 @@ class TestLiteRT:
         found = lj.generate(model, prompts[1:], config, backend="litert")
         assert_same(found, lj.generate(model, prompts[1:], config, loop="host"))
 
+    @pytest.mark.slow
     def test_infilling(self) -> None:
         canvas = list(range(5, 25))
         canvas[2:7] = canvas[8:18:2] = [ON_THE_GRID.config.mask_id] * 5

@@ -224,6 +224,7 @@ def attend_in_turn(query, keys, values, hidden, caches):
     for canvas, cache in enumerate(caches):
         own = slice(canvas * FEW, (canvas + 1) * FEW)
         visible = ~hidden[:, own, :-FEW], ~hidden[:, own, -FEW:]
+        cache = CachedLayer(cache.keys[None], cache.values[None], 0)
         parts.append(attend(query[:, own], (keys[:, own], values[:, own]), visible, cache))
     return jnp.concatenate(parts, axis=1)
 
@@ -244,7 +245,7 @@ def test_attention_matches_the_model(canvases, cached, heads, kv_heads):
     hidden[..., -1] = False  # a row that sees nothing gives any value
     bias = jnp.where(hidden, jnp.float32(HIDDEN_SCORE), jnp.float32(0))
     caches = [
-        CachedLayer(noise(1, kv_heads, cached, HEAD_DIM), noise(1, kv_heads, cached, HEAD_DIM), 0)
+        CachedLayer(noise(kv_heads, cached, HEAD_DIM), noise(kv_heads, cached, HEAD_DIM), 0)
         for _ in range(canvases)
     ]
     np.testing.assert_allclose(

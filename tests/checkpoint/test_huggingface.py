@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from llada_jax.checkpoint import huggingface, load_params, save_huggingface
 from llada_jax.checkpoint.config_json import config_from_hf, config_to_hf
 from llada_jax.model.families.family import families
-from llada_jax.model.params import Experts, init_params
+from llada_jax.model.params import Experts
 from llada_jax.model.quantize import QuantArray, dequantize
 from tests.checkpoint.folders import (
     FAMILIES,
@@ -34,6 +34,7 @@ from tests.checkpoint.folders import (
     write_shards,
 )
 from tests.checkpoint.numpy_model import numpy_logits, random_tensors
+from tests.drawn_params import drawn_params
 
 LLADA_TO_HF_KEYS = {
     "d_model": "hidden_size",
@@ -292,7 +293,7 @@ def test_a_dense_first_layer_in_either_spelling() -> None:
 def test_a_configuration_without_spelling_is_refused(tmp_path: Path) -> None:
     config, _ = loaded(GOLDENS / "llada-mha")
     odd = config.replace(shift_logits=True)
-    params = init_params(odd, jax.random.key(0))
+    params = drawn_params(odd)
     with pytest.raises(ValueError, match=r"\['shift_logits'\] .* have no key in family 'llada'"):
         save_huggingface(tmp_path / "saved", odd, params)
     assert not any(tmp_path.iterdir())

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llada_jax.checkpoint import load_params, open_checkpoint, save_huggingface
 from llada_jax.checkpoint.sources import StoredTensor
 from llada_jax.config import ModelConfig, MoEConfig
-from llada_jax.model.params import ModelParams, init_params, named_specs, parameter_name
+from llada_jax.model.params import ModelParams, named_specs, parameter_name
 from llada_jax.model.quantize import QuantArray, dequantize
 from tests.checkpoint.folders import (
     FAMILIES,
@@ -25,7 +25,8 @@ from tests.checkpoint.folders import (
     write_folder,
     write_shards,
 )
-from tests.checkpoint.test_gguf import MODELS, write_gguf
+from tests.checkpoint.test_gguf import EVERY_PAIR, write_gguf
+from tests.drawn_params import drawn_params
 
 
 def by_name(params: ModelParams) -> dict[str, Any]:
@@ -68,8 +69,7 @@ def test_shards(family: str, tmp_path: Path) -> None:
     assert_streams(write_shards(tmp_path, golden_config(family), golden_tensors(family), 3))
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize(("model", "kind"), EVERY_PAIR)
 def test_gguf(model: str, kind: str, tmp_path: Path) -> None:
     """LLaDA's queries and keys have permuted rows there."""
     assert_streams(write_gguf(tmp_path / "model.gguf", model, kind))
@@ -144,7 +144,7 @@ def test_a_single_expert_is_a_stack_of_one(tmp_path: Path) -> None:
         qk_norm=True,
         moe=MoEConfig(n_experts=1, experts_per_token=1, expert_width=16),
     )
-    params = init_params(config, jax.random.key(0))
+    params = drawn_params(config)
     save_huggingface(tmp_path / "model", config, params, "float32")
     assert_streams(tmp_path / "model")
 

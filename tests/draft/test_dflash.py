@@ -14,9 +14,9 @@ from llada_jax.config import ModelConfig
 from llada_jax.draft.dflash import DFlash
 from llada_jax.draft.network import DFlashConfig, context_rows, init_drafter, tapped
 from llada_jax.model.forward import forward
-from llada_jax.model.params import init_params
 from llada_jax.sampler.drafters.drafter import DraftView
 from llada_jax.sampler.drafters.own import Own
+from tests.drawn_params import drawn_params
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "dflash"
 TARGET = ModelConfig(
@@ -31,7 +31,7 @@ PROMPTS = [[5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8]]
 def pair() -> lj.Model:
     """Returns a random target with a random drafter."""
     config = DFlashConfig(shape=SHAPE, taps=(2, 0), block_length=4, mask_id=38, target_layers=4)
-    params = init_params(TARGET, jax.random.key(0))
+    params = drawn_params(TARGET)
     params = params._replace(layers=jax.tree.map(lambda leaf: 3 * leaf, params.layers))
     drafter = DFlash(config, init_drafter(config, jax.random.key(1)))
     return lj.Model(TARGET, params, None).with_drafter(drafter)
@@ -50,7 +50,7 @@ def test_the_context_has_the_targets_states_of_the_certain_tokens():
     assert (record.counts.draft_rows == 3).all()
     drafter, positions = model.drafter, jnp.arange(state.tokens.shape[1])[None]
     tokens = jnp.minimum(state.tokens, TARGET.vocab_size - 1)  # masks are no tokens here
-    taps = tapped(model.params, TARGET, tokens, drafter.taps)
+    taps = jax.jit(tapped, static_argnums=(1, 3))(model.params, TARGET, tokens, drafter.taps)
     expected = context_rows(drafter.params, drafter.config, taps, jnp.tile(positions, (2, 1)))
     for row, end in enumerate(state.n_cached.tolist()):
         assert len(PROMPTS[row]) < end < len(PROMPTS[row]) + 10
@@ -58,7 +58,8 @@ def test_the_context_has_the_targets_states_of_the_certain_tokens():
             np.testing.assert_allclose(kept[row, :, :end], wanted[row, :, :end], rtol=0, atol=1e-4)
     while not state.done.all():
         state, record = step(decoding, state)
-    best = forward(model.params, TARGET, jnp.minimum(state.tokens, 39)).argmax(-1)
+    tokens = jnp.minimum(state.tokens, 39)
+    best = jax.jit(forward, static_argnums=1)(model.params, TARGET, tokens).argmax(-1)
     for row, prompt in enumerate(PROMPTS):
         generated = slice(len(prompt), len(prompt) + 10)
         before = slice(len(prompt) - 1, len(prompt) + 9)

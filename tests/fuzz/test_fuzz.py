@@ -11,7 +11,7 @@ from tests.fuzz.judge import Watch
 from tests.fuzz.kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
-CASES = 60
+CASES = 30
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -28,7 +28,9 @@ def counted(params, hidden, discounted=(DISCOUNTED,)):
     return logits
 
 
-@pytest.mark.parametrize("chunk", [7, 16, VOCAB])
+@pytest.mark.parametrize(
+    "chunk", [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (16, VOCAB))]
+)
 def test_every_chunk_size_measures_the_same(chunk):
     params, hidden = random_case(VOCAB, 8, 5, 2.0)
     _, before = random_case(VOCAB, 8, 5, 1.0)

@@ -82,8 +82,7 @@ def test_parameters_have_the_described_shapes(family: str, tied: bool) -> None:
 
 
 @pytest.mark.parametrize("family", families())
-def test_random_parameters_run(family: str) -> None:
-    """All are traced, and a mixture runs."""
+def test_random_parameters_fit_the_forward(family: str) -> None:
     config = tiny(family).replace(n_layers=2)
 
     def run(key: jax.Array) -> jax.Array:
@@ -91,8 +90,6 @@ def test_random_parameters_run(family: str) -> None:
 
     out = jax.eval_shape(run, jax.random.key(0))
     assert out.shape == (1, 6, config.vocab_size)
-    if family == "llada2":
-        assert np.isfinite(jax.jit(run)(jax.random.key(0))).all()
 
 
 @pytest.mark.parametrize("family", families())

@@ -90,12 +90,13 @@ def test_greedy_self_speculation_matches_token_by_token_decoding(seed):
     assert (found.nfe <= 2 * one.nfe).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "name"),
     [
         ("nemotron", "self_speculation"),
-        pytest.param("nemotron", "nemotron", marks=pytest.mark.slow),
-        pytest.param("wedlm", "wedlm", marks=pytest.mark.slow),
+        ("nemotron", "nemotron"),
+        ("wedlm", "wedlm"),
     ],
 )
 def test_a_batch_decodes_each_row_as_alone(family, name):

@@ -99,7 +99,7 @@ def test_results_arrive_in_the_order_of_the_prompts():
     assert taken.offered == taken.useful == 2 * ONE_BY_ONE.gen_length
 
 
-@pytest.mark.parametrize("loop", ["compiled", "host"])
+@pytest.mark.parametrize("loop", ["compiled", pytest.param("host", marks=pytest.mark.slow)])
 def test_a_bad_canvas_ends_the_stream_at_its_turn(loop):
     prompts = [[3, 1], [4, 1], [9, 2], [5, 3], [6, 5]]
     bad = poisoned({9: 3, 5: 1})

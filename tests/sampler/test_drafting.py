@@ -1,6 +1,7 @@
 """Draft and verify: the tokens of plain decoding, in fewer forwards, whatever is drafted."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -114,6 +115,29 @@ def test_a_perfect_drafter_fills_every_forward_and_a_useless_one_costs_none(loop
         result = lj.generate(model, PROMPTS, config.replace(drafter=scripted), **options)
         np.testing.assert_array_equal(result.generated, expected)
         assert ((result.nfe == GEN) == (right * proposed == 0)).all()
+
+
+@pytest.mark.slow
+def test_the_host_loop_passes_only_the_parameters_that_a_drafter_reads():
+    model, expected = case()
+    seen = []
+
+    @lj.drafter
+    class Watched(Scripted):
+        def params_read(self, params):
+            return None, params[1]
+
+        def draft(self, params, view, count):
+            seen.append(params[0])
+            return super().draft(params, view, count)
+
+    config = with_ids(DRAFTED.replace(eos_early_stop=False, drafter=Watched()), MODEL)
+    denoiser = replace(lj.start(model, PROMPTS, config)[0].denoiser, traceable=False)
+    seen.clear()
+    found = decode(denoiser, model.params, MODEL, PROMPTS, config, loop="host").generated
+    np.testing.assert_array_equal(found, expected)
+    assert seen and seen == [None] * len(seen)
+    assert Lookup().params_read(model.params) is None
 
 
 def test_an_end_inside_accepted_drafts_stops_the_sequence():

@@ -99,7 +99,7 @@ def test_a_bad_canvas_stops_and_the_others_go_on() -> None:
     assert seen[-1].nfe.tolist() == [LENGTH, 3, LENGTH]
 
 
-@pytest.mark.parametrize("loop", ["compiled", "host"])
+@pytest.mark.parametrize("loop", ["compiled", pytest.param("host", marks=pytest.mark.slow)])
 def test_scores_that_are_not_requested_may_be_nan(loop: Any) -> None:
     expected = toy_decode(PROMPTS, ONE_BY_ONE, loop=loop)
     for poison in (poisoned({}, "entropy"), poisoned({4: 0})):

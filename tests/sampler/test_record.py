@@ -29,10 +29,12 @@ def test_the_head_measures_doubt_exactly():
     config = with_ids(STAGED, CONFIG)
     denoiser = toy_denoiser(config)
     assert denoiser.measure_rows is not None
-    head = denoiser.measure_rows(
+    head = jax.jit(denoiser.measure_rows)(
         jnp.int32(0), HIDDEN, None, HeadRequest(listed=STANDING[..., None])
     )
-    logits = toy_logits(jnp.int32(0), HIDDEN).at[..., jnp.array([CONFIG.mask_id])].set(-jnp.inf)
+    logits = (
+        jax.jit(toy_logits)(jnp.int32(0), HIDDEN).at[..., jnp.array([CONFIG.mask_id])].set(-jnp.inf)
+    )
     share = jnp.take_along_axis(jax.nn.softmax(logits), STANDING[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(token_probability(head), share, rtol=1e-5)
     bound = token_probability(HeadOut(head.scores, None))

@@ -74,7 +74,8 @@ def test_states_and_windows_match_the_run(name, monkeypatch):
         json.dumps(run, allow_nan=False)
 
 
-@pytest.mark.parametrize("loop", ["host", pytest.param("compiled", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["host", "compiled"])
 def test_scores_are_kept_on_demand_and_change_nothing_else(loop):
     sampler = SamplerConfig.from_flat(**BASE, **SAMPLERS["multi_block"])
     plain = toy_decode(PROMPTS, sampler, loop="host").trace

@@ -35,7 +35,7 @@ def test_final_tokens_end_where_one_may_change():
     assert final_tokens(tokens[:4], status[:4]).tolist() == [2, 3]
 
 
-@pytest.mark.parametrize("loop", ["compiled", "host"])
+@pytest.mark.parametrize("loop", ["compiled", pytest.param("host", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("settings", "salt"),  # toys whose first answer has no EOS in two blocks
     [
@@ -101,19 +101,31 @@ def test_stop_needs_a_tokenizer_and_strings():
         lj.infill(model, [[1, model.config.mask_id]], config)
 
 
-def test_a_model_stops_and_a_stream_equals_generate():
+@pytest.fixture(scope="module")
+def whole_run():
+    """A model, prompts, a sampler with a stop string that the answers lack, and the answers."""
     model = lj.load("tiny")
     assert model.tokenizer is not None
     question = [{"role": "user", "content": "Anna had 6 apples. She ate 1. How many are left?"}]
     prompts = [model.tokenizer.encode_chat(question), model.tokenizer.encode("2+2=")]
     config = lj.SamplerConfig.preset("blockwise", gen_length=24, block_length=8, stop=("\0",))
-    whole = lj.generate(model, prompts, config)  # contains no such stop, but shares the program
+    return model, prompts, config, lj.generate(model, prompts, config)
+
+
+def test_a_model_stops(whole_run):
+    model, prompts, config, whole = whole_run
     stop = whole.text[0][2:5]
     result = lj.generate(model, prompts, config.replace(stop=(stop,)))
     assert result.text == [before_stop(text, (stop,)) for text in whole.text]
     assert result.text[0] == whole.text[0][:2] and result.nfe[0] <= whole.nfe[0]
+
+
+@pytest.mark.slow
+def test_a_stream_stops_as_generate_does(whole_run):
+    model, prompts, config, whole = whole_run
+    stop = whole.text[0][2:5]
     stream = lj.generate_stream(model, prompts, config.replace(stop=(stop,)), places=2)
-    assert [each.text[0] for each in stream] == result.text
+    assert [each.text[0] for each in stream] == [before_stop(text, (stop,)) for text in whole.text]
 
 
 def test_settled_text_cannot_be_taken_back():

@@ -20,8 +20,6 @@ SWITCHES = {
     "refresh": {"refresh": "none"},
 }
 
-QUICK = ("lookahead",)
-
 
 def parts_at_work(trace: Trace) -> set[str]:
     """The parts of llada.cpp's decoding that the trace of one prompt shows."""
@@ -38,13 +36,8 @@ def parts_at_work(trace: Trace) -> set[str]:
     return {part for part, at_work in shows.items() if at_work}
 
 
-@pytest.mark.parametrize(
-    "switch",
-    [
-        pytest.param(switch, marks=[] if switch in QUICK else pytest.mark.slow)
-        for switch in SWITCHES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("switch", SWITCHES)
 def test_one_part_is_off_and_the_others_are_on(switch):
     config = EVERYTHING.replace(**SWITCHES[switch])
     run = toy_decode([PROMPT], config, salt=6, loop="host")

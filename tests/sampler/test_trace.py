@@ -138,7 +138,7 @@ def test_fields_that_the_device_model_reads(trace):
     assert trace.settings["sampler"]["cache"] == "dual"
 
 
-@pytest.mark.parametrize("loop", ["host", "compiled"])
+@pytest.mark.parametrize("loop", ["compiled", pytest.param("host", marks=pytest.mark.slow)])
 def test_a_row_finished_by_one_forward_commits_nothing_later(loop):
     config = lj.SamplerConfig.from_flat(
         gen_length=8, block_length=8, threshold=0.2, eos_early_stop=True

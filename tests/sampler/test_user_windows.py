@@ -48,6 +48,7 @@ def test_dropped_positions_are_not_run():
     assert first.tolist() == [5 + 8 + 2 + 1, 2 + 8 + 2 + 1]
 
 
+@pytest.mark.slow
 def test_a_window_without_reruns_decodes_as_blockwise():
     @lj.window
     class Block(LeastConfident):

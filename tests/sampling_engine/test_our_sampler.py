@@ -1,5 +1,8 @@
 """On real logits the machine makes the same decisions as our sampler, step by step."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,7 +24,7 @@ def our_step(logits, tokens, is_open, quota, config):
     scores = start_scores(logits.shape[:2], jnp.dtype("float32"))
     scores = finish_scores(absorb_chunk(scores, logits, 0, None, ScoreRules()))
     transfer = commits(observed(scores, is_open, quota, config), config)
-    return np.asarray(jnp.where(transfer, scores.token, tokens)), np.asarray(transfer)
+    return jnp.where(transfer, scores.token, tokens), transfer
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -35,13 +38,14 @@ def test_the_machine_matches_our_sampler(mode):
     config = lj.SamplerConfig.from_flat(gen_length=ROWS, block_length=ROWS, steps=STEPS)
     sampling = Sampling(batch=2, rows=ROWS, vocab=model.config.vocab_size, mode=mode)
     k = np.full(2, ROWS // STEPS, np.int32)
+    step = jax.jit(partial(our_step, config=config))
     for _ in range(STEPS):
         logits = np.array(lj.forward(model, canvas))[:, length:]
         logits[..., mask_id] = -np.inf
         tokens = canvas[:, length:].copy()
         inputs = StepInputs(logits, tokens, tokens == mask_id, k)
         found = run(sampling, exact_engine(128), inputs)
-        after, transfer = our_step(*map(jnp.asarray, (logits, tokens, inputs.open, k)), config)
+        after, transfer = map(np.asarray, step(logits, tokens, inputs.open, k))
         best, confidence = best_tokens(logits)
         np.testing.assert_array_equal(found.predictions, np.where(inputs.open, best, tokens))
         for row in range(2):  # the same ones, except for ties of confidence in float32

@@ -11,11 +11,10 @@ from llada_jax.checkpoint import load_params, save_huggingface
 from llada_jax.config import LoraConfig
 from llada_jax.model.forward import forward
 from llada_jax.model.lora import Adapter, init_adapters, merge_adapters, with_adapters
-from llada_jax.model.params import init_params
 from llada_jax.model.quantize import AdaptedWeight, dequantize, is_quantized, linear, quantize
 from llada_jax.training.loop import train
 from llada_jax.training.state import create_state, make_train_step, trained_params
-from tests.drawn_params import cast_params
+from tests.drawn_params import cast_params, drawn_params
 from tests.training import echo
 
 MODEL = echo.MODEL.replace(
@@ -27,7 +26,7 @@ CONFIG = echo.CONFIG.replace(steps=30, peak_lr=0.03, optimizer="adamw", weight_d
 
 @cache
 def base(dtype: str | None = None):
-    params = init_params(MODEL, jax.random.key(3))
+    params = drawn_params(MODEL, 3)
     return jax.block_until_ready(params if dtype is None else cast_params(MODEL, params, dtype))
 
 

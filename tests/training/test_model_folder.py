@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from llada_jax.checkpoint import load_params
-from llada_jax.model.params import init_params
 from llada_jax.text import Tokenizer
 from llada_jax.training.model_folder import (
     CARD_FILE,
@@ -19,6 +18,7 @@ from llada_jax.training.model_folder import (
     export_model,
     thinned,
 )
+from tests.drawn_params import drawn_params
 from tests.training import echo
 
 TOKENIZER_FOLDER = Path(__file__).parents[2] / "llada_jax" / "assets" / "tiny"
@@ -30,7 +30,7 @@ MODEL = echo.MODEL.replace(
 
 @pytest.fixture
 def params():
-    return init_params(MODEL, jax.random.key(0))
+    return drawn_params(MODEL)
 
 
 def export(folder: Path, params, tokenizer_folder: Path = TOKENIZER_FOLDER) -> None:

@@ -102,7 +102,7 @@ def test_the_loss_equals_a_loop_over_canvases(objective, logits_of, params):
     half = len(seen) // 2 if revises else len(seen)
     plain = TrainingBatch(*(each[:half] for each in BATCH))
     plain_key = jax.random.split(key)[0] if revises else key
-    masked = corrupt(plain_key, plain, MASK, SMALLEST)
+    masked = jax.jit(corrupt, static_argnums=(2, 3))(plain_key, plain, MASK, SMALLEST)
     np.testing.assert_array_equal(seen[:half], masked.tokens)
     total = 0.0
     for row in range(len(seen)):

@@ -1,19 +1,19 @@
 """A mixture of a dense parent's neurons: copied parameters, and the initial outputs."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from llada_jax.config import MoEConfig
 from llada_jax.model.forward import forward
-from llada_jax.model.params import Experts, init_params
+from llada_jax.model.params import Experts
 from llada_jax.training.upcycling import dense_shape, upcycle
+from tests.drawn_params import drawn_params
 from tests.training.echo import MODEL
 
 MOE = MoEConfig(n_experts=4, experts_per_token=4, expert_width=MODEL.ffn_width // 4)
 MIXTURE = MODEL.replace(family="llada_moe", moe=MOE)
-PARENT = init_params(MODEL, jax.random.key(0))
+PARENT = drawn_params(MODEL)
 
 
 def test_with_all_experts_and_an_even_router_it_equals_the_parent():

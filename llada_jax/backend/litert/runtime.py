@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
@@ -121,6 +121,9 @@ class _Signature:
         self._model, self._name, self._buffers = model, name, host
         self.inputs = list(io["inputs"])
         self._copies: dict[str, np.ndarray] = {}
+        self._last: dict[str, tuple[ref[np.ndarray], ref[Any]]] = {}
+        """By input: its array in the last run, and the array's own buffer. An array keeps its
+        buffer alive."""
         self._outputs = {o: model.create_output_buffer_by_name(name, o) for o in io["outputs"]}
         details = model.get_output_tensor_details(name)
         self._views = {o: host.array(buffer, details[o]) for o, buffer in self._outputs.items()}
@@ -139,8 +142,12 @@ class _Signature:
 
     def _buffer_of(self, name: str, array: np.ndarray) -> Any:
         """Returns the array's own buffer, or one to which the array is copied."""
+        last = self._last.get(name)
+        if last is not None and last[0]() is array:  # the caches, in most runs
+            return last[1]()
         owner = self._buffers.owner(array)
         if owner is not None:
+            self._last[name] = ref(array), ref(owner)
             return owner
         if name not in self._copies:
             self._copies[name] = self.allocate(name)

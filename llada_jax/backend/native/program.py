@@ -193,8 +193,7 @@ def _mix(config, bucket, projected, small, cos, sin, bias, caches):
     parts = [projected[None, :, end - size : end] for end, size in zip(ends, sizes, strict=True)]
     nothing = [jnp.zeros((config.n_kv_heads, 0, config.head_dim))] * 2
     cached = [
-        CachedLayer(keys[None], values[None], 0)
-        for keys, values in caches or [nothing] * bucket.canvases
+        CachedLayer(keys, values, 0) for keys, values in caches or [nothing] * bucket.canvases
     ]
     angles = Rotation(cos[None, :, None], sin[None, :, None])
     mixed, fresh = mix_heads(config, attend_by_canvas, parts, small, angles, bias[None], cached)

@@ -26,6 +26,12 @@ class DraftView(NamedTuple):
 class Drafter(Policy):
     """Proposes the tokens after each sequence's last certain one. JAX traces its functions."""
 
+    def params_read(self, params: Params) -> Any:
+        """Returns the part of the parameters that `observe` and `draft` read, in a form that both
+        can read like all of them. The host loop passes it to each of its programs, and to pass the
+        480 arrays of SmolLM2 in int8 takes about 0.4 ms."""
+        return params
+
     def init(self, params: Params, sizes: Sizes) -> Any:
         """Returns the memory before the first forward: arrays with the batch as first axis."""
         return ()

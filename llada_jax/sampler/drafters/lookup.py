@@ -29,6 +29,9 @@ class Lookup(Drafter):
             f"min_ngram is {self.min_ngram}; allowed: up to max_ngram ({self.max_ngram})",
         )
 
+    def params_read(self, params: Params) -> None:
+        return None
+
     def draft(self, params: Params, view: DraftView, count: int) -> Int[Array, "B count"]:
         tokens, anchor = view.tokens, view.anchor[:, None]
         at = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]

@@ -22,6 +22,9 @@ class Own(Drafter):
     """Drafts by look-up in texts that repeat themselves, and otherwise with the model's own drafter
     (`Model.drafter`), which reads states of the model and proposes up to its block's length."""
 
+    def params_read(self, params: Params) -> Any:
+        return params._replace(layers=())  # embedding, head, and the drafter
+
     def init(self, params: Params, sizes: Sizes) -> Any:
         return params.drafter.init(sizes)
 

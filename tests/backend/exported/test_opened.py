@@ -102,6 +102,7 @@ def test_canvases_beyond_the_buckets(whole: Path) -> None:
             lj.generate(lj.load(whole), [prompt], config, backend="litert")
 
 
+@pytest.mark.slow
 def test_more_rows_than_the_head_takes_at_a_time(whole: Path) -> None:
     """Three canvases with 8 open rows each, which are all scored."""
     model = lj.load(whole)

@@ -113,6 +113,7 @@ def exported_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_bundled_model_in_int8(exported_tiny: Path) -> None:
     """The file contains the same integers as a model that is loaded as int8."""
     expected, found = lj.load("tiny", "int8"), lj.load(exported_tiny)

@@ -52,7 +52,9 @@ def spread_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)))
 
 
-@pytest.mark.parametrize("variant", ["mha", "one_kv_head", "all"])
+@pytest.mark.parametrize(
+    "variant", ["all", *(pytest.param(v, marks=pytest.mark.slow) for v in ("mha", "one_kv_head"))]
+)
 def test_float32_is_the_steps_own_function_in_every_bucket_of_a_file(variant: str) -> None:
     config = VARIANTS[variant].replace(n_layers=2 if variant == "all" else 1)
     params = random_params(config)

@@ -264,6 +264,24 @@ def test_each_matrix_feeds_a_fully_connected_kernel_as_it_is(
         assert {op_name(model, operator) for operator in graph.operators} <= KERNELS
 
 
+def test_attention_reads_the_cache_as_it_is(tmp_path: Path) -> None:
+    """LiteRT would copy a reshaped cache in every step. A layer transposes queries, keys, values
+    and outputs once each."""
+    steps = body_steps(GQA, "int8", BUCKETS[1:])
+    model = parse(write(tmp_path / "x.tflite", steps, random_params(GQA)))
+    (signature,), (graph,) = model.signatureDefs, model.subgraphs
+    inputs = {tensor.tensorIndex: tensor.name.decode() for tensor in signature.inputs}
+    readers = Counter(
+        (inputs[index].partition("_")[0], op_name(model, operator))
+        for operator in graph.operators
+        for index in operator.inputs
+        if index in inputs
+    )
+    assert [name for kind, name in readers if kind in ("keys", "values")] == 2 * ["BATCH_MATMUL"]
+    names = Counter(op_name(model, operator) for operator in graph.operators)
+    assert names["TRANSPOSE"] == 4 * GQA.n_layers
+
+
 def test_the_file_contains_no_path_of_this_machine(tmp_path: Path) -> None:
     path = write(tmp_path / "x.tflite", body_steps(GQA, "int8"), random_params(GQA))
     content = path.read_bytes()

@@ -17,7 +17,11 @@ def int8_model(config=GQA) -> lj.Model:
 
 
 @pytest.mark.parametrize(
-    "config", [GQA, VARIANTS["all"].replace(tied_embeddings=False)], ids=["gqa", "all"]
+    "config",
+    [
+        pytest.param(GQA, id="gqa", marks=pytest.mark.slow),
+        pytest.param(VARIANTS["all"].replace(tied_embeddings=False), id="all"),
+    ],
 )
 def test_tokens_equal_xla(config):
     model = int8_model(config)

@@ -2,23 +2,22 @@
 
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 
 from llada_jax.backend.weights import InMemory
 from llada_jax.experts.decoding.expert_file import PAGE, ExpertFile, page_aligned, write_experts
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
-from llada_jax.model.params import init_params
 from llada_jax.model.quantize import QuantArray, quantize
 from tests.checkpoint.folders import GOLDENS, loaded
+from tests.drawn_params import drawn_params
 
 
 @pytest.fixture(scope="module")
 def mixture():
     config = loaded(GOLDENS / "llada-moe", "float32")[0]
     config = config.replace(moe=replace(config.moe, expert_width=32))
-    return config, init_params(config, jax.random.key(0))
+    return config, drawn_params(config)
 
 
 @pytest.fixture

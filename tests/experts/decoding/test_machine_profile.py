@@ -2,14 +2,13 @@
 
 from types import SimpleNamespace
 
-import jax
 import pytest
 
 from llada_jax.backend.weights import InMemory
 from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts
 from llada_jax.experts.decoding.machine_profile import MachineProfile, measure_machine
-from llada_jax.model.params import init_params
 from tests.checkpoint.folders import GOLDENS, loaded
+from tests.drawn_params import drawn_params
 
 SHAPE = ExpertShape(3, 8, 64, 48, "int8")
 PROFILE = MachineProfile(
@@ -40,7 +39,7 @@ def test_a_profile_is_saved_and_loaded(tmp_path):
 @pytest.mark.slow
 def test_a_measured_profile_has_positive_times(tmp_path):
     config = loaded(GOLDENS / "llada-moe", "float32")[0]
-    params = init_params(config, jax.random.key(0))
+    params = drawn_params(config)
     write_experts(tmp_path / "experts", config, InMemory(params), "int8")
     file = ExpertFile(tmp_path / "experts")
     found = measure_machine(params, config, file, rows=4)

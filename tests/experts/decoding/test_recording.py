@@ -89,7 +89,7 @@ def test_bad_recordings_are_refused():
         trace(step([9, 9], [4, 5], scores=nan), current=[0])
 
 
-FAMILIES = ("llada-moe", "llada2-moe")
+FAMILIES = (pytest.param("llada-moe", marks=pytest.mark.slow), "llada2-moe")
 
 
 @functools.cache

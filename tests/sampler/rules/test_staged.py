@@ -63,7 +63,9 @@ FIGURE_9_SLIDING = [*FIGURE_9[:3], {5: (F, 0.9), 6: (G, 0.8)}, {7: (H, 0.9), 8: 
 """The window keeps its size: while `e` and `f` are fed, it only has room for `g`."""
 
 
-@pytest.mark.parametrize("window", ["by_cache", "multi_block"])
+@pytest.mark.parametrize(
+    "window", ["by_cache", pytest.param("multi_block", marks=pytest.mark.slow)]
+)
 def test_the_example_of_the_paper(window):
     slides = window == "multi_block"
     figure = FIGURE_9_SLIDING if slides else FIGURE_9
@@ -159,7 +161,7 @@ def test_an_eos_after_an_eos_is_not_measured():
     def script(forward, position, masked):
         return (position if position < 4 else EOS), 0.6 if masked and forward < 2 else 0.9
 
-    trace, fed = story(script, end_steps=3)
+    trace, fed = story(script)
     assert trace.shadow_rows[1, 0] == 2 and fed[1][5] == [EOS]
     assert trace.nfe.tolist() == [3]
 
@@ -198,8 +200,12 @@ def test_a_token_that_is_fed_anyway_needs_no_extra_row():
 @pytest.mark.parametrize(
     "window",
     [
-        pytest.param({}, id="by_cache", marks=pytest.mark.slow),
-        pytest.param({"window": "multi_block", "lookahead_trigger": 0}, id="multi_block"),
+        pytest.param({}, id="by_cache"),
+        pytest.param(
+            {"window": "multi_block", "lookahead_trigger": 0},
+            id="multi_block",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_shifted_model_revises_a_token_from_the_row_before(window):
@@ -218,7 +224,7 @@ def test_a_shifted_model_revises_a_token_from_the_row_before(window):
 
 
 @pytest.mark.parametrize(
-    "end_steps", [*[pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3)], 9]
+    "end_steps", [4, *[pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3)]]
 )
 def test_forwards_after_the_last_mask(end_steps):
     trace, _ = story(lambda f, position, masked: (position, 0.6), end_steps=end_steps)
@@ -226,7 +232,7 @@ def test_forwards_after_the_last_mask(end_steps):
 
 
 def test_decoding_ends_once_all_tokens_are_stable():
-    trace, _ = story(lambda f, position, masked: (position, 0.6 + 0.1 * f), end_steps=9)
+    trace, _ = story(lambda f, position, masked: (position, 0.6 + 0.1 * f))
     assert trace.nfe.tolist() == [3], "no longer than tokens are visible"
 
 

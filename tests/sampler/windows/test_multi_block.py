@@ -36,9 +36,8 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "variant", ["mask", *[pytest.param(v, marks=pytest.mark.slow) for v in ("quota",)]]
-)
+@pytest.mark.slow  # rules/test_staged.py has the window in both loops
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_both_loops_and_any_batch_decode_alike(variant):
     config = SLIDING.replace(**VARIANTS[variant])
     seeds = [11, 22, 33]
@@ -53,7 +52,6 @@ def test_both_loops_and_any_batch_decode_alike(variant):
     ("model", "trigger"),
     [
         pytest.param(CONFIG, 4, id="bidirectional"),
-        pytest.param(SHIFTED, 8, id="shifted"),
         *[
             pytest.param(model, trigger, marks=pytest.mark.slow)
             for model in (CONFIG, BLOCK_CAUSAL, SHIFTED)
@@ -235,6 +233,7 @@ def test_the_trigger_decides_when_the_window_grows(trigger):
             {"latency_table": table((8, 12, 32), (1.0, 2.1, 4.0))},
             8,
             id="too_slow",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             {"latency_table": table((12, 32), (1.0, 2.5))},

@@ -43,7 +43,7 @@ slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize("mode", ["performance", pytest.param("edge", marks=slow)])
-@pytest.mark.parametrize("vlen", [8, 16, 32])
+@pytest.mark.parametrize("vlen", [8, *(pytest.param(vlen, marks=slow) for vlen in (16, 32))])
 def test_a_program_runs_on_the_wires(vlen, mode):
     sampling = Sampling(batch=2, rows=4, vocab=70, mode=mode)
     found = assert_runs(sampling, vlen, Simulation)
