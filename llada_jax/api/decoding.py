@@ -4,6 +4,7 @@ The sampler knows no model, tokenizer or backend: the functions here turn a `Mod
 what `sampler.generate` takes, and give its results the model's tokenizer.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -235,6 +236,12 @@ def _functions(
     """Returns the model's functions on a backend, and the parameters, with the model's drafter if
     the sampler drafts with it. Raises ValueError if the model has none."""
     rules, drafter = score_rules(config), model.drafter
+    if config.drafter is not None and model.stored_as not in ("float32", "custom"):
+        warnings.warn(
+            f"drafts are verified in {model.stored_as}, where a forward of several rows can round "
+            "differently from one row: near ties, answers can differ from plain decoding",
+            stacklevel=2,
+        )
     if not isinstance(config.drafter, Own):
         return backend_denoiser(model, backend, rules), model.params
     require(

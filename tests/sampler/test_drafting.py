@@ -140,6 +140,14 @@ def test_the_host_loop_passes_only_the_parameters_that_a_drafter_reads():
     assert Lookup().params_read(model.params) is None
 
 
+def test_a_model_whose_forwards_round_differently_warns(monkeypatch):
+    monkeypatch.setattr(lj.Model, "stored_as", "int8")
+    model, _ = case()
+    with pytest.warns(UserWarning, match="drafts are verified in int8, where a forward of several"):
+        lj.start(model, PROMPTS, DRAFTED)
+    lj.start(model, PROMPTS, lj.SamplerConfig.preset("autoregressive", gen_length=GEN))
+
+
 def test_an_end_inside_accepted_drafts_stops_the_sequence():
     """The toy's answers to these prompts have an EOS among drafts that are right."""
     prompts = [[7, 7], [1, 2, 3], [20]]
