@@ -8,7 +8,7 @@ A forward of B rows verifies B - 1 drafts. It yields 1 + a(1) + ... + a(B - 1) t
 the share of cycles whose first k drafts are accepted: measured by `experiments.train_draft`
 (`trained`), or given. Before each forward the drafter runs: some layers of the model's width over
 the same rows, and the head. All times are modelled; bands are 95 % intervals of the device model.
-`relative/...` is a forward's time divided by that of one row: more tokens per forward than this
+`relative/...` is a forward's time divided by the time of one row: more tokens per forward than this
 save time. The run folder gets `blocks.png`.
 """
 

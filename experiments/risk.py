@@ -302,8 +302,8 @@ class Curve:
 
 
 def _comparison_rows(config: RiskConfig, table: Curve, fixed: Curve) -> list[ResultRow]:
-    """Returns the forwards of the table divided by those of a fixed threshold: as calibrated for
-    alpha, and where both have the same risk on the held-out items."""
+    """Returns the forwards of the table divided by the forwards of a fixed threshold: as calibrated
+    for alpha, and where both have the same risk on the held-out items."""
     rows, rng = [], np.random.default_rng(0)
     n = len(table.held_out)
     drawn = [np.arange(n), *rng.integers(0, n, (RESAMPLES, n))]

@@ -2,7 +2,7 @@
 
 Concurrent clients ask chat questions of mixed lengths for some seconds. In turns with that, the
 same model answers the questions as streams with the server's places, one for each answer length.
-Speeds are answer tokens per second; the server's memory is that of its process.
+Speeds are answer tokens per second; the server's memory is the memory of its process.
 """
 
 import json

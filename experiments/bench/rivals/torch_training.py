@@ -1,7 +1,7 @@
 """Training steps of LLaDA's architecture in PyTorch: fused attention, fused AdamW, autocast for
 bfloat16, eager or compiled. For an interpreter with PyTorch.
 
-A step is that of the objective `pretrain`: mask with a probability by canvas, predict, weight
+A step is a step of the objective `pretrain`: mask with a probability by canvas, predict, weight
 the cross-entropy of masks by its inverse, clip the gradient and update.
 """
 
