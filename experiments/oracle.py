@@ -21,13 +21,13 @@ import numpy as np
 from tqdm import tqdm
 
 import llada_jax as lj
+from experiments.harness.estimates import mean_of, ratio
 from experiments.harness.pictures import new_figure, save
 from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
 from llada_jax.api.schedule import Schedule, best_schedule
 from llada_jax.config import require, require_counts
-from llada_jax.evaluation.tally import ratio_of_means
 from llada_jax.evaluation.task import Item
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.sampler.config import SamplerConfig
@@ -193,13 +193,13 @@ def oracle_rows(name: str, schedules: Sequence[Schedule]) -> list[ResultRow]:
     stuck = sum(block.greedy is None for block in blocks)
     n = len(schedules)
     found = {
-        "forwards": ratio_of_means(upper),
-        "forwards_lower": ratio_of_means(lower),
-        "sequential": ratio_of_means(sequential),
+        "forwards": mean_of(upper.tolist()),
+        "forwards_lower": mean_of(lower.tolist()),
+        "sequential": mean_of(sequential.tolist()),
     }
     means = [
-        ResultRow(f"{name}/oracle/{key}", value, "forwards", n=n, interval=interval)
-        for key, (value, interval) in found.items()
+        ResultRow(f"{name}/oracle/{key}", mean.value, "forwards", n=n, interval=mean.interval)
+        for key, mean in found.items()
     ]
     return [
         *means,
@@ -223,8 +223,9 @@ def decoder_rows(name: str, schedules: Sequence[Schedule], one: Decoded) -> list
     shares["early"] = (one.early, one.tokens, "of tokens")
     rows = []
     for key, (above, below, unit) in shares.items():
-        value, interval = ratio_of_means(above, below)
-        rows.append(ResultRow(f"{name}/{key}", value, unit, n=len(above), interval=interval))
+        found = ratio(above.tolist(), below.tolist())
+        row = ResultRow(f"{name}/{key}", found.value, unit, n=found.n, interval=found.interval)
+        rows.append(row)
     rows.append(share_row(f"{name}/equal", int(one.equal.sum()), n, "of answers"))
     rows.append(share_row(f"{name}/right", int(one.right.sum()), n, "of answers"))
     for key, counts in (("waits", one.waits_of), ("early", one.early_of)):

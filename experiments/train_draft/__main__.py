@@ -28,6 +28,7 @@ import optax
 from flax.training.train_state import TrainState
 
 import llada_jax as lj
+from experiments.harness.estimates import ratio
 from experiments.harness.model_source import ModelSource
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point, resume_command
@@ -53,7 +54,6 @@ from llada_jax.config import (
 from llada_jax.draft.blocks import Blocks, greedy_cycles
 from llada_jax.draft.gated_lora import GatedLoraConfig
 from llada_jax.draft.network import DFlashConfig, default_taps
-from llada_jax.evaluation.tally import ratio_of_means
 from llada_jax.model.params import ModelParams
 from llada_jax.sampler.drafters.drafter import DraftView
 from llada_jax.sampler.drafters.lookup import Lookup
@@ -357,11 +357,14 @@ def rows(
             by_domain[answer.domain].append(answer)
         for domain, part in {"all": answers, **dict(sorted(by_domain.items()))}.items():
             for kind in ("both", "network", "lookup"):
-                tokens = np.array([len(answer.answer) - 1 for answer in part])
-                forwards = np.array([len(getattr(answer, kind)) for answer in part])
-                value, interval = ratio_of_means(tokens, forwards)
-                name, unit = f"{split}/{domain}/{kind}", "tokens per forward"
-                results.append(ResultRow(name, value, unit, n=len(part), interval=interval))
+                tokens = [len(answer.answer) - 1 for answer in part]
+                found = ratio(tokens, [len(getattr(answer, kind)) for answer in part])
+                name, unit, interval = (
+                    f"{split}/{domain}/{kind}",
+                    "tokens per forward",
+                    found.interval,
+                )
+                results.append(ResultRow(name, found.value, unit, n=found.n, interval=interval))
         n_cycles = sum(len(answer.both) for answer in answers)
         for name, share in summary(answers, drafter.block_length - 1).items():
             if name.startswith("accepted_"):

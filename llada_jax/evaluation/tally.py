@@ -165,19 +165,6 @@ def recovered_share(tally: Tally, low: Tally, high: Tally) -> BootstrapEstimate:
     return _bootstrapped(share, len(lost))
 
 
-def ratio_of_means(
-    above: Float[np.ndarray, " n"], below: Float[np.ndarray, " n"] | float = 1.0
-) -> BootstrapEstimate:
-    """Returns a ratio of means over items, with a 95 % interval by a bootstrap over items."""
-    both = np.broadcast_arrays(np.asarray(above, float), below)
-
-    def ratio(items: Int[np.ndarray, " n"]) -> float:
-        means = [part[items].mean() for part in both]
-        return float(means[0] / means[1])
-
-    return _bootstrapped(ratio, len(both[0]))
-
-
 def _right(tally: Tally) -> Float[np.ndarray, " n"]:
     return np.asarray(tally.right, float)
 

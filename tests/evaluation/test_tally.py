@@ -9,7 +9,6 @@ from llada_jax.evaluation.tally import (
     Tally,
     cost_at_equal_quality,
     joined,
-    ratio_of_means,
     recovered_share,
     tally,
 )
@@ -118,10 +117,3 @@ def test_other_questions_and_missing_rows_are_refused():
         recovered_share(Tally((True,), (1,), (1,)), CURVE[0], CURVE[1])
     with pytest.raises(ValueError, match="loses 0 answers; allowed: 1 or more"):
         recovered_share(tally_of(2, 1), CURVE[0], CURVE[0])
-
-
-def test_the_ratio_of_two_means_has_its_interval():
-    value, (low, high) = ratio_of_means(np.array([2, 4] * 50), np.array([1, 2] * 50))
-    assert value == low == high == 2
-    value, (low, high) = ratio_of_means(np.arange(100))
-    assert low < value == 49.5 < high and high - low == pytest.approx(11.3, abs=1)
