@@ -393,7 +393,7 @@ def attend_in_kernel(
     out = _wide("bkqt,bktd->bkqd", shares.astype(values.dtype), values)
     own = top, shares.sum(axis=-1), out
     tops, totals, outs = (jnp.concatenate([a, b[None]]) for a, b in zip(parts, own, strict=True))
-    weights = jnp.exp(tops - tops.max(axis=0))
+    weights = jnp.exp(tops - tops.max(axis=0, keepdims=True))
     total = (weights * totals).sum(axis=0)
     return _by_row((weights[..., None] * outs).sum(axis=0) / total[..., None], query)
 
