@@ -10,9 +10,9 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from torch import nn
-from torch.nn import functional as F
+import torch  # pyright: ignore[reportMissingImports]
+from torch import nn  # pyright: ignore[reportMissingImports]
+from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
 
 from experiments.bench.rivals.answers import LayerClock, answer_lines
 
