@@ -240,9 +240,7 @@ def _absorb_keys(
 
         def add(running: _Running) -> _Running:
             highest, total, out = running
-            scores = _wide("bkqd,bktd->bkqt", rows, _cut(keys, start, size, 2))
-            by_head = scores.reshape(*scores.shape[:2], -1, *visible.shape[1:])
-            scores = (by_head + _bias(visible)[:, None, None]).reshape(scores.shape)
+            scores = _visible_scores(rows, _cut(keys, start, size, 2), visible)
             above = jnp.maximum(highest, jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
             unscaled, added = _exponentials(scores - above, alike)
             share, part = unscaled.astype(values.dtype), _cut(values, start, size, 2)
@@ -284,6 +282,15 @@ def _sum_of_halves(x: Float[Array, "*rows n"]) -> Float[Array, "*rows 1"]:
     while x.shape[-1] > 1:
         x = x[..., : x.shape[-1] // 2] + x[..., x.shape[-1] // 2 :]
     return x
+
+
+def _visible_scores(
+    rows: Float[Array, "B K n Dh"], keys: Float[Array, "B K t Dh"], visible: Bool[Array, "B r t"]
+) -> Float[Array, "B K n t"]:
+    """Returns the scores of rows of grouped heads, in float32, with hidden keys far below."""
+    scores = _wide("bkqd,bktd->bkqt", rows, keys)
+    by_head = scores.reshape(*scores.shape[:2], -1, *visible.shape[1:])
+    return (by_head + _bias(visible)[:, None, None]).reshape(scores.shape)
 
 
 def _bias(visible: Bool[Array, "*rows T"]) -> Float[Array, "*rows T"]:
@@ -382,12 +389,10 @@ def attend_in_kernel(
     from llada_jax.model.gpu_attention import attend_to_cache
 
     grouped, (old, (keys, values)) = _grouped(query, fresh), _parts(fresh, cached)
-    by_head = (*grouped.shape[:2], -1, *visible[1].shape[1:])
     shared = query.shape[2] // keys.shape[1]
     sees = jnp.tile(visible[0].astype(jnp.int8), (1, shared, 1))
     parts = attend_to_cache(grouped, *old, sees, HIDDEN_SCORE, interpret)
-    scores = _wide("bkqd,bktd->bkqt", grouped, keys)
-    scores = (scores.reshape(by_head) + _bias(visible[1])[:, None, None]).reshape(scores.shape)
+    scores = _visible_scores(grouped, keys, visible[1])
     top = scores.max(axis=-1)
     shares = jnp.exp(scores - top[..., None])
     out = _wide("bkqt,bktd->bkqd", shares.astype(values.dtype), values)
