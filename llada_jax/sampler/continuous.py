@@ -108,7 +108,7 @@ class Slots:
         self.offered += len(steps.rows) * len(self._slots)
         self.useful += useful
         for row, slot in self._busy:
-            slot.steps.append(steps.of(row, row + 1, part[row]))
+            slot.steps.append(steps.of(row, part[row]))
             slot.seconds += seconds * part[row] / max(1, useful)
             slot.nfe = int(nfe[row])
 

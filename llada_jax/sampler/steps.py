@@ -57,15 +57,13 @@ class Steps(NamedTuple):
         commits, remasks = ((self.events.kind == kind) for kind in (Event.COMMIT, Event.REMASK))
         return int(commits.sum()) - int(remasks.sum())
 
-    def of(self, first: int, stop: int, count: int | None = None) -> "Steps":
-        """Returns the first `count` steps of some rows; copies, so that others can be freed."""
-        count = len(self.rows) if count is None else count
+    def of(self, row: int, count: int) -> "Steps":
+        """Returns the first `count` steps of a row; copies, so that other rows can be freed."""
         counts, block = jax.tree.map(
-            lambda array: array[:count, first:stop].copy(), (self.counts, self.block)
+            lambda array: array[:count, row : row + 1].copy(), (self.counts, self.block)
         )
-        row, step = self.events.row, self.events.step
-        events = self.events.where((first <= row) & (row < stop) & (step < count))
-        events = events._replace(row=events.row - np.int32(first))
+        events = self.events.where((self.events.row == row) & (self.events.step < count))
+        events = events._replace(row=np.zeros_like(events.row))
         return Steps(counts, block, self.rows[:count], self.seconds[:count], events)
 
 
