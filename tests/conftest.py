@@ -1,4 +1,4 @@
-"""What every test relies on: one platform, strict dtypes, repeatable examples, a compile cache."""
+"""What every test relies on: one platform, no promotion, repeatable examples, a compile cache."""
 
 import gc
 import os
@@ -21,7 +21,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Most of the suite's time is XLA's, on hundreds of small programs that run once.
-# `XLA_FLAGS= make test` tests what XLA optimizes.
+# `make test-optimized` tests what XLA optimizes.
 QUICK_COMPILES = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ.setdefault("XLA_FLAGS", QUICK_COMPILES)
 # With a limit JAX looks at all the programs that are kept before it keeps another one.
@@ -36,6 +36,7 @@ PROGRAMS = ROOT / ".jax_cache"
 enable_compilation_cache(PROGRAMS)
 programs.MAX_MAPPINGS = 40_000  # since files share programs, which are compiled again once dropped
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Hydra copies the whole store for every configuration that it composes; nothing changes it there.
 ConfigStore.__deepcopy__ = lambda store, memo: store  # pyright: ignore

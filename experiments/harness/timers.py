@@ -9,10 +9,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+from tqdm import tqdm
 
 from experiments.harness.results import ResultRow
 from llada_jax.model.finite import require_finite_results
@@ -39,12 +41,15 @@ def in_turns(
     """Returns the result of each candidate's first call, which compiles, and its times in `repeats`
     rounds. Every second round runs the candidates in reverse order. Raises FloatingPointError if a
     candidate returns NaN or infinity."""
-    first = {name: jax.block_until_ready(call()) for name, call in candidates.items()}
+    show = partial(tqdm, total=len(candidates), leave=False)
+    calls = show(candidates.items(), "first calls")
+    first = {name: jax.block_until_ready(call()) for name, call in calls}
     for name, result in first.items():
         require_finite_results(name, result)
     times: dict[str, list[Timing]] = {name: [] for name in candidates}
     for turn in range(repeats):
-        for name in reversed(times) if turn % 2 else times:
+        order = reversed(times) if turn % 2 else times
+        for name in show(order, f"turn {turn + 1} of {repeats}"):
             times[name].append(_timed(candidates[name])[1])
     return first, times
 

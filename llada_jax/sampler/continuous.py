@@ -71,7 +71,7 @@ class Slots:
             rows = (slot.done for slot in slots)
             finished: Any = jax.tree.map(lambda *parts: np.concatenate(parts), *rows)
             seconds = sum(slot.seconds for slot in slots)
-            steps = _joined([slot.steps for slot in slots], run.buckets(chosen))
+            steps = in_one_batch([in_sequence(slot.steps) for slot in slots], run.buckets(chosen))
             yield result_of(run, chosen, finished, steps, seconds, trace=trace)
 
     @property
@@ -132,15 +132,6 @@ class Slots:
         if not self._faults:
             require_finite_rule(self._run.config.rule, state)
         return released
-
-
-def _joined(sequences: Sequence[Sequence[Steps]], buckets: Sequence[int]) -> Steps:
-    """Returns the steps of sequences as if they had started together, in the buckets that they
-    would then take. Seconds are NaN: a forward was shared with others."""
-    steps = in_one_batch([in_sequence(parts) for parts in sequences])
-    sizes = np.asarray(buckets, np.int32)
-    live_rows = steps.counts.live_rows.max(axis=1)
-    return steps._replace(rows=sizes[np.searchsorted(sizes, live_rows)])
 
 
 def _exchanged(state: DecodeState, new: DecodeState, where: Bool[np.ndarray, " B"]) -> DecodeState:

@@ -104,9 +104,9 @@ def in_sequence(parts: Sequence[Steps]) -> Steps:
     ])  # fmt: skip
 
 
-def in_one_batch(parts: Sequence[Steps]) -> Steps:
-    """Returns the steps of batches as if they had started together. The rows of a forward are the
-    largest number of any batch, and seconds are NaN."""
+def in_one_batch(parts: Sequence[Steps], buckets: Sequence[int]) -> Steps:
+    """Returns the steps of batches as if they had started together, in the buckets that they would
+    then take (numbers of rows, ascending). Seconds are NaN: a forward was shared with others."""
     most = max(len(part.rows) for part in parts)
 
     def padded(array: np.ndarray) -> np.ndarray:
@@ -120,5 +120,6 @@ def in_one_batch(parts: Sequence[Steps]) -> Steps:
         part.events._replace(row=part.events.row + start)
         for part, start in zip(parts, starts, strict=False)
     ])  # fmt: skip
-    rows = np.max([padded(part.rows) for part in parts], axis=0)
+    sizes = np.asarray(buckets, np.int32)
+    rows = sizes[np.searchsorted(sizes, counts.live_rows.max(axis=1))]
     return Steps(counts, block, rows, np.full(most, np.nan), events)

@@ -46,7 +46,7 @@ def forward(poison: Poison, rows: Rows, cache: KVCache) -> RowsOut:
     out = forward_rows(jnp.int32(0), rows, cache)
     masks = ((rows.tokens == MASK) & rows.live).sum(axis=1)
     first, number = poison.at[:, :1], poison.at[:, 1:]
-    bad = ((rows.tokens[:, 0] == first) & (masks == LENGTH - number)).any(axis=0)
+    bad = ((rows.tokens[None, :, 0] == first) & (masks[None] == LENGTH - number)).any(axis=0)
     mark = jnp.where(bad[:, None, None], poison.mark, 0.0)
     mark = jnp.broadcast_to(mark, (*rows.tokens.shape, 1))
     return out._replace(hidden=jnp.concatenate([out.hidden.astype(jnp.float32), mark], axis=-1))
