@@ -23,7 +23,7 @@ answer_lines("ready", clock, {"work": work})
 FOREIGN = {
     "answers": "",
     "llama_cpp_forward": "No module named 'llama_cpp'",
-    "torch_fast_dllm": "No module named 'torch'",
+    "torch_forward": "No module named 'torch'",
     "onnx_forward": "import of numpy halted",
     "torch_gpu": "No module named 'torch'",
 }

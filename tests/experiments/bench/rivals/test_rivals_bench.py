@@ -130,7 +130,7 @@ def test_a_failing_program_is_reported_with_the_reason():
     [("/no/python", "No such file"), (sys.executable, r"the start: .*Error: .* \(status 1\)")],
 )
 def test_a_child_that_cannot_start(python, message):
-    child = Contender("x", "torch_fast_dllm", "bfloat16", python=python)
+    child = Contender("x", "torch_forward", "bfloat16", python=python)
     with pytest.raises(Missing, match=message), running(child, {}):
         raise AssertionError("it ran")
 
