@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import llama_cpp as lib  # pyright: ignore[reportMissingImports]
+import numpy as np
 
 from experiments.bench.rivals.answers import LayerClock, answer_lines
 

@@ -204,7 +204,9 @@ def main(settings: str) -> None:
             np.save(options.hidden, out / scale)
 
         module = importlib.import_module(runtime)
-        answer_lines(f"{runtime} {module.__version__}", clock, {"forward": forward, "hidden": hidden})
+        answer_lines(
+            f"{runtime} {module.__version__}", clock, {"forward": forward, "hidden": hidden}
+        )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import numpy as np
 
@@ -169,9 +169,7 @@ class _Suite:
             if kind == "bfloat16":
                 settings["checkout"] = self._config.fast_dllm
             numbers = "int8" if name.endswith("int8") else "bfloat16"
-            yield from self._foreign(
-                "torch", Contender(name, "torch_forward", numbers, settings)
-            )
+            yield from self._foreign("torch", Contender(name, "torch_forward", numbers, settings))
         for name, (runtime, joined) in ONNX_KINDS.items():
             settings = {"runtime": runtime, "joined": joined, "scratch": str(self._scratch)}
             yield from self._foreign(

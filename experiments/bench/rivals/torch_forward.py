@@ -77,7 +77,9 @@ class _Forwards:
         torch.set_default_dtype(dtype)
 
         def weight(names: Sequence[str], outputs: int, inputs: int) -> Any:
-            parts = [torch.from_numpy(normal_matrix(name, *options.matrices[name])) for name in names]
+            parts = [
+                torch.from_numpy(normal_matrix(name, *options.matrices[name])) for name in names
+            ]
             return torch.cat(parts).to(dtype)
 
         self._model = TorchLLaDA(shape, options.cached, weight, product)
