@@ -2,8 +2,8 @@
 
 First the rows are quantized as `model.quantize.linear` does it (symmetric, by their largest
 magnitude), after a norm or SwiGLU if requested, so that these need no pass of their own. Then each
-thread takes columns until none is left. Threads share the work by atomic counters, so a
-thread that starts late or is interrupted does less, and none waits for another to arrive.
+thread takes columns until none is left. Threads share the work by atomic counters, so a thread that
+starts late or is interrupted does less, and none waits for another to arrive.
 
 Weights are read in the order in which they are stored (`product.PackedWeight`), once for any number
 of rows: with few rows the speed of memory is the limit. A piece of the rows [32, 512] stays in the
@@ -272,8 +272,8 @@ class ProductEmitter(FunctionEmitter):
     def _multiply_columns(self, part: Value) -> None:
         """Multiplies all rows with `sub_columns` columns of a group.
 
-        With few rows all columns of a group pass a chunk of the rows, which stays in the cache. With
-        many rows that would move the sums of all columns in and out for each chunk.
+        With few rows all columns of a group pass a chunk of the rows, which stays in the cache.
+        With many rows that would move the sums of all columns in and out for each chunk.
         """
         build, steps = self.build, self._field["steps"]
         column = self.mul(part, self._sub_columns)
