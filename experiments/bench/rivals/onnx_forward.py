@@ -4,7 +4,7 @@
 
 Weights are int8 numbers with a scale for each output; if `joined`, queries, keys and values are one
 product, and gate and up another. Both programs round activations while they run: ONNX Runtime with
-one scale for all rows, OpenVINO with one for each group of inputs (its default).
+one scale for all rows, OpenVINO with one for each group of 128 inputs of a row.
 """
 
 import importlib
@@ -152,8 +152,12 @@ def _opened(runtime: str, path: Path) -> Any:
         import openvino  # pyright: ignore[reportMissingImports]
 
         core = openvino.Core()
-        core.set_property("CPU", {"INFERENCE_NUM_THREADS": THREADS})
-        compiled = core.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        properties = {
+            "INFERENCE_NUM_THREADS": THREADS,
+            "INFERENCE_PRECISION_HINT": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 128,  # 1.3 times as fast as 32, the default
+        }
+        compiled = core.compile_model(path, "CPU", properties)
         request = compiled.create_infer_request()
         return lambda arrays: [*request.infer(arrays, share_inputs=True).values()]
     import onnxruntime  # pyright: ignore[reportMissingImports]

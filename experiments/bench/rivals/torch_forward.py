@@ -25,21 +25,17 @@ from experiments.bench.rivals.torch_model import TorchLLaDA, linear
 
 
 class _ZenProduct(nn.Module):
-    """AMD's product of int8 weights, with a scale for each output and for each row."""
+    """AMD's product of int8 weights, with a scale for each output and for each row. It packs the
+    weights at the first call; products with weights that version 2.13 packed before were wrong."""
 
     def __init__(self, weight: Any):
         super().__init__()
-        scale = _scales(weight)
-        numbers = (weight / scale[:, None]).round().to(torch.int8)
-        self.register_buffer("scale", scale)
-        self.register_buffer(
-            "numbers", torch.ops.zentorch.zentorch_weight_prepack_for_dynamic_qlinear(numbers)
-        )
+        self.register_buffer("scale", weight.abs().amax(1) / 127)
+        numbers = (weight / self.scale[:, None]).round()
+        self.register_buffer("numbers", numbers.to(torch.int8))
 
     def forward(self, x: Any) -> Any:
-        return torch.ops.zentorch.zentorch_dynamic_qlinear(
-            x, self.numbers, self.scale, is_weight_prepacked=True
-        )
+        return torch.ops.zentorch.zentorch_dynamic_qlinear(x, self.numbers, self.scale)
 
 
 def _dynamic(weight: Any) -> Any:
@@ -51,10 +47,6 @@ def _dynamic(weight: Any) -> Any:
     made = linear(weight)
     made.qconfig = per_channel_dynamic_qconfig
     return dynamic.Linear.from_float(made)
-
-
-def _scales(weight: Any) -> Any:
-    return weight.abs().amax(1) / 127
 
 
 def _prepared(kind: str) -> tuple[Any, Callable[[Any], Any]]:
