@@ -244,7 +244,7 @@ def time_decoding(
                 options = {"model": asdict(shape), "cached": context, "gen_length": GENERATED}
                 options |= {"prompt_length": context - GENERATED, "block_length": BLOCK}
                 theirs = {"checkout": str(Path(config.fast_dllm).resolve()), "device": "cuda"}
-                contender = Contender("fast_dllm", "torch_fast_dllm", "bfloat16", theirs)
+                contender = Contender("fast_dllm", "torch_forward", "bfloat16", theirs)
                 try:
                     process = stack.enter_context(running(contender, options))
                     ways["fast_dllm"] = partial(_ask, process, "decode", GENERATED)

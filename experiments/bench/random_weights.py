@@ -4,7 +4,6 @@ They are written to memory, to an export, or to a bfloat16 GGUF file that llama.
 module also computes the quantization error of exports and GGUF files.
 """
 
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from experiments.bench.random_matrix import normal, random_pieces
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.exported.writer import write_export
@@ -22,10 +22,8 @@ from llada_jax.checkpoint.gguf_metadata import gguf_keys, gguf_names
 from llada_jax.config import ExportConfig, ModelConfig, Quant
 from llada_jax.io import atomic
 from llada_jax.model.params import ModelParams, abstract_params, named_specs
-from llada_jax.model.quantize import QuantArray
+from llada_jax.model.quantize import QuantArray, quantize
 
-_PIECE_ELEMENTS = 1 << 24
-_INT4_BLOCK = {"int4_block32": 32, "int4_block128": 128}
 _ARCHITECTURES = ("llada", "diffuse")
 """Prefixes of the metadata: llama.cpp and diffuse-cpp read different ones."""
 _ROWS = 64
@@ -33,38 +31,24 @@ _ROWS = 64
 
 
 class RandomWeights:
-    """`Weights` of a model that an export stores without rounding: uniform integers, scaled to the
-    standard deviation of the initialisation. A seed gives the same numbers in any order of
-    reads."""
+    """`Weights` of a model in the format `quant`, whose normal numbers have the standard deviations
+    of the initialisation. A seed gives the same numbers in any order of reads."""
 
     def __init__(self, config: ModelConfig, quant: Quant, seed: int = 0):
         self._specs, self._quant, self._seed = named_specs(config), quant, seed
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        spec = self._specs[name]
-        stop = spec.shape[0] if stop is None else stop
-        step = max(1, _PIECE_ELEMENTS // max(1, int(np.prod(spec.shape[1:]))))
-        for first in range(start, stop, step):
-            rng = np.random.default_rng([self._seed, zlib.crc32(name.encode()), first])
-            shape = (min(first + step, stop) - first, *spec.shape[1:])
+        spec, is_float = self._specs[name], self._quant == "float32"
+        for rng, shape in random_pieces(name, spec.shape, start, stop, self._seed):
             if spec.init_std in (None, 0):
                 yield np.full(shape, 1.0 if spec.init_std is None else 0.0, np.float32)
-            elif not spec.quantizable or self._quant == "float32":
-                noise = rng.standard_normal(shape, np.float32) * np.float32(spec.init_std)
-                yield noise.astype(np.float32 if self._quant == "float32" else ml_dtypes.bfloat16)
+                continue
+            numbers = normal(rng, shape, spec.init_std)
+            if is_float or not spec.quantizable:
+                yield numbers if is_float else numbers.astype(ml_dtypes.bfloat16)
             else:
-                yield self._integers(rng, name, shape, spec.init_std)
-
-    def _integers(
-        self, rng: np.random.Generator, name: str, shape: tuple[int, ...], std: float
-    ) -> QuantArray:
-        wide = self._quant == "int8" or name == "head"
-        numbers = np.frombuffer(rng.bytes(int(np.prod(shape))), np.int8).reshape(shape)
-        values = np.maximum(numbers, -127) if wide else (numbers >> 4).astype(ml_dtypes.int4)
-        spread = 73.6 if wide else 4.61  # standard deviations of these integers
-        groups = 1 if wide else shape[-1] // _INT4_BLOCK.get(self._quant, shape[-1])
-        scale = np.full((*shape[:-1], groups), std / spread, np.float32)
-        return QuantArray(values, scale)  # pyright: ignore[reportArgumentType]
+                stored = storage_spec(name, spec.shape, self._quant)
+                yield quantize(numbers, stored.bits, stored.group or shape[-1])
 
 
 def export_random(folder: Path, config: ModelConfig, settings: ExportConfig) -> Manifest:

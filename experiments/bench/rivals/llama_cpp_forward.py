@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp as lib  # pyright: ignore[reportMissingImports]
+import numpy as np
 
 from experiments.bench.rivals.answers import LayerClock, answer_lines
 
@@ -68,6 +69,16 @@ class _LlamaCppModel:
             raise RuntimeError(f"llama.cpp cannot decode {rows} rows")
         lib.llama_get_logits(self._context)  # waits for the result
 
+    def hidden(self, rows: int) -> np.ndarray:
+        """Returns the normed outputs of the layers [rows, D]."""
+        lib.llama_set_embeddings(self._context, True)
+        self.run(rows)
+        width = lib.llama_model_n_embd(self._model)
+        hidden = np.ctypeslib.as_array(lib.llama_get_embeddings(self._context), (rows, width))
+        copied = hidden.copy()
+        lib.llama_set_embeddings(self._context, False)
+        return copied
+
 
 def main(settings: str) -> None:
     """Quantizes if needed, loads the model, and answers requests."""
@@ -77,10 +88,14 @@ def main(settings: str) -> None:
     if not path.exists():
         quantize(source, path, kind)
     clock = LayerClock()
-    forward = _LlamaCppModel(path, options["most_rows"], clock)
+    model = _LlamaCppModel(path, options["most_rows"], clock)
     units = re.findall(r"(\w+) = 1", lib.llama_print_system_info().decode())
     about = f"llama.cpp of llama-cpp-python {lib.__version__}: {' '.join(units)}"
-    answer_lines(about, clock, {"forward": forward.run})
+
+    def hidden(rows: int) -> None:
+        np.save(options["hidden"], model.hidden(rows))
+
+    answer_lines(about, clock, {"forward": model.run, "hidden": hidden})
 
 
 if __name__ == "__main__":

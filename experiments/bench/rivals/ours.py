@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from experiments.bench.random_weights import random_params
 from experiments.bench.rivals.answers import LayerClock, answer_lines
@@ -28,7 +29,7 @@ from llada_jax.rows import make_rows
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
-from llada_jax.types import Denoiser, Params, Scores
+from llada_jax.types import Denoiser, Params, RowsOut, Scores
 
 
 def clocked(denoiser: Denoiser, clock: LayerClock) -> Denoiser:
@@ -57,14 +58,20 @@ class Ours:
 
     def forward(self, rows: int) -> Scores:
         """Runs and scores one forward. Raises FloatingPointError for NaN or infinity."""
-        cached = self._options["cached"]
-        positions = jnp.arange(cached - rows, cached, dtype=jnp.int32)[None]
-        live, every = jnp.ones_like(positions, bool), jnp.ones((1, cached), bool)
-        request = make_rows(jnp.zeros_like(positions), positions, live, every)
-        out = self._denoiser.forward_rows(self._params, request, self._cache)
+        out = self._run_rows(rows, self._options["cached"] - rows, True)
         scores = self._denoiser.score_rows(self._params, out.hidden, None)
         require_finite_results(f"{rows} rows", scores.confidence)
         return scores
+
+    def hidden(self, rows: int) -> np.ndarray:
+        """Returns the normed outputs of the layers [rows, D] for the tokens 0, 1, ... alone."""
+        return np.asarray(self._run_rows(rows, 0, False).hidden[0], np.float32)
+
+    def _run_rows(self, rows: int, first: int, sees_cache: bool) -> RowsOut:
+        tokens = jnp.arange(rows, dtype=jnp.int32)[None]
+        visible = jnp.full((1, self._options["cached"]), sees_cache)
+        request = make_rows(tokens, tokens + first, jnp.ones_like(tokens, bool), visible)
+        return self._denoiser.forward_rows(self._params, request, self._cache)
 
     def decode(self, steps: int) -> None:
         """Decodes a prompt in `steps` steps."""
@@ -88,8 +95,8 @@ def main(settings: str) -> None:
         denoiser = Session(ExportedProgram(Path(options["folder"])), rules).denoiser()
     else:
         denoiser = denoiser_for(config, rules)
-        quant = "int8" if numbers == "int8" else "float32"
-        params = random_params(config, quant, dtype="bfloat16")
+        quant, dtype = ("int8", "bfloat16") if numbers == "int8" else ("float32", numbers)
+        params = random_params(config, quant, dtype=dtype)
         if runtime == "native":
             from llada_jax.backend.native.program import NativeProgram  # needs llvmlite
 
@@ -98,7 +105,11 @@ def main(settings: str) -> None:
     ours = Ours(clocked(denoiser, clock), params, config, options)
     package = {"litert": "ai-edge-litert", "native": "llvmlite", "xla": "jaxlib"}[runtime]
     about = f"{package} {version(package)}"
-    answer_lines(about, clock, {"forward": ours.forward, "decode": ours.decode})
+
+    def hidden(rows: int) -> None:
+        np.save(options["hidden"], ours.hidden(rows))
+
+    answer_lines(about, clock, {"forward": ours.forward, "decode": ours.decode, "hidden": hidden})
 
 
 if __name__ == "__main__":

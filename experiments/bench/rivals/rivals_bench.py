@@ -10,11 +10,13 @@ import shutil
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast, get_args
+
+import numpy as np
 
 from experiments.bench.peak import Numbers, Peak, instruction_sets, measure_bandwidth, measure_peak
 from experiments.bench.random_weights import (
@@ -38,12 +40,27 @@ from experiments.harness.timers import spread
 from llada_jax.backend.resources import available_cores, require_disk
 from llada_jax.config import ExportConfig, ModelConfig, Quant, ascending_counts, require
 from llada_jax.model.architecture.parameters import body_matrices, head_weights
-from llada_jax.model.params import param_count
+from llada_jax.model.params import named_specs, param_count
 
 PROMPT_LENGTH, GEN_LENGTH, BLOCK_LENGTH, CACHED = 64, 128, 32, 256
 CANVAS = PROMPT_LENGTH + GEN_LENGTH
 BLOCKS = GEN_LENGTH // BLOCK_LENGTH
 DECODINGS = 2
+ERROR_ROWS = 32
+TORCH_KINDS = {
+    "fast_dllm/bfloat16": "bfloat16",
+    "torch_compiled/bfloat16": "compiled",
+    "torch/int8": "quantize_dynamic",
+    "zentorch/int8": "zentorch",
+}
+"""Contenders in PyTorch, and their products."""
+ONNX_KINDS = {
+    "openvino/int8": ("openvino", True),
+    "openvino_as_exported/int8": ("openvino", False),
+    "onnxruntime/int8": ("onnxruntime", True),
+}
+"""Contenders that read ONNX: the runtime, and whether products with the same inputs are joined."""
+REFERENCE = Contender("xla/float32", "ours", "bfloat16", {"kind": "xla/float32"})
 _TimedPair = tuple[Timed, Timed]
 
 
@@ -101,6 +118,11 @@ class _Suite:
         self._scratch = self._gguf = Path(config.scratch).resolve()
         self._steps = GEN_LENGTH // config.tokens_per_step
         self._peaks: dict[str, Peak] = {}
+        self._matrices = {
+            name: (spec.shape, spec.init_std)
+            for name, spec in named_specs(self._shape).items()
+            if len(spec.shape) > 1
+        }
 
     def timed(self) -> Iterator[ResultRow]:
         """Yields all rows. The weights are in a temporary folder."""
@@ -109,10 +131,13 @@ class _Suite:
         with TemporaryDirectory(dir=self._scratch) as folder:
             self._scratch = Path(folder)
             self._gguf = self._scratch / "bfloat16.gguf"
+            self._hidden = self._scratch / "hidden.npy"
+            with self._running(REFERENCE) as reference:
+                self._exact = self._states(reference)
             yield from self._machine()
             mine, *others = self._contenders()
             with self._running(mine) as ours:
-                yield self._error(mine)
+                yield from self._errors(ours)
                 for work, number, times in self._works():
                     times_taken = [ours.ask(work, number) for _ in range(times + 1)]
                     yield from self._seconds(ours, work, number, times_taken[1:])
@@ -139,20 +164,16 @@ class _Suite:
             numbers = "bfloat16" if kind == "xla/bfloat16" else "int8"
             settings = {"kind": kind, "folder": str(self._scratch / kind)}
             yield Contender(kind, "ours", numbers, settings)
-        if self._config.torch_python is None:
-            left_out("Fast-dLLM in PyTorch", "rivals.torch_python names no interpreter")
-        else:
-            settings = {"checkout": self._config.fast_dllm, "device": "cpu"}
-            python = self._config.torch_python
-            yield Contender("fast_dllm/bfloat16", "torch_fast_dllm", "bfloat16", settings, python)
-        for runtime in ("openvino", "onnxruntime"):
-            if self._config.onnx_python is None:
-                left_out(runtime, "rivals.onnx_python names no interpreter")
-                continue
-            settings = {"runtime": runtime, "scratch": str(self._scratch)}
-            python = self._config.onnx_python
-            yield Contender(
-                f"{runtime}/int8", "onnx_forward", "int8", settings, python, decodes=False
+        for name, kind in TORCH_KINDS.items():
+            settings = {"kind": kind, "checkout": None, "device": "cpu"}
+            if kind == "bfloat16":
+                settings["checkout"] = self._config.fast_dllm
+            numbers = "int8" if name.endswith("int8") else "bfloat16"
+            yield from self._foreign("torch", Contender(name, "torch_forward", numbers, settings))
+        for name, (runtime, joined) in ONNX_KINDS.items():
+            settings = {"runtime": runtime, "joined": joined, "scratch": str(self._scratch)}
+            yield from self._foreign(
+                "onnx", Contender(name, "onnx_forward", "int8", settings, decodes=False)
             )
         if not self._config.llama_cpp:
             left_out("llama.cpp", "rivals.llama_cpp names no interpreter")
@@ -162,6 +183,13 @@ class _Suite:
                 settings = {"gguf": str(self._gguf), "kind": kind, "most_rows": CACHED}
                 name = f"{build}/{kind}"
                 yield Contender(name, "llama_cpp_forward", "int8", settings, python, decodes=False)
+
+    def _foreign(self, kind: str, contender: Contender) -> Iterator[Contender]:
+        """Yields a contender with its interpreter, if the settings name one."""
+        python = getattr(self._config, f"{kind}_python")
+        if python is None:
+            return left_out(contender.name, f"rivals.{kind}_python names no interpreter")
+        yield replace(contender, python=python)
 
     @contextmanager
     def _running(self, contender: Contender) -> Iterator[ContenderProcess]:
@@ -177,6 +205,7 @@ class _Suite:
             write_gguf(self._gguf, self._shape, RandomWeights(self._shape, "float32"))
         settings = {"model": asdict(self._shape), "cached": CACHED, "prompt_length": PROMPT_LENGTH}
         settings |= {"gen_length": GEN_LENGTH, "block_length": BLOCK_LENGTH}
+        settings |= {"matrices": self._matrices, "hidden": str(self._hidden)}
         with running(contender, settings) as process:
             yield process
         shutil.rmtree(folder, ignore_errors=True)
@@ -185,7 +214,7 @@ class _Suite:
         """Times another contender in alternation with ours. Prints a line if it cannot run."""
         try:
             with self._running(other) as process:
-                yield self._error(other)
+                yield from self._errors(process)
                 for work, number, times in self._works():
                     times_taken = self._in_turns(ours, process, work, number, times)
                     yield from self._seconds(
@@ -227,14 +256,25 @@ class _Suite:
             times_taken.append(pair if turn % 2 else pair[::-1])
         return times_taken
 
-    def _error(self, contender: Contender) -> ResultRow:
-        _, _, kind = contender.name.partition("/")
+    def _errors(self, process: ContenderProcess) -> Iterator[ResultRow]:
+        """Yields the error of the stored weights, and of the layers' outputs with them."""
+        contender = process.contender
+        kind = contender.name.partition("/")[2]
         if contender.module == "llama_cpp_forward":
             error = error_of_gguf(self._shape, self._gguf.with_name(f"{kind}.gguf"))
         else:
             exact = contender.numbers == "bfloat16"
             error = 0.0 if exact else error_as_stored(self._shape, cast(Quant, kind))
-        return ResultRow(f"weight_error/{contender.name}", error, "of the weights' size")
+        yield ResultRow(f"weight_error/{contender.name}", error, "of the weights' size")
+        if not contender.options.get("checkout"):  # which makes its own weights
+            difference = np.linalg.norm(self._states(process) - self._exact)
+            error = float(difference / np.linalg.norm(self._exact))
+            yield ResultRow(f"hidden_error/{contender.name}", error, "of the hidden states' size")
+
+    def _states(self, process: ContenderProcess) -> np.ndarray:
+        """Returns the layers' outputs for the same rows in each contender."""
+        process.ask("hidden", ERROR_ROWS)
+        return np.load(self._hidden)
 
     def _seconds(
         self, process: ContenderProcess, work: str, number: int, times_taken: list[Timed]

@@ -14,7 +14,7 @@ from typing import Any
 import torch  # pyright: ignore[reportMissingImports]
 
 from experiments.bench.rivals.answers import LayerClock, answer_lines
-from experiments.bench.rivals.torch_fast_dllm import TorchLLaDA
+from experiments.bench.rivals.torch_model import TorchLLaDA
 
 
 class _Forwards:
@@ -22,24 +22,26 @@ class _Forwards:
 
     def __init__(self, options: Any):
         self._options, self._case, self._replay = options, None, None
-        self._model = TorchLLaDA(SimpleNamespace(**options.model), 0, LayerClock())
+        self._model = TorchLLaDA(SimpleNamespace(**options.model), 0)
 
     def run(self, case: int) -> None:
         """Runs the forwards of a case; the first call captures it."""
         if case != self._case:
             self._replay = None  # frees the memory of the former graph
-            self._model.make_cache(0, 0)
             self._case, self._replay = case, self._captured(*self._options.cases[case])
         for _ in range(self._options.calls):
             self._replay()  # pyright: ignore[reportOptionalCall]
         _wait()
 
     def _captured(self, batch: int, cached: int) -> Any:
-        self._model.make_cache(batch, cached)
-        canvas = torch.zeros((batch, cached), dtype=torch.long)
+        model, rows = self._model, self._options.rows
+        model.make_angles(cached)
+        cache = model.empty_cache(batch, cached)
+        tokens = torch.zeros((batch, rows), dtype=torch.long)
+        positions = torch.arange(cached - rows, cached)
 
         def forward() -> Any:
-            logits = self._model.forward(canvas, cached - self._options.rows, cached)
+            logits = model.logits(model.hidden(tokens, positions, cache))
             return logits.float().softmax(-1).max(-1)
 
         if self._options.device == "cpu":
@@ -63,6 +65,7 @@ def _wait() -> None:
 def main(settings: str) -> None:
     options = SimpleNamespace(**json.loads(settings))
     torch.set_default_device(options.device)
+    torch.set_default_dtype(torch.bfloat16)
     with torch.inference_mode():
         forwards = _Forwards(options)
         answer_lines(f"PyTorch {torch.__version__}, SDPA", LayerClock(), {"forward": forwards.run})

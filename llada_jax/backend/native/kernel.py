@@ -2,8 +2,8 @@
 
 First the rows are quantized as `model.quantize.linear` does it (symmetric, by their largest
 magnitude), after a norm or SwiGLU if requested, so that these need no pass of their own. Then each
-thread takes groups of columns until none is left. Threads share the work by atomic counters, so a
-thread that starts late or is interrupted does less, and none waits for another to arrive.
+thread takes columns until none is left. Threads share the work by atomic counters, so a thread that
+starts late or is interrupted does less, and none waits for another to arrive.
 
 Weights are read in the order in which they are stored (`product.PackedWeight`), once for any number
 of rows: with few rows the speed of memory is the limit. A piece of the rows [32, 512] stays in the
@@ -47,14 +47,15 @@ TILE_ROWS = 16
 POINTERS = ("weights", "sums_of_weights", "scales", "rows", "second", "packed", "row_scales", "out")
 NUMBERS = ("inputs", "row_stride", "steps", "n_rows", "n_columns", "out_stride", "eps")
 FIELDS = (*POINTERS, *NUMBERS)
-NEXT_ROW, ROWS_DONE, NEXT_GROUP, GROUPS_DONE = 16, 24, 32, 40  # on cache lines of their own
+NEXT_ROW, ROWS_DONE, NEXT_PART, PARTS_DONE = 16, 24, 32, 40  # on cache lines of their own
 JOB_WORDS = 48
 
 _INTS, _FLOATS = ir.VectorType(INT, 16), ir.VectorType(FLOAT, 16)
 _BYTES, _ALL_BYTES = ir.VectorType(BYTE, 16), ir.VectorType(BYTE, 64)
 _BLOCK_ROWS = {"amx": (32, 16), "vnni": (8, 4, 2, 1), "sdot": (4, 2, 1), "plain": (4, 2, 1)}
 _NEAR = 8192  # bytes that weights are prefetched ahead with few rows
-_FEW_ROWS = 32
+_PREFETCHES = 2  # for each 4 inputs; all of a step at once would delay the loads of its weights
+_FEW_ROWS = {"amx": 32}  # otherwise 16: a piece of more rows shares the first level with weights
 _PAUSES = 64  # between looks at a counter, before the processor is given to another thread
 _TILES = bytes([1] + [0] * 15 + [64, 0] * 8 + [0] * 16 + [16] * 8 + [0] * 8)
 """Configuration of AMX: 8 tiles of 16 rows of 64 bytes."""
@@ -96,7 +97,7 @@ class ProductEmitter(FunctionEmitter):
         (self._job,) = self.function.args
         self._form, self._adds = form, adds
         self._is_amx, self._is_x86 = instructions == "amx", instructions in ("amx", "vnni")
-        self._sizes = _BLOCK_ROWS[instructions]
+        self._sizes, self._few_rows = _BLOCK_ROWS[instructions], _FEW_ROWS.get(instructions, 16)
         self._add_block = self._add_tiles if self._is_amx else self._add_vectors
         self._dot = {"vnni": self._dot_vnni, "sdot": self._dot_sdot}.get(
             instructions, self._dot_plain
@@ -113,7 +114,7 @@ class ProductEmitter(FunctionEmitter):
         n_rows = field["n_rows"]
         tiles = build.sdiv(self.add(n_rows, TILE_ROWS - 1), LONG(TILE_ROWS))
         self._padded_rows = self.mul(tiles, TILE_ROWS) if self._is_amx else n_rows
-        self._few = build.icmp_signed("<=", n_rows, LONG(_FEW_ROWS))
+        self._few = build.icmp_signed("<=", n_rows, LONG(self._few_rows))
         self._column_sums = self.mul(self._padded_rows, 4 * COLUMN)  # bytes
         sub_columns = build.select(self._few, LONG(GROUP), LONG(1))
         space = build.alloca(BYTE, size=self.mul(self._column_sums, sub_columns))
@@ -128,9 +129,10 @@ class ProductEmitter(FunctionEmitter):
             shapes.global_constant, shapes.linkage = True, "private"
             address = build.inttoptr(build.ptrtoint(shapes, LONG), POINTER)
             self.call("llvm.x86.ldtilecfg", VOID, [address])
-        groups = build.sdiv(self.add(field["n_columns"], GROUP - 1), LONG(GROUP))
-        self._share(NEXT_GROUP, GROUPS_DONE, groups, self._multiply_group)
-        self._wait(GROUPS_DONE, groups)
+        last = build.sub(self.add(field["n_columns"], sub_columns), LONG(1))
+        parts = build.sdiv(last, sub_columns)
+        self._share(NEXT_PART, PARTS_DONE, parts, self._multiply_columns)
+        self._wait(PARTS_DONE, parts)
         if self._is_amx:
             self.call("llvm.x86.tilerelease", VOID, [])
         build.ret_void()
@@ -267,51 +269,44 @@ class ProductEmitter(FunctionEmitter):
 
     # Products
 
-    def _multiply_group(self, group: Value) -> None:
+    def _multiply_columns(self, part: Value) -> None:
+        """Multiplies all rows with `sub_columns` columns of a group.
+
+        With few rows all columns of a group pass a chunk of the rows, which stays in the cache.
+        With many rows that would move the sums of all columns in and out for each chunk.
+        """
         build, steps = self.build, self._field["steps"]
-        first = self.mul(group, GROUP)
+        column = self.mul(part, self._sub_columns)
+        first = build.and_(column, LONG(-GROUP))
         weights = self.at(self._field["weights"], self.mul(self.mul(first, steps), BLOCK_BYTES))
         columns = self.smaller(LONG(GROUP), build.sub(self._field["n_columns"], first))
+        start = build.sub(column, first)
+        count = self.smaller(self._sub_columns, build.sub(columns, start))
         n_chunks = build.sdiv(self.add(steps, CHUNK_STEPS - 1), LONG(CHUNK_STEPS))
 
-        # With few rows all columns pass a chunk of the rows, which stays in the cache. With many
-        # rows that would move the sums of all columns in and out for each chunk.
-        def part(index: Value, _: Values) -> None:
-            start = self.mul(index, self._sub_columns)
-            stop = self.smaller(self.add(start, self._sub_columns), columns)
-            count = build.sub(stop, start)
+        def clear(line: Value, _: Values) -> None:
+            self.store(_INTS(None), self._sums, self.mul(line, 64))
 
-            def clear(line: Value, _: Values) -> None:
-                self.store(_INTS(None), self._sums, self.mul(line, 64))
+        self.loop(0, self.mul(self.mul(count, self._padded_rows), 2), [], clear)
 
-            lines = self.mul(self.mul(count, self._padded_rows), 2)
-            self.loop(0, lines, [], clear)
+        def chunk(number: Value, _: Values) -> None:
+            begin = self.mul(number, CHUNK_STEPS)
+            end = self.smaller(self.add(begin, CHUNK_STEPS), steps)
+            size = self.mul(build.sub(end, begin), BLOCK_BYTES)
+            chunk_start = self.at(weights, self.mul(self.mul(begin, columns), BLOCK_BYTES))
 
-            def chunk(number: Value, _: Values) -> None:
-                begin = self.mul(number, CHUNK_STEPS)
-                end = self.smaller(self.add(begin, CHUNK_STEPS), steps)
-                size = self.mul(build.sub(end, begin), BLOCK_BYTES)
-                chunk_start = self.at(weights, self.mul(self.mul(begin, columns), BLOCK_BYTES))
+            def multiply(c: Value, _: Values) -> None:
+                piece = self.at(chunk_start, self.mul(self.add(start, c), size))
+                # Rows of a chunk take turns to prefetch the next piece.
+                next_piece = self.at(piece, self.mul(size, columns))
+                ahead = build.select(self._few, self.at(piece, _NEAR), next_piece)
+                sums = self.at(self._sums, self.mul(c, self._column_sums))
+                self._multiply_piece(piece, begin, end, sums, ahead)
 
-                def column(c: Value, _: Values) -> None:
-                    piece = self.at(chunk_start, self.mul(self.add(start, c), size))
-                    # Rows of a chunk take turns to prefetch the next piece.
-                    next_piece = self.at(piece, self.mul(size, columns))
-                    ahead = build.select(self._few, self.at(piece, _NEAR), next_piece)
-                    sums = self.at(self._sums, self.mul(c, self._column_sums))
-                    self._multiply_piece(piece, begin, end, sums, ahead)
+            self.loop(0, count, [], multiply)
 
-                self.loop(0, count, [], column)
-
-            self.loop(0, n_chunks, [], chunk)
-            self.loop(
-                0, count, [], lambda c, _: self._finish(c, self.add(self.add(first, start), c))
-            )
-
-        n_parts = build.sdiv(
-            build.sub(self.add(columns, self._sub_columns), LONG(1)), self._sub_columns
-        )
-        self.loop(0, n_parts, [], part)
+        self.loop(0, n_chunks, [], chunk)
+        self.loop(0, count, [], lambda c, _: self._finish(c, self.add(column, c)))
 
     def _multiply_piece(
         self, piece: Value, begin: Value, end: Value, sums: Value, ahead: Value
@@ -329,11 +324,13 @@ class ProductEmitter(FunctionEmitter):
 
             row, (ahead,) = self.loop(row, self.add(rows, 1 - size), [ahead], block, size)
 
+    def _prefetch_line(self, address: Value) -> None:
+        """Reads data to the first level."""
+        self.call("llvm.prefetch.p0", VOID, [address, INT(0), INT(3), INT(1)])
+
     def _prefetch(self, address: Value, lines: Value) -> Value:
         def line(_: Value, carried: Values) -> Values:
-            self.call(
-                "llvm.prefetch.p0", VOID, [carried[0], INT(0), INT(3), INT(1)]
-            )  # reads data, to the first level
+            self._prefetch_line(carried[0])
             return [self.at(carried[0], 64)]
 
         return self.loop(0, lines, [address], line)[1][0]
@@ -373,18 +370,22 @@ class ProductEmitter(FunctionEmitter):
         """Vectors of 16 outputs, each with 4 inputs at a time."""
         totals = [self.load(sums, 64 * n, _INTS) for n in range(2 * size)]
         rows = self._packed_row(row)
+        apart = self.mul(lines, 64 * 4 // STEP // _PREFETCHES)
 
         def step(k: Value, carried: Values) -> Values:
-            after, *totals = [self._prefetch(carried[0], lines), *carried[1:]]
+            ahead, *totals = carried
             weights = self.at(piece, self.mul(self.build.sub(k, begin), BLOCK_BYTES))
             inputs = self.at(rows, self.mul(k, TILE_ROWS * STEP))
             for quad in range(STEP // 4):
+                for _ in range(_PREFETCHES):
+                    self._prefetch_line(ahead)
+                    ahead = self.at(ahead, apart)
                 halves = [self.load(weights, 1024 * j + 64 * quad, _ALL_BYTES) for j in (0, 1)]
                 for r in range(size):
                     four = self.load(inputs, STEP * r + 4 * quad, INT)
                     for j in (0, 1):
                         totals[2 * r + j] = self._dot(totals[2 * r + j], four, halves[j])
-            return [after, *totals]
+            return [ahead, *totals]
 
         _, (ahead, *totals) = self.loop(begin, end, [ahead, *totals], step)
         for n, total in enumerate(totals):

@@ -4,6 +4,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from experiments.bench.peak import Peak, instruction_sets
@@ -27,13 +28,16 @@ class Pretended:
 
     about = "pretended"
 
-    def __init__(self, contender, calls):
-        self.contender, self._calls = contender, calls
+    def __init__(self, contender, calls, hidden):
+        self.contender, self._calls, self._hidden = contender, calls, hidden
 
     def ask(self, work, number):
         self._calls.append((self.contender.name, work, number))
         if self.contender.python == "crashes":
             raise Missing(f"{work} of {number}: no message (status -11)")
+        if work == "hidden":
+            exact = self.contender.name == "xla/float32"
+            np.save(self._hidden, np.full((number, 4), 1.0 if exact else 1.1))
         seconds = number * (1 if self.contender.name == "litert/int8" else 3)
         return Timed(seconds, 0.8 * seconds)
 
@@ -44,7 +48,7 @@ def timed(monkeypatch, tmp_path):
 
     @contextmanager
     def running(self, contender):
-        yield Pretended(contender, calls)
+        yield Pretended(contender, calls, self._hidden)
 
     monkeypatch.setattr(rivals_bench._Suite, "_running", running)
     monkeypatch.setattr(rivals_bench, "error_of_gguf", lambda shape, path: 0.07)
@@ -100,12 +104,19 @@ def test_weight_errors_are_reported_with_the_speed(timed):
     assert 0 < rows["weight_error/litert/int8"].value < rows["weight_error/llama.cpp/Q4_0"].value
 
 
+def test_errors_of_hidden_states_are_relative_to_float32(timed):
+    rows, _ = timed(fast_dllm="a checkout")
+    for name in ("litert/int8", "zentorch/int8", "llama.cpp/Q4_0"):
+        assert rows[f"hidden_error/{name}"].value == pytest.approx(0.1)
+    assert "hidden_error/fast_dllm/bfloat16" not in rows
+
+
 def test_a_missing_or_crashing_contender_does_not_stop_the_others(timed, capsys):
     rows, _ = timed(torch_python=None, llama_cpp=("amx=crashes", "llama.cpp=plain"))
     assert "forward/llama.cpp/Q4_0/2" in rows and "forward/amx/Q4_0/2" not in rows
     lines = capsys.readouterr().err.splitlines()
-    assert "left out: amx/Q4_0: forward of 2: no message (status -11)" in lines
-    assert "left out: Fast-dLLM in PyTorch: rivals.torch_python names no interpreter" in lines
+    assert "left out: amx/Q4_0: hidden of 32: no message (status -11)" in lines
+    assert "left out: zentorch/int8: rivals.torch_python names no interpreter" in lines
 
 
 @pytest.mark.parametrize("tokens_per_step", [4, 32])
@@ -130,7 +141,7 @@ def test_a_failing_program_is_reported_with_the_reason():
     [("/no/python", "No such file"), (sys.executable, r"the start: .*Error: .* \(status 1\)")],
 )
 def test_a_child_that_cannot_start(python, message):
-    child = Contender("x", "torch_fast_dllm", "bfloat16", python=python)
+    child = Contender("x", "torch_forward", "bfloat16", python=python)
     with pytest.raises(Missing, match=message), running(child, {}):
         raise AssertionError("it ran")
 

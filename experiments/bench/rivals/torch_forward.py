@@ -1,85 +1,98 @@
-"""Fast-dLLM in PyTorch in bfloat16 as a contender, for an interpreter without this project.
+"""PyTorch as a contender, for an interpreter without this project.
 
-    python -m experiments.bench.rivals.torch_fast_dllm SETTINGS
+    python -m experiments.bench.rivals.torch_forward SETTINGS
 
-With a checkout of Fast-dLLM, its model and its decoding are timed. Without one, this module
-implements the published algorithm: the dual cache, confidences in float64 from the logits of every
-row, and the most confident tokens are committed.
+`kind` is a way to multiply (`_prepared`). Decoding is Fast-dLLM's algorithm as published: the dual
+cache, confidences in float64 from the logits of every row, and the most confident tokens are
+committed. With a checkout of Fast-dLLM, its model and its decoding are timed instead.
 """
 
 import importlib
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
-from torch.nn import functional  # pyright: ignore[reportMissingImports]
+from torch import nn  # pyright: ignore[reportMissingImports]
 
+from experiments.bench.random_matrix import normal_matrix
 from experiments.bench.rivals.answers import LayerClock, answer_lines
+from experiments.bench.rivals.torch_model import TorchLLaDA, linear
 
-WIDE = torch.bfloat16
+
+class _ZenProduct(nn.Module):
+    """AMD's product of int8 weights, with a scale for each output and for each row. It packs the
+    weights at the first call; products with weights that version 2.13 packed before were wrong."""
+
+    def __init__(self, weight: Any):
+        super().__init__()
+        self.register_buffer("scale", weight.abs().amax(1) / 127)
+        numbers = (weight / self.scale[:, None]).round()
+        self.register_buffer("numbers", numbers.to(torch.int8))
+
+    def forward(self, x: Any) -> Any:
+        return torch.ops.zentorch.zentorch_dynamic_qlinear(x, self.numbers, self.scale)
 
 
-class TorchLLaDA:
-    """LLaDA with random weights on PyTorch's default device, and a KV cache of whole canvases."""
+def _dynamic(weight: Any) -> Any:
+    """Returns what `torch.ao.quantization.quantize_dynamic` makes of a linear module, with a scale
+    for each output."""
+    from torch.ao.nn.quantized import dynamic  # pyright: ignore[reportMissingImports]
+    from torch.ao.quantization import per_channel_dynamic_qconfig  # pyright: ignore
 
-    def __init__(self, shape: Any, length: int, clock: LayerClock):
-        heads = shape.n_heads * shape.head_dim
-        shapes = {
-            **dict.fromkeys(("query", "key", "value"), (heads, shape.width)),
-            "output": (shape.width, heads),
-            **dict.fromkeys(("gate", "up"), (shape.ffn_width, shape.width)),
-            "down": (shape.width, shape.ffn_width),
-        }
-        self._layers = [
-            {name: _random(*size) for name, size in shapes.items()} for _ in range(shape.n_layers)
-        ]
-        self._embedding = _random(shape.vocab_size, shape.width)
-        self._head = _random(shape.vocab_size, shape.width)
-        self._norm = torch.ones(shape.width, dtype=WIDE)
-        self._shape, self._clock = shape, clock
-        self.make_cache(1, length)
+    made = linear(weight)
+    made.qconfig = per_channel_dynamic_qconfig
+    return dynamic.Linear.from_float(made)
 
-    def make_cache(self, batch: int, length: int) -> None:
-        """Makes an empty cache, and angles for its positions."""
-        shape = self._shape
-        size = (shape.n_layers, 2, batch, shape.n_heads, length, shape.head_dim)
-        self._caches = torch.zeros(size, dtype=WIDE)
-        frequencies = shape.rope_theta ** -(torch.arange(shape.head_dim // 2) * 2 / shape.head_dim)
-        angles = torch.arange(length)[:, None] * frequencies
-        self._angles = angles.cos(), angles.sin()
+
+def _prepared(kind: str) -> tuple[Any, Callable[[Any], Any]]:
+    """Returns the activations' dtype and the products of a kind."""
+    if kind == "zentorch":
+        importlib.import_module("zentorch")
+    return {
+        "bfloat16": (torch.bfloat16, linear),
+        "compiled": (torch.bfloat16, linear),
+        "quantize_dynamic": (torch.float32, _dynamic),
+        "zentorch": (torch.float32, _ZenProduct),
+    }[kind]
+
+
+class _Forwards:
+    """A model with a cache of one canvas."""
+
+    def __init__(self, options: Any, shape: Any, clock: LayerClock):
+        dtype, product = _prepared(options.kind)
+        torch.set_default_dtype(dtype)
+
+        def weight(names: Sequence[str], outputs: int, inputs: int) -> Any:
+            parts = [
+                torch.from_numpy(normal_matrix(name, *options.matrices[name])) for name in names
+            ]
+            return torch.cat(parts).to(dtype)
+
+        self._model = TorchLLaDA(shape, options.cached, weight, product)
+        self._hidden, self._clock, self._shape = self._model.hidden, clock, shape
+        if options.kind == "compiled":
+            torch._inductor.config.freezing = True
+            self._hidden = torch.compile(self._model.hidden, dynamic=False)
+        self._cache = self._model.empty_cache(1, options.cached)
 
     def forward(self, canvas: Any, first: int, stop: int) -> Any:
-        """Returns logits [rows, V] of a canvas [L], or [B, rows, V] of several [B, L]; each row
-        sees its whole canvas."""
+        """Returns logits [rows, V] of a canvas [L], all of which each row sees."""
         self._clock.start()
-        hidden = self._embedding[torch.atleast_2d(canvas)[:, first:stop]]
-        caches = self._caches[..., : canvas.shape[-1], :]
-        for layer, cache in zip(self._layers, caches, strict=True):
-            hidden = self._layer(layer, cache, hidden, first, stop)
+        cache = self._cache[..., : len(canvas), :]
+        hidden = self._hidden(canvas[None, first:stop], torch.arange(first, stop), cache)
         self._clock.stop()
-        logits = functional.linear(_normed(hidden, self._norm), self._head)
-        return logits if canvas.ndim > 1 else logits[0]
+        return self._model.logits(hidden)[0]
 
-    def _layer(self, layer: Any, cache: Any, hidden: Any, first: int, stop: int) -> Any:
-        x = _normed(hidden, self._norm)
-        cos, sin = (table[first:stop] for table in self._angles)
-
-        def heads(name: str) -> Any:
-            split = (self._shape.n_heads, self._shape.head_dim)
-            return functional.linear(x, layer[name]).unflatten(-1, split).transpose(1, 2)
-
-        keys, values = cache
-        keys[:, :, first:stop] = _rotated(heads("key"), cos, sin)
-        values[:, :, first:stop] = heads("value")
-        query = _rotated(heads("query"), cos, sin)
-        mixed = functional.scaled_dot_product_attention(query, keys, values)
-        hidden = hidden + functional.linear(mixed.transpose(1, 2).flatten(-2), layer["output"])
-        x = _normed(hidden, self._norm)
-        gate, up = (functional.linear(x, layer[name]) for name in ("gate", "up"))
-        return hidden + functional.linear(functional.silu(gate) * up, layer["down"])
+    def hidden(self, rows: int) -> Any:
+        """Returns the normed outputs of the layers [rows, D] for the tokens 0, 1, ... alone."""
+        tokens = torch.arange(rows)
+        return self._model.norm(self._hidden(tokens[None], tokens))[0]
 
     def decode(self, options: Any, steps: int) -> None:
         """Decodes block by block: a forward of the whole canvas, then forwards of the block."""
@@ -95,22 +108,6 @@ class TorchLLaDA:
                 logits = self.forward(canvas, start, stop)
                 rows = slice(start, stop)
                 commit(canvas[rows], masked[rows], logits, options.block_length // steps)
-
-
-def _random(*shape: int) -> Any:
-    return torch.empty(shape, dtype=WIDE).normal_(std=0.02)
-
-
-def _normed(x: Any, weight: Any) -> Any:
-    """RMS norm in float32, cast back before the product with the weight."""
-    wide = x.float()
-    return (wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt()).to(x.dtype) * weight
-
-
-def _rotated(x: Any, cos: Any, sin: Any) -> Any:
-    """Applies RoPE by half rotation, in float32."""
-    left, right = x.float().chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
 
 
 def commit(canvas: Any, masked: Any, logits: Any, count: int) -> None:
@@ -140,7 +137,7 @@ class _Checkout:
             embedding_dropout=0.0, init_device=str(torch.get_default_device()),
             mask_token_id=shape.mask_id,
         )  # fmt: skip
-        torch.set_default_dtype(WIDE)
+        torch.set_default_dtype(torch.bfloat16)
         self._model = modeling.LLaDAModelLM(config, init_params=True).eval()
         parts = self._model.model.transformer
         parts.wte.register_forward_pre_hook(clock.start)
@@ -181,10 +178,11 @@ def main(settings: str) -> None:
     torch.set_default_device(options.device)
     torch.manual_seed(0)
     with torch.inference_mode():
-        if options.checkout:
-            model = _Checkout(Path(options.checkout), shape, clock)
-        else:
-            model = TorchLLaDA(shape, options.cached, clock)
+        model = (
+            _Checkout(Path(options.checkout), shape, clock)
+            if options.checkout
+            else _Forwards(options, shape, clock)
+        )
         canvas = torch.full((options.cached,), shape.mask_id)
         model.forward(canvas, 0, options.cached)  # fills the cache
 
@@ -192,17 +190,18 @@ def main(settings: str) -> None:
             logits = model.forward(canvas, options.cached - rows, options.cached)
             commit(canvas[-rows:].clone(), torch.ones(rows, dtype=torch.bool), logits, 1)
 
-        source = (
-            "its own checkout" if options.checkout else "the published algorithm, implemented here"
-        )
-        about = f"PyTorch {torch.__version__}, {_units(options.device)}; {source}"
-
         def decode(steps: int) -> None:
             model.decode(options, steps)
             if options.device != "cpu":
                 torch.cuda.synchronize()
 
-        answer_lines(about, clock, {"forward": forward, "decode": decode})
+        def hidden(rows: int) -> None:
+            np.save(options.hidden, model.hidden(rows).float().numpy())
+
+        works = {"forward": forward, "decode": decode, "hidden": hidden}
+        source = "its own checkout" if options.checkout else options.kind
+        about = f"PyTorch {torch.__version__}, {_units(options.device)}; {source}"
+        answer_lines(about, clock, works)
 
 
 if __name__ == "__main__":
