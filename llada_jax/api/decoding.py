@@ -217,7 +217,7 @@ def _settings(
     worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="revision")
     threads.enter_context(worker)  # the last to start, so the first to end: its job runs the others
     texts = _texts(model, config, constraint)
-    needs_host = on_step or not denoiser.traceable or config.has_worker
+    needs_host = on_step or not denoiser.traceable or config.has_worker or texts is not None
     return {
         "denoiser": denoiser,
         "params": params,

@@ -16,22 +16,34 @@ from jaxtyping import Array, Int
 
 from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.programs import kept, own_jit
-from llada_jax.sampler.decide import decide
+from llada_jax.sampler.constrained import commit_forced, constrain_scores, hold_to_text
+from llada_jax.sampler.decide import apply_rule, decide, finish_step, skip_finished
 from llada_jax.sampler.drafting import with_drafts
 from llada_jax.sampler.plan import StepPlan, guide, plan_rows, step_rows
-from llada_jax.sampler.record import OnStep, StepRecord, StepScores, view_of
+from llada_jax.sampler.record import OnStep, StepCounts, StepRecord, StepScores, view_of
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, take
 from llada_jax.sampler.step import (
     ForwardOutput,
+    RowsResult,
     absorb,
     by_position,
     rows_result,
     run_head,
 )
 from llada_jax.sampler.steps import Steps, steps_of
-from llada_jax.types import Denoiser, HeadOut, HeadRequest, Hidden, NoiseKeys, Params, Rows, RowsOut
+from llada_jax.types import (
+    Denoiser,
+    HeadOut,
+    HeadRequest,
+    Hidden,
+    KVCache,
+    NoiseKeys,
+    Params,
+    Rows,
+    RowsOut,
+)
 
 
 class Refresher(NamedTuple):
@@ -94,18 +106,20 @@ class TracedRunner:
     ) -> tuple[DecodeState, ForwardOutput, Int[Array, ""]]:
         """Runs the planned rows in the smallest bucket that holds them, and returns its size as
         well."""
-
-        def forward(params, state, plan, n_rows):
-            rows = step_rows(spec, state, plan, n_rows)
-            out = self.denoiser.forward_rows(params, rows, state.cache)
-            # Every layer has read the cache before the first one writes: else XLA copies it whole.
-            cache, out = jax.lax.optimization_barrier((state.cache, out))
-            return rows_result(spec, params, state._replace(cache=cache), plan, rows, out)
-
         bucket = _bucket_index(self.buckets, plan.n_rows)
-        branches = [partial(forward, n_rows=n_rows) for n_rows in self.buckets]
+        branches = [partial(self.forward, spec, n_rows=n_rows) for n_rows in self.buckets]
         result = jax.lax.switch(bucket, branches, params, state, plan)
         return *absorb(spec, state, plan, result), jnp.asarray(self.buckets, jnp.int32)[bucket]
+
+    def forward(
+        self, spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan, n_rows: int
+    ) -> RowsResult:
+        """Runs the planned rows in a bucket of `n_rows`."""
+        rows = step_rows(spec, state, plan, n_rows)
+        out = self.denoiser.forward_rows(params, rows, state.cache)
+        # Every layer has read the cache before the first one writes: else XLA copies it whole.
+        cache, out = jax.lax.optimization_barrier((state.cache, out))
+        return rows_result(spec, params, state._replace(cache=cache), plan, rows, out)
 
     def score(self, spec: StepSpec, params: Params, denoised: ForwardOutput) -> StepScores:
         """Scores the queried positions, in the smallest size of the head that holds them."""
@@ -238,6 +252,130 @@ def _draft_and_plan(
 ) -> tuple[DecodeState, StepPlan, Int[Array, " 4"]]:
     state = with_drafts(spec, params, state)
     return state, *_plan(spec, state)
+
+
+def _forward(
+    denoiser: Denoiser,
+    spec: StepSpec,
+    params: Params,
+    cache: KVCache,
+    state: DecodeState,
+    plan: StepPlan,
+    n_rows: int,
+) -> RowsResult:
+    runner = TracedRunner(denoiser, (n_rows,))
+    return runner.forward(spec, params, state._replace(cache=cache), plan, n_rows)
+
+
+def _score_texts(
+    denoiser: Denoiser,
+    spec: StepSpec,
+    params: Params,
+    state: DecodeState,
+    plan: StepPlan,
+    result: RowsResult,
+) -> tuple[DecodeState, StepCounts, StepScores, StepScores]:
+    """Returns the scores of a constraint's texts, and the scores without it."""
+    state, denoised = absorb(spec, state, plan, result)
+    raw = TracedRunner(denoiser, ()).score(spec, params, denoised)
+    return state, denoised.counts, constrain_scores(spec, state, raw), raw
+
+
+def _hold_to_text(spec: StepSpec, *arguments: Any) -> DecodeState:
+    assert spec.grammar is not None
+    return hold_to_text(spec.grammar, *arguments)
+
+
+def _finish_and_plan(
+    spec: StepSpec, *arguments: Any
+) -> tuple[DecodeState, StepRecord, StepPlan, Int[Array, " 4"]]:
+    state, record = finish_step(spec, *arguments)
+    return state, record, *_plan(spec, state)
+
+
+@kept
+def _plain_programs(denoiser: Denoiser, spec: Any, *shape: Any) -> Any:
+    """Returns the programs of `TextRunner` that read no constraint, for one shape."""
+    program = partial(_program, rounds=isinstance(denoiser, MeshDenoiser))
+    return SimpleNamespace(
+        plan=program(_plan, spec),
+        forward=program(partial(_forward, denoiser), spec, 2, static_argnums=5),
+        apply_rule=program(apply_rule, spec),
+        finish=program(_finish_and_plan, spec),
+        skip_finished=program(skip_finished, spec),
+    )
+
+
+@kept
+def _text_programs(denoiser: Denoiser, spec: Any, *shape: Any) -> Any:
+    """Returns the programs of `TextRunner` that read a constraint of one size, for one shape."""
+    program = partial(_program, rounds=isinstance(denoiser, MeshDenoiser))
+    return SimpleNamespace(
+        score=program(partial(_score_texts, denoiser), spec),
+        commit_forced=program(commit_forced, spec),
+        hold_to_text=program(_hold_to_text, spec),
+        finish=program(_finish_and_plan, spec),
+    )
+
+
+def _without_cache(record: Any) -> tuple[KVCache, Any]:
+    """Parts the cache from a state or a result, because no program but the forward reads it."""
+    return record.cache, record._replace(cache=None)
+
+
+class TextRunner:
+    """Runs steps under a constraint from Python, in several programs.
+
+    XLA compiles a program again for each size of a constraint's tables, and most of its time goes
+    to the forwards. So only the programs that read the tables depend on their size, and a forward
+    is compiled once for each bucket that occurs.
+    """
+
+    def __init__(self, decoding: Decoding, shape: tuple[int, ...]) -> None:
+        spec, denoiser, params = decoding.spec, decoding.denoiser, decoding.params
+        self._spec, structure = jax.tree.flatten(replace(spec, grammar=None))
+        self._text_spec, text_structure = jax.tree.flatten(spec)
+        self._programs = _plain_programs(denoiser, structure, shape)
+        self._texts = _text_programs(denoiser, text_structure, shape)
+        self._buckets = decoding.buckets
+        self._params, self._head_params = params, denoiser.head_params(params)
+        self._planned: tuple[DecodeState | None, StepPlan | None, Any] = None, None, None
+        """The state that the last step returned, with the plan of its next step."""
+
+    def start(self, state: DecodeState) -> DecodeState:
+        """Returns the state before the first forward, with the tokens committed that need none."""
+        cache, state = _without_cache(state)
+        state = self._texts.commit_forced(self._text_spec, state)
+        return self._programs.skip_finished(self._spec, state)._replace(cache=cache)
+
+    def step(self, state: DecodeState) -> tuple[DecodeState, StepRecord, int, int]:
+        """As `JaxRunner.step`. The state may be another one than the last step returned."""
+        spec, programs = self._spec, self._programs
+        planned, plan, numbers = self._planned
+        cache, canvases = _without_cache(state)
+        if planned is not state:
+            plan, numbers = programs.plan(spec, canvases)
+        n_rows = _smallest(self._buckets, np.asarray(numbers)[0], "rows")
+        plain = canvases._replace(constraint=None)
+        result = programs.forward(spec, self._params, cache, plain, plan, n_rows)
+        cache, result = _without_cache(result)
+        state, record, plan, numbers = self._decide(canvases, plan, result)
+        state, numbers = state._replace(cache=cache), np.asarray(numbers)
+        self._planned = state, plan, numbers
+        return state, record, n_rows, int(numbers[-1])
+
+    def _decide(
+        self, state: DecodeState, plan: Any, result: RowsResult
+    ) -> tuple[DecodeState, StepRecord, StepPlan, Int[Array, " 4"]]:
+        """Scores and decides a step, and plans the next one."""
+        texts, programs, spec = self._texts, self._programs, self._text_spec
+        state, counts, scores, raw = texts.score(spec, self._head_params, state, plan, result)
+        decided = programs.apply_rule(self._spec, state, scores)
+        if decided.strays is None:
+            revised = texts.commit_forced(spec, decided.state)
+            return programs.finish(self._spec, state, revised, counts, scores)
+        revised = texts.hold_to_text(spec, state, decided.state, raw)
+        return texts.finish(spec, state, revised, counts, scores, raw)
 
 
 def _absorb_rows(
@@ -378,7 +516,7 @@ def host_loop(
     done, or for `most` steps, which `on_step` counts from `first`; consumes the state."""
     shape, has_worker = state.tokens.shape, decoding.spec.config.has_worker
     if decoding.denoiser.traceable and not has_worker:
-        runner = JaxRunner(decoding, shape)
+        runner = (JaxRunner if decoding.spec.grammar is None else TextRunner)(decoding, shape)
     else:
         runner = HostRunner(decoding, shape, refresher if has_worker else None)
     records, rows, seconds, n_done = [], [], [], 0
