@@ -29,6 +29,8 @@ from llada_jax.sampler.step import (
     RowsResult,
     absorb,
     by_position,
+    counted_nfe,
+    head_inputs,
     rows_result,
     run_head,
 )
@@ -247,13 +249,6 @@ def _plan(spec: StepSpec, state: DecodeState) -> tuple[StepPlan, Int[Array, " 4"
     return plan, jnp.stack([number.astype(jnp.int32) for number in numbers])
 
 
-def _draft_and_plan(
-    spec: StepSpec, params: Params, state: DecodeState
-) -> tuple[DecodeState, StepPlan, Int[Array, " 4"]]:
-    state = with_drafts(spec, params, state)
-    return state, *_plan(spec, state)
-
-
 def _forward(
     denoiser: Denoiser,
     spec: StepSpec,
@@ -378,16 +373,29 @@ class TextRunner:
         return texts.finish(spec, state, revised, counts, scores, raw)
 
 
-def _absorb_rows(
-    spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
-) -> tuple[DecodeState, ForwardOutput]:
-    return absorb(spec, state, plan, rows_result(spec, params, state, plan, rows, out))
+class NextStep(NamedTuple):
+    """What the host loop needs of a planned step, from the program that has planned it."""
+
+    plan: StepPlan
+    numbers: Int[Array, " 4"]
+    keys: NoiseKeys
+    request: HeadRequest | None
+    rows: Rows | None  # in the bucket of the step before, which most steps take as well
 
 
-def _head_inputs(*forward: Any) -> tuple[Hidden, NoiseKeys, HeadRequest | None]:
-    """Returns the inputs of the head, of which XLA computes nothing else."""
-    denoised = _absorb_rows(*forward)[1]
-    return denoised.hidden, denoised.noise_keys, denoised.request
+def _next_step(spec: StepSpec, state: DecodeState, n_rows: int) -> NextStep:
+    """Plans a step; builds its rows in a bucket of `n_rows`, unless that is 0."""
+    plan, numbers = _plan(spec, state)
+    counted = state._replace(nfe=counted_nfe(state))
+    rows = step_rows(spec, state, plan, n_rows) if n_rows else None
+    return NextStep(plan, numbers, *head_inputs(spec, counted, plan), rows)
+
+
+def _draft_and_plan(
+    spec: StepSpec, params: Params, state: DecodeState, n_rows: int
+) -> tuple[DecodeState, NextStep]:
+    state = with_drafts(spec, params, state)
+    return state, _next_step(spec, state, n_rows)
 
 
 def _decide_and_plan(
@@ -399,23 +407,24 @@ def _decide_and_plan(
     out: RowsOut,
     head: HeadOut,
     refreshed: Any,
-) -> tuple[DecodeState, StepRecord, StepPlan, Int[Array, " 4"]]:
+) -> tuple[DecodeState, StepRecord, NextStep]:
     """Decides a step, and plans the next one in the same program."""
-    state, denoised = _absorb_rows(spec, params, state, plan, rows, out)
+    result = rows_result(spec, params, state, plan, rows, out)
+    state, denoised = absorb(spec, state, plan, result)
     scores = by_position(spec, denoised, head, state.tokens.shape[1])
     if refreshed is not None:
         state, scores = merge(state, scores, *refreshed)
     state, record = decide(spec, state, denoised.counts, scores)
-    return state, record, *_plan(spec, state)
+    drafts = spec.config.drafter is not None  # they come first, and change the rows
+    return state, record, _next_step(spec, state, 0 if drafts else rows.tokens.shape[1])
 
 
 @kept
 def _programs(spec: Any, *shape: Any) -> Any:
     """Returns the programs of the host loop around a denoiser, for one shape."""
     return SimpleNamespace(
-        draft=_program(_draft_and_plan, spec, 2),
+        draft=_program(_draft_and_plan, spec, 2, static_argnums=3),
         rows=_program(step_rows, spec, static_argnums=3),
-        inputs=_program(_head_inputs, spec),
         refresh_job=_program(refresh_job, spec),
         states_at=_program(lambda spec, hidden, rows: take(guide(spec, hidden), rows), spec),
         decide=_program(_decide_and_plan, spec, 2),
@@ -425,7 +434,7 @@ def _programs(spec: Any, *shape: Any) -> Any:
 class HostRunner:
     """Runs the parts of a step from Python, if a denoiser or a worker is called between them.
 
-    The host waits for the sizes of a plan, for its rows, and for the states that the head scores.
+    One program decides a step and prepares the next one, and the host waits for its rows and sizes.
     A refresher refreshes tokens that left the window from the state at the start of a step; its
     results are merged when the step is scored.
     """
@@ -438,48 +447,55 @@ class HostRunner:
         self._programs = _programs(structure, shape)
         self._denoiser = _jitted(decoding.denoiser, shape)
         drafter = decoding.spec.config.drafter
-        self._drafts = drafter is not None
+        self._drafts, self._guides = drafter is not None, bool(decoding.spec.config.cfg_scale)
         self._params_read = drafter.params_read(self._params) if drafter is not None else None
         self._buckets, self._head_sizes = decoding.buckets, decoding.spec.head_sizes(shape[1])
         if refresher is not None:
             refresher = refresher._replace(denoiser=_jitted(refresher.denoiser, shape))
         self._refresher = refresher
-        self._planned: tuple[StepPlan, np.ndarray] | None = None  # for the next step
+        self._next: NextStep | None = None
+        self._n_rows = 0  # of the step before
 
     def step(self, state: DecodeState) -> tuple[DecodeState, StepRecord, int, int]:
         """As `JaxRunner.step`."""
         spec, programs, params = self._spec, self._programs, self._params_read
-        if self._planned is None or self._drafts:
-            state, plan, numbers = programs.draft(spec, params, state)
-            self._planned = plan, np.asarray(numbers)
-        plan, (needed, queries, refreshes, _) = self._planned
+        if self._next is None or self._drafts:
+            state, self._next = programs.draft(spec, params, state, self._n_rows)
+        plan, numbers, keys, request, rows = self._next
+        needed, queries, refreshes, _ = np.asarray(numbers)
         n_rows = _smallest(self._buckets, needed, "rows")
         refresh = self._start_refresh(state, plan) if refreshes else None
-        rows = programs.rows(spec, state, plan, n_rows)
+        if n_rows != self._n_rows:
+            rows, self._n_rows = programs.rows(spec, state, plan, n_rows), n_rows
         out = self._denoiser.forward_rows(self._params, rows, state.cache)
-        forward = spec, params, state, plan, rows, out
-        n_heads = _smallest(self._head_sizes, queries, "heads")
-        head = self._score(n_heads, *programs.inputs(*forward))
+        head = self._score(queries, self._states(out, plan), keys, request)
         # The worker has read the cache by then.
         refreshed = refresh and (refresh[0], *refresh[1].result())
-        state, record, plan, numbers = programs.decide(*forward, head, refreshed)
-        self._planned = plan, np.asarray(numbers)
-        return state, record, n_rows, int(self._planned[1][-1])
+        state, record, self._next = programs.decide(
+            spec, params, state, plan, rows, out, head, refreshed
+        )
+        return state, record, n_rows, int(np.asarray(self._next.numbers)[-1])
+
+    def _states(self, out: RowsOut, plan: StepPlan) -> Hidden:
+        """Returns the states that the head scores, as NumPy's array: it is sliced at once."""
+        if self._guides:
+            return np.asarray(self._programs.states_at(self._spec, out.hidden, plan.query.row))
+        row = np.asarray(plan.query.row)
+        return np.asarray(out.hidden)[np.arange(len(row))[:, None], row]  # pyright: ignore
 
     def _score(
-        self, count: int, hidden: Hidden, keys: NoiseKeys, request: HeadRequest | None
+        self, queries: int, states: Hidden, keys: NoiseKeys, request: HeadRequest | None
     ) -> HeadOut:
-        """Scores the first `count` queries. Pads the scores, so that one program decides after all
+        """Scores the first `queries` states. Pads the scores, so that one program decides after all
         sizes."""
-        queries = hidden.shape[1]
-        states: Any = np.asarray(hidden)[:, :count]  # slicing NumPy's array takes no program
+        count = _smallest(self._head_sizes, queries, "heads")
         keys = None if keys is None else keys[:, :count]
         request = request and request.first(count)
-        head = run_head(self._denoiser, self._params, states, keys, request)
+        head = run_head(self._denoiser, self._params, states[:, :count], keys, request)
 
         def padded(scores: Any) -> np.ndarray:
             array = np.asarray(scores)
-            whole = np.zeros((len(array), queries, *array.shape[2:]), array.dtype)
+            whole = np.zeros((len(array), states.shape[1], *array.shape[2:]), array.dtype)
             whole[:, :count] = array
             return whole
 
