@@ -154,3 +154,8 @@ class Denoiser:
     def loop_params(self, params: Params) -> Params:
         """Returns the parameters in the form that a compiled loop reads fastest."""
         return params
+
+    def head_params(self, params: Params) -> Params:
+        """Returns the part of the parameters that the head reads: the host loop passes it to a
+        program of its own in every step."""
+        return params

@@ -1,14 +1,15 @@
 """The suites `start` and `loading`: the time from a command to the first forward.
 
-`start` times the lowering and compilation of the compiled loop, opening an export, and
-`experiments.generate` as a process, the first time and again. `loading` times `lj.load` with and
-without the check that every number of a checkpoint is finite.
+`start` times the lowering and compilation of the compiled loop, opening an export, first answers
+under constraints, and `experiments.generate` as a process, the first time and again. `loading`
+times `lj.load` with and without the check that every number of a checkpoint is finite.
 """
 
 import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +72,7 @@ def time_start(
         yield from in_new_process(_compiled_loop, *arguments, environment=NOTHING_KEPT)
     opened = shape.replace(n_layers=config.opening_layers)
     yield from _time_opening(opened, Path(config.scratch), repeats)
+    yield from in_new_process(_first_answers, model, environment=NOTHING_KEPT)
     yield from _time_generate(model, repeats)
 
 
@@ -97,6 +99,27 @@ def _time_opening(shape: ModelConfig, scratch: Path, repeats: int) -> Iterator[R
 
 def _opening_seconds(folder: Path) -> float:
     return best_of(partial(ExportedProgram, folder))[1]
+
+
+def _first_answers(source: str) -> list[ResultRow]:
+    """Returns the CPU seconds of answers under constraints that are new to the process: the first
+    one, one with tables of the same size, and one with larger tables."""
+    model, sampler = lj.load(source), lj.SamplerConfig.preset("blockwise")
+    assert model.tokenizer is not None
+    prompt = model.tokenizer.encode_chat([{"role": "user", "content": "Is 7 odd?"}])
+    texts = {"type": "string", "maxLength": 20}
+    schema = {"type": "object", "properties": dict.fromkeys("abcdefgh", texts), "required": ["a"]}
+    constraints = {
+        "first": lj.choice(["yes", "no"]),
+        "same size": lj.choice(["true", "false"]),
+        "larger": lj.json_schema(schema),
+    }
+    rows = []
+    for name, constraint in constraints.items():
+        began = time.process_time()
+        lj.generate(model, [prompt], sampler, constraint=constraint)
+        rows.append(ResultRow(f"start/constraint/{name}", time.process_time() - began, "CPU s"))
+    return rows
 
 
 def _compiled_loop(

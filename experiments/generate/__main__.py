@@ -114,11 +114,13 @@ class GenerateConfig(ModelSource):
 
     @property
     def reason_for_host_loop(self) -> str | None:
-        """Why the compiled loop cannot run this, or None if it can."""
+        """Why `loop=both` leaves out the compiled loop, or None if it does not."""
         if self.backend != "xla":
             return f"backend={self.backend} runs outside XLA"
         if self.sampler.config.has_worker:
             return "sampler.refresh=worker runs alongside the steps of the host loop"
+        if self.sampler.constraint is not None:
+            return "it would be compiled for each size of a constraint"
         return None
 
 

@@ -58,7 +58,8 @@ def generate(
       trace: record what every forward did in `Result.trace`; `"scores"` also records its
         predictions, and `"margins"` the margin of each as well.
       on_step: called after each forward with a `StepView`; runs the host loop.
-      loop: `compiled` or `host`; default: compiled, unless `on_step` is given.
+      loop: `compiled` or `host`; default: compiled, unless `on_step` or a constraint is given, for
+        which the host loop compiles less.
       refresh_on: the model that the worker of `refresh="worker"` runs, for example `tiled(model)`
         (the extra `revision`); default: the same model on the same backend.
       holes: the prompts are canvases with holes to fill, as in `infill`.
@@ -217,7 +218,7 @@ def _settings(
     worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="revision")
     threads.enter_context(worker)  # the last to start, so the first to end: its job runs the others
     texts = _texts(model, config, constraint)
-    needs_host = on_step or not denoiser.traceable or config.has_worker
+    needs_host = on_step or not denoiser.traceable or config.has_worker or texts is not None
     return {
         "denoiser": denoiser,
         "params": params,

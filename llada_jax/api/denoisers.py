@@ -122,3 +122,6 @@ class XlaDenoiser(Denoiser):
     def loop_params(self, params: ModelParams) -> ModelParams:
         """Packs int4 experts: inside a loop XLA's CPU would unpack all of them for each product."""
         return with_paired_int4(params)
+
+    def head_params(self, params: ModelParams) -> ModelParams:
+        return params._replace(layers=(), drafter=None)

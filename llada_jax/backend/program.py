@@ -15,7 +15,8 @@ from llada_jax.model.params import ModelParams
 ROW_BUCKETS = (1, 4, 8, 16, 32, 64, 96, 128)
 CANVASES = (1, 2, 4)
 KEPT_LENGTHS = 2
-"""Numbers of cached positions whose programs are kept: each program has a copy of the weights."""
+"""Numbers of cached positions whose programs are kept: each program has buffers of its own, and if
+the backend does not share them (`qnn`) a copy of the weights."""
 
 
 class OnDemandProgram:

@@ -99,7 +99,8 @@ class Session:
 
     def forward_rows(self, params: Params, rows: Rows, cache: KVCache) -> RowsOut:
         """Runs the live rows, several canvases per forward pass if possible."""
-        arrays: Any = jax.tree.map(np.asarray, rows._replace(writes=rows.written))
+        arrays: Any = jax.tree.map(np.asarray, rows)
+        arrays = arrays._replace(writes=arrays.written)
         batch, n_rows = arrays.tokens.shape
         shape = (batch, n_rows, 1 + len(self._taps), self._program.config.width)
         states = np.zeros(shape, np.float32)  # the last ones, then the taps

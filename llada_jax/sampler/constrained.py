@@ -81,7 +81,7 @@ def constrain_scores(spec: StepSpec, state: DecodeState, step: StepScores) -> St
         token=jnp.where(inside, token, scores.token),
         confidence=jnp.where(inside, confidence, scores.confidence).astype(scores.confidence.dtype),
     )
-    return step._replace(here=constrained, probability=probability)
+    return step._replace(here=constrained, probability=probability, classes=None)
 
 
 def commit_forced(spec: StepSpec, state: DecodeState) -> DecodeState:

@@ -32,13 +32,33 @@ from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import STABLE, VISIBLE, DecodeState, choose, put, take
 
 
+class Decided(NamedTuple):
+    """A rule's decision on a step."""
+
+    state: DecodeState  # after it
+    strays: tuple[()] | None
+    """`()` if the decision may leave a constraint's texts: if it does anything but commit
+    predictions of this forward. Programs choose by it when they are traced."""
+
+
 def decide(
     spec: StepSpec, state: DecodeState, counts: StepCounts, scores: StepScores
 ) -> tuple[DecodeState, StepRecord]:
     """Returns the state after a step's decision, and the record of the step."""
-    before, raw, constrained = state, scores, spec.grammar is not None
-    if constrained:
-        scores = constrain_scores(spec, state, raw)
+    if spec.grammar is None:
+        decided = apply_rule(spec, state, scores)
+        return finish_step(spec, state, decided.state, counts, scores)
+    constrained = constrain_scores(spec, state, scores)
+    decided = apply_rule(spec, state, constrained)
+    if decided.strays is None:
+        revised = commit_forced(spec, decided.state)
+        return finish_step(spec, state, revised, counts, constrained)
+    revised = hold_to_text(spec.grammar, state, decided.state, scores)
+    return finish_step(spec, state, revised, counts, constrained, scores)
+
+
+def apply_rule(spec: StepSpec, state: DecodeState, scores: StepScores) -> Decided:
+    """Lets the rule decide. Under a constraint, `scores` are those of its texts."""
     state = keep_drafts(state, scores.here)
     seen = observe(spec, state, scores, ~state.done)
     seen = replace(seen, preview=partial(_apply_decision, spec, state, seen))
@@ -46,22 +66,33 @@ def decide(
     require_same_state(spec.rule, state.rule.state, rule_state)
     revised = _apply_decision(spec, state, seen, decision)
     memory = remember(state.rule, rule_state, state.done, seen, scores)
-    revised = revised._replace(rule=memory)
-    # Anything but committing predictions of this forward may leave the allowed texts.
     others = (decision.token, decision.end, decision.ahead)
     differs = spec.rule.revises or any(part is not None for part in others)
-    if spec.grammar is not None:
-        if differs:
-            revised = hold_to_text(spec.grammar, before, revised, raw)
-        else:
-            revised = commit_forced(spec, revised)
+    return Decided(revised._replace(rule=memory), () if differs else None)
+
+
+def finish_step(
+    spec: StepSpec,
+    before: DecodeState,
+    revised: DecodeState,
+    counts: StepCounts,
+    scores: StepScores,
+    raw: StepScores | None = None,
+) -> tuple[DecodeState, StepRecord]:
+    """Moves sequences on after a decision; returns the state and the record of the step.
+
+    Args:
+      before: The state that was decided.
+      revised: The state after the decision.
+      raw: The scores without the constraint, if the decision may have led to another of its texts.
+    """
     edited = ((revised.tokens != before.tokens) & scores.rescored).any(axis=1)
     advanced = _advance(spec, revised, ~before.done, edited)
     advanced = _stop_at_eos(spec, spec.window.after_step(advanced, spec.window_context()))
     state = start_blocks(advanced, advanced.block != before.block)
     if spec.window.drafts and not spec.needs("drafts"):
         moved = (state.block != before.block) & ~state.done
-        if constrained and differs:  # the decision may have led to another text
+        if raw is not None:
             scores = constrain_scores(spec, state, raw)
         state = _accept_drafts(spec, state, scores, moved)
     if (remasks := state.rule.remasks) is not None:
@@ -192,9 +223,9 @@ def _accept_drafts(
     return jax.lax.while_loop(lambda carry: carry[1].any(), accept, (state, moved))[0]
 
 
-def start_constrained(spec: StepSpec, state: DecodeState) -> DecodeState:
-    """Returns the state before the first forward, with the tokens that need none committed."""
-    state = commit_forced(spec, state)
+def skip_finished(spec: StepSpec, state: DecodeState) -> DecodeState:
+    """Returns the state before the first forward, in which tokens that need none were committed: it
+    begins at the first block with masks."""
     return _stop_at_eos(spec, _advance(spec, state, ~state.done, None))
 
 

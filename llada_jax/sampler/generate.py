@@ -23,12 +23,12 @@ from llada_jax.constraint.batch import CompiledConstraints, grammar_of, locate_t
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.reach import TextSpans
 from llada_jax.on_mesh import MeshDenoiser
-from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.decide import faults_of, require_scores, start_constrained
+from llada_jax.sampler.decide import faults_of, require_scores
 from llada_jax.sampler.loops import (
     Decoding,
     Refresher,
+    TextRunner,
     compiled_loop,
     host_loop,
     program_of,
@@ -245,9 +245,8 @@ class DecodingRun:
             state = state._replace(draft=self.config.drafter.init(self.params, sizes))
         if self.placed is not None:
             text = TextSpans(*(jnp.asarray(array[chosen]) for array in self.placed))
-            rest = state._replace(constraint=text, cache=None)  # pyright: ignore
-            start = _start_constrained(jax.tree.structure(rest), state.tokens.shape)
-            state = start(self.decoding.spec, rest)._replace(cache=cache)
+            runner = TextRunner(self.decoding, state.tokens.shape)
+            state = runner.start(state._replace(constraint=text))
         if isinstance(self.denoiser, MeshDenoiser):
             return self.denoiser.replicated(state)
         return state
@@ -290,9 +289,6 @@ class DecodingRun:
         buckets = self.buckets(range(len(self.prompts)))
         pauses = bool(self.config.stop)
         return Decoding(spec, self.params, self.denoiser, buckets, self.max_steps, pauses)
-
-
-_start_constrained = kept(lambda *shape: own_jit(start_constrained))
 
 
 def checked_run(

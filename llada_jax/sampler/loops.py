@@ -16,22 +16,36 @@ from jaxtyping import Array, Int
 
 from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.programs import kept, own_jit
-from llada_jax.sampler.decide import decide
+from llada_jax.sampler.constrained import commit_forced, constrain_scores, hold_to_text
+from llada_jax.sampler.decide import apply_rule, decide, finish_step, skip_finished
 from llada_jax.sampler.drafting import with_drafts
 from llada_jax.sampler.plan import StepPlan, guide, plan_rows, step_rows
-from llada_jax.sampler.record import OnStep, StepRecord, StepScores, view_of
+from llada_jax.sampler.record import OnStep, StepCounts, StepRecord, StepScores, view_of
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job
 from llada_jax.sampler.spec import StepSpec
 from llada_jax.sampler.state import DecodeState, take
 from llada_jax.sampler.step import (
     ForwardOutput,
+    RowsResult,
     absorb,
     by_position,
+    counted_nfe,
+    head_inputs,
     rows_result,
     run_head,
 )
 from llada_jax.sampler.steps import Steps, steps_of
-from llada_jax.types import Denoiser, HeadOut, HeadRequest, Hidden, NoiseKeys, Params, Rows, RowsOut
+from llada_jax.types import (
+    Denoiser,
+    HeadOut,
+    HeadRequest,
+    Hidden,
+    KVCache,
+    NoiseKeys,
+    Params,
+    Rows,
+    RowsOut,
+)
 
 
 class Refresher(NamedTuple):
@@ -94,18 +108,20 @@ class TracedRunner:
     ) -> tuple[DecodeState, ForwardOutput, Int[Array, ""]]:
         """Runs the planned rows in the smallest bucket that holds them, and returns its size as
         well."""
-
-        def forward(params, state, plan, n_rows):
-            rows = step_rows(spec, state, plan, n_rows)
-            out = self.denoiser.forward_rows(params, rows, state.cache)
-            # Every layer has read the cache before the first one writes: else XLA copies it whole.
-            cache, out = jax.lax.optimization_barrier((state.cache, out))
-            return rows_result(spec, params, state._replace(cache=cache), plan, rows, out)
-
         bucket = _bucket_index(self.buckets, plan.n_rows)
-        branches = [partial(forward, n_rows=n_rows) for n_rows in self.buckets]
+        branches = [partial(self.forward, spec, n_rows=n_rows) for n_rows in self.buckets]
         result = jax.lax.switch(bucket, branches, params, state, plan)
         return *absorb(spec, state, plan, result), jnp.asarray(self.buckets, jnp.int32)[bucket]
+
+    def forward(
+        self, spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan, n_rows: int
+    ) -> RowsResult:
+        """Runs the planned rows in a bucket of `n_rows`."""
+        rows = step_rows(spec, state, plan, n_rows)
+        out = self.denoiser.forward_rows(params, rows, state.cache)
+        # Every layer has read the cache before the first one writes: else XLA copies it whole.
+        cache, out = jax.lax.optimization_barrier((state.cache, out))
+        return rows_result(spec, params, state._replace(cache=cache), plan, rows, out)
 
     def score(self, spec: StepSpec, params: Params, denoised: ForwardOutput) -> StepScores:
         """Scores the queried positions, in the smallest size of the head that holds them."""
@@ -233,23 +249,153 @@ def _plan(spec: StepSpec, state: DecodeState) -> tuple[StepPlan, Int[Array, " 4"
     return plan, jnp.stack([number.astype(jnp.int32) for number in numbers])
 
 
+def _forward(
+    denoiser: Denoiser,
+    spec: StepSpec,
+    params: Params,
+    cache: KVCache,
+    state: DecodeState,
+    plan: StepPlan,
+    n_rows: int,
+) -> RowsResult:
+    runner = TracedRunner(denoiser, (n_rows,))
+    return runner.forward(spec, params, state._replace(cache=cache), plan, n_rows)
+
+
+def _score_texts(
+    denoiser: Denoiser,
+    spec: StepSpec,
+    params: Params,
+    state: DecodeState,
+    plan: StepPlan,
+    result: RowsResult,
+) -> tuple[DecodeState, StepCounts, StepScores, StepScores]:
+    """Returns the scores of a constraint's texts, and the scores without it."""
+    state, denoised = absorb(spec, state, plan, result)
+    raw = TracedRunner(denoiser, ()).score(spec, params, denoised)
+    return state, denoised.counts, constrain_scores(spec, state, raw), raw
+
+
+def _hold_to_text(spec: StepSpec, *arguments: Any) -> DecodeState:
+    assert spec.grammar is not None
+    return hold_to_text(spec.grammar, *arguments)
+
+
+def _finish_and_plan(
+    spec: StepSpec, *arguments: Any
+) -> tuple[DecodeState, StepRecord, StepPlan, Int[Array, " 4"]]:
+    state, record = finish_step(spec, *arguments)
+    return state, record, *_plan(spec, state)
+
+
+@kept
+def _plain_programs(denoiser: Denoiser, spec: Any, *shape: Any) -> Any:
+    """Returns the programs of `TextRunner` that read no constraint, for one shape."""
+    program = partial(_program, rounds=isinstance(denoiser, MeshDenoiser))
+    return SimpleNamespace(
+        plan=program(_plan, spec),
+        forward=program(partial(_forward, denoiser), spec, 2, static_argnums=5),
+        apply_rule=program(apply_rule, spec),
+        finish=program(_finish_and_plan, spec),
+        skip_finished=program(skip_finished, spec),
+    )
+
+
+@kept
+def _text_programs(denoiser: Denoiser, spec: Any, *shape: Any) -> Any:
+    """Returns the programs of `TextRunner` that read a constraint of one size, for one shape."""
+    program = partial(_program, rounds=isinstance(denoiser, MeshDenoiser))
+    return SimpleNamespace(
+        score=program(partial(_score_texts, denoiser), spec),
+        commit_forced=program(commit_forced, spec),
+        hold_to_text=program(_hold_to_text, spec),
+        finish=program(_finish_and_plan, spec),
+    )
+
+
+def _without_cache(record: Any) -> tuple[KVCache, Any]:
+    """Parts the cache from a state or a result, because no program but the forward reads it."""
+    return record.cache, record._replace(cache=None)
+
+
+class TextRunner:
+    """Runs steps under a constraint from Python, in several programs.
+
+    XLA compiles a program again for each size of a constraint's tables, and most of its time goes
+    to the forwards. So only the programs that read the tables depend on their size, and a forward
+    is compiled once for each bucket that occurs.
+    """
+
+    def __init__(self, decoding: Decoding, shape: tuple[int, ...]) -> None:
+        spec, denoiser, params = decoding.spec, decoding.denoiser, decoding.params
+        self._spec, structure = jax.tree.flatten(replace(spec, grammar=None))
+        self._text_spec, text_structure = jax.tree.flatten(spec)
+        self._programs = _plain_programs(denoiser, structure, shape)
+        self._texts = _text_programs(denoiser, text_structure, shape)
+        self._buckets = decoding.buckets
+        self._params, self._head_params = params, denoiser.head_params(params)
+        self._planned: tuple[DecodeState | None, StepPlan | None, Any] = None, None, None
+        """The state that the last step returned, with the plan of its next step."""
+
+    def start(self, state: DecodeState) -> DecodeState:
+        """Returns the state before the first forward, with the tokens committed that need none."""
+        cache, state = _without_cache(state)
+        state = self._texts.commit_forced(self._text_spec, state)
+        return self._programs.skip_finished(self._spec, state)._replace(cache=cache)
+
+    def step(self, state: DecodeState) -> tuple[DecodeState, StepRecord, int, int]:
+        """As `JaxRunner.step`. The state may be another one than the last step returned."""
+        spec, programs = self._spec, self._programs
+        planned, plan, numbers = self._planned
+        cache, canvases = _without_cache(state)
+        if planned is not state:
+            plan, numbers = programs.plan(spec, canvases)
+        n_rows = _smallest(self._buckets, np.asarray(numbers)[0], "rows")
+        plain = canvases._replace(constraint=None)
+        result = programs.forward(spec, self._params, cache, plain, plan, n_rows)
+        cache, result = _without_cache(result)
+        state, record, plan, numbers = self._decide(canvases, plan, result)
+        state, numbers = state._replace(cache=cache), np.asarray(numbers)
+        self._planned = state, plan, numbers
+        return state, record, n_rows, int(numbers[-1])
+
+    def _decide(
+        self, state: DecodeState, plan: Any, result: RowsResult
+    ) -> tuple[DecodeState, StepRecord, StepPlan, Int[Array, " 4"]]:
+        """Scores and decides a step, and plans the next one."""
+        texts, programs, spec = self._texts, self._programs, self._text_spec
+        state, counts, scores, raw = texts.score(spec, self._head_params, state, plan, result)
+        decided = programs.apply_rule(self._spec, state, scores)
+        if decided.strays is None:
+            revised = texts.commit_forced(spec, decided.state)
+            return programs.finish(self._spec, state, revised, counts, scores)
+        revised = texts.hold_to_text(spec, state, decided.state, raw)
+        return texts.finish(spec, state, revised, counts, scores, raw)
+
+
+class NextStep(NamedTuple):
+    """What the host loop needs of a planned step, from the program that has planned it."""
+
+    plan: StepPlan
+    numbers: Int[Array, " 4"]
+    keys: NoiseKeys
+    request: HeadRequest | None
+    rows: Rows | None  # in the bucket of the step before, which most steps take as well
+
+
+def _next_step(spec: StepSpec, state: DecodeState, n_rows: int) -> NextStep:
+    """Plans a step; builds its rows in a bucket of `n_rows`, unless that is 0."""
+    plan, numbers = _plan(spec, state)
+    counted = state._replace(nfe=counted_nfe(state))
+    rows = step_rows(spec, state, plan, n_rows) if n_rows else None
+    return NextStep(plan, numbers, *head_inputs(spec, counted, plan), rows)
+
+
 def _draft_and_plan(
-    spec: StepSpec, params: Params, state: DecodeState
-) -> tuple[DecodeState, StepPlan, Int[Array, " 4"]]:
+    spec: StepSpec, params: Params, state: DecodeState, n_rows: int
+) -> tuple[DecodeState, NextStep]:
     state = with_drafts(spec, params, state)
-    return state, *_plan(spec, state)
-
-
-def _absorb_rows(
-    spec: StepSpec, params: Params, state: DecodeState, plan: StepPlan, rows: Rows, out: RowsOut
-) -> tuple[DecodeState, ForwardOutput]:
-    return absorb(spec, state, plan, rows_result(spec, params, state, plan, rows, out))
-
-
-def _head_inputs(*forward: Any) -> tuple[Hidden, NoiseKeys, HeadRequest | None]:
-    """Returns the inputs of the head, of which XLA computes nothing else."""
-    denoised = _absorb_rows(*forward)[1]
-    return denoised.hidden, denoised.noise_keys, denoised.request
+    return state, _next_step(spec, state, n_rows)
 
 
 def _decide_and_plan(
@@ -261,23 +407,24 @@ def _decide_and_plan(
     out: RowsOut,
     head: HeadOut,
     refreshed: Any,
-) -> tuple[DecodeState, StepRecord, StepPlan, Int[Array, " 4"]]:
+) -> tuple[DecodeState, StepRecord, NextStep]:
     """Decides a step, and plans the next one in the same program."""
-    state, denoised = _absorb_rows(spec, params, state, plan, rows, out)
+    result = rows_result(spec, params, state, plan, rows, out)
+    state, denoised = absorb(spec, state, plan, result)
     scores = by_position(spec, denoised, head, state.tokens.shape[1])
     if refreshed is not None:
         state, scores = merge(state, scores, *refreshed)
     state, record = decide(spec, state, denoised.counts, scores)
-    return state, record, *_plan(spec, state)
+    drafts = spec.config.drafter is not None  # they come first, and change the rows
+    return state, record, _next_step(spec, state, 0 if drafts else rows.tokens.shape[1])
 
 
 @kept
 def _programs(spec: Any, *shape: Any) -> Any:
     """Returns the programs of the host loop around a denoiser, for one shape."""
     return SimpleNamespace(
-        draft=_program(_draft_and_plan, spec, 2),
+        draft=_program(_draft_and_plan, spec, 2, static_argnums=3),
         rows=_program(step_rows, spec, static_argnums=3),
-        inputs=_program(_head_inputs, spec),
         refresh_job=_program(refresh_job, spec),
         states_at=_program(lambda spec, hidden, rows: take(guide(spec, hidden), rows), spec),
         decide=_program(_decide_and_plan, spec, 2),
@@ -287,7 +434,7 @@ def _programs(spec: Any, *shape: Any) -> Any:
 class HostRunner:
     """Runs the parts of a step from Python, if a denoiser or a worker is called between them.
 
-    The host waits for the sizes of a plan, for its rows, and for the states that the head scores.
+    One program decides a step and prepares the next one, and the host waits for its rows and sizes.
     A refresher refreshes tokens that left the window from the state at the start of a step; its
     results are merged when the step is scored.
     """
@@ -300,48 +447,55 @@ class HostRunner:
         self._programs = _programs(structure, shape)
         self._denoiser = _jitted(decoding.denoiser, shape)
         drafter = decoding.spec.config.drafter
-        self._drafts = drafter is not None
+        self._drafts, self._guides = drafter is not None, bool(decoding.spec.config.cfg_scale)
         self._params_read = drafter.params_read(self._params) if drafter is not None else None
         self._buckets, self._head_sizes = decoding.buckets, decoding.spec.head_sizes(shape[1])
         if refresher is not None:
             refresher = refresher._replace(denoiser=_jitted(refresher.denoiser, shape))
         self._refresher = refresher
-        self._planned: tuple[StepPlan, np.ndarray] | None = None  # for the next step
+        self._next: NextStep | None = None
+        self._n_rows = 0  # of the step before
 
     def step(self, state: DecodeState) -> tuple[DecodeState, StepRecord, int, int]:
         """As `JaxRunner.step`."""
         spec, programs, params = self._spec, self._programs, self._params_read
-        if self._planned is None or self._drafts:
-            state, plan, numbers = programs.draft(spec, params, state)
-            self._planned = plan, np.asarray(numbers)
-        plan, (needed, queries, refreshes, _) = self._planned
+        if self._next is None or self._drafts:
+            state, self._next = programs.draft(spec, params, state, self._n_rows)
+        plan, numbers, keys, request, rows = self._next
+        needed, queries, refreshes, _ = np.asarray(numbers)
         n_rows = _smallest(self._buckets, needed, "rows")
         refresh = self._start_refresh(state, plan) if refreshes else None
-        rows = programs.rows(spec, state, plan, n_rows)
+        if n_rows != self._n_rows:
+            rows, self._n_rows = programs.rows(spec, state, plan, n_rows), n_rows
         out = self._denoiser.forward_rows(self._params, rows, state.cache)
-        forward = spec, params, state, plan, rows, out
-        n_heads = _smallest(self._head_sizes, queries, "heads")
-        head = self._score(n_heads, *programs.inputs(*forward))
+        head = self._score(queries, self._states(out, plan), keys, request)
         # The worker has read the cache by then.
         refreshed = refresh and (refresh[0], *refresh[1].result())
-        state, record, plan, numbers = programs.decide(*forward, head, refreshed)
-        self._planned = plan, np.asarray(numbers)
-        return state, record, n_rows, int(self._planned[1][-1])
+        state, record, self._next = programs.decide(
+            spec, params, state, plan, rows, out, head, refreshed
+        )
+        return state, record, n_rows, int(np.asarray(self._next.numbers)[-1])
+
+    def _states(self, out: RowsOut, plan: StepPlan) -> Hidden:
+        """Returns the states that the head scores, as NumPy's array: it is sliced at once."""
+        if self._guides:
+            return np.asarray(self._programs.states_at(self._spec, out.hidden, plan.query.row))
+        row = np.asarray(plan.query.row)
+        return np.asarray(out.hidden)[np.arange(len(row))[:, None], row]  # pyright: ignore
 
     def _score(
-        self, count: int, hidden: Hidden, keys: NoiseKeys, request: HeadRequest | None
+        self, queries: int, states: Hidden, keys: NoiseKeys, request: HeadRequest | None
     ) -> HeadOut:
-        """Scores the first `count` queries. Pads the scores, so that one program decides after all
+        """Scores the first `queries` states. Pads the scores, so that one program decides after all
         sizes."""
-        queries = hidden.shape[1]
-        states: Any = np.asarray(hidden)[:, :count]  # slicing NumPy's array takes no program
+        count = _smallest(self._head_sizes, queries, "heads")
         keys = None if keys is None else keys[:, :count]
         request = request and request.first(count)
-        head = run_head(self._denoiser, self._params, states, keys, request)
+        head = run_head(self._denoiser, self._params, states[:, :count], keys, request)
 
         def padded(scores: Any) -> np.ndarray:
             array = np.asarray(scores)
-            whole = np.zeros((len(array), queries, *array.shape[2:]), array.dtype)
+            whole = np.zeros((len(array), states.shape[1], *array.shape[2:]), array.dtype)
             whole[:, :count] = array
             return whole
 
@@ -378,7 +532,7 @@ def host_loop(
     done, or for `most` steps, which `on_step` counts from `first`; consumes the state."""
     shape, has_worker = state.tokens.shape, decoding.spec.config.has_worker
     if decoding.denoiser.traceable and not has_worker:
-        runner = JaxRunner(decoding, shape)
+        runner = (JaxRunner if decoding.spec.grammar is None else TextRunner)(decoding, shape)
     else:
         runner = HostRunner(decoding, shape, refresher if has_worker else None)
     records, rows, seconds, n_done = [], [], [], 0

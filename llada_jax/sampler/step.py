@@ -108,7 +108,7 @@ def absorb(
         cache=result.cache,
         draft=result.draft,
         n_cached=jnp.where(state.done, state.n_cached, n_cached),
-        nfe=state.nfe + (~state.done).astype(state.nfe.dtype),
+        nfe=counted_nfe(state),
     )
     query, length = plan.query, state.tokens.shape[1]
     rows_of_kind = {
@@ -118,20 +118,34 @@ def absorb(
         "head_rows": query.at < length,
     }
     counts = {kind: flags.sum(axis=1, dtype=jnp.int32) for kind, flags in rows_of_kind.items()}
-    request = head_request(spec, state, query.at)
-    keys = None
-    if config.temperature > 0:
-        keys = state.noise_keys(query.at % length, in_order=spec.rule.verifies)
+    keys, request = head_inputs(spec, state, plan)
     denoised = ForwardOutput(
         hidden=result.hidden,
         noise_keys=keys,
         counts=StepCounts(result.live_rows, cache_length=result.cache_length, **counts),
         at=query.at,
         rescored=query.rescored,
-        request=request if spec.grammar is None else with_classes(spec, request),
+        request=request,
         block_start=state.block_start(config.block_length),
     )
     return state, denoised
+
+
+def counted_nfe(state: DecodeState) -> Int[Array, " B"]:
+    """Returns the numbers of forwards after one more."""
+    return state.nfe + (~state.done).astype(state.nfe.dtype)
+
+
+def head_inputs(
+    spec: StepSpec, state: DecodeState, plan: StepPlan
+) -> tuple[NoiseKeys, HeadRequest | None]:
+    """Returns what the head takes in addition to states; `state` has counted the forward."""
+    at, keys = plan.query.at, None
+    if spec.config.temperature > 0:
+        length = state.tokens.shape[1]
+        keys = state.noise_keys(at % length, in_order=spec.rule.verifies)
+    request = head_request(spec, state, at)
+    return keys, request if spec.grammar is None else with_classes(spec, request)
 
 
 def run_head(

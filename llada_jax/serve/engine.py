@@ -26,6 +26,7 @@ import numpy as np
 import llada_jax as lj
 from llada_jax.api.decoding import stepping_run
 from llada_jax.model.mesh import mesh_of
+from llada_jax.sampler.loops import TextRunner
 from llada_jax.sampler.record import StepView
 from llada_jax.serve.requests import MAX_TOP_LOGPROBS
 from llada_jax.serve.sequence import Forward, Request, Sequence
@@ -89,7 +90,7 @@ class Batch:
         self.kind = kind
         self.slots: list[Sequence | None] = [None] * size
         dummy = [[int(model.config.mask_id == 0)]] * size  # any id but the mask's
-        self._decoding, state = lj.start(
+        decoding, state = lj.start(
             model,
             dummy,
             kind.sampler,
@@ -98,6 +99,9 @@ class Batch:
             prompt_length=kind.length - kind.sampler.gen_length,
         )
         self._state = state._replace(done=jnp.ones(size, bool))
+        self._step: Callable[..., Any] = partial(_step, decoding)
+        if kind.constraint is not None:
+            self._step = TextRunner(decoding, state.tokens.shape).step
 
     @property
     def busy(self) -> list[tuple[int, Sequence]]:
@@ -124,7 +128,7 @@ class Batch:
 
     def forward(self) -> list[Sequence]:
         """Runs one forward, and returns the sequences that it advanced or failed."""
-        self._state, record = _step(self._decoding, self._state)
+        self._state, record, *_ = self._step(self._state)
         state, drafts = self._state, self._state.rule.drafts
         canvases = state.tokens, state.status, state.confidence, drafts and drafts.token, state.top
         numbers = state.done, state.fault, state.end, record.counts.live_rows

@@ -1,15 +1,17 @@
 """All ways of decoding give a text that the constraint allows."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.constraint.batch import CompiledConstraints
+from llada_jax.constraint.batch import CompiledConstraints, grammar_of
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.continuous import Slots
-from llada_jax.sampler.generate import checked_run
+from llada_jax.sampler.generate import checked_run, decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.testing import CONFIDENCES, EOS, EOT, MASK, PROMPTS, VOCAB
 from tests.constraint.tiny import accepts, by_letters
@@ -102,6 +104,32 @@ QUICK = ("threshold",)
 def test_every_rule_and_window_gives_texts_of_the_constraint(name, confidence):
     result = checked(SETTINGS[name], confidence)
     assert not (result.tokens == MASK).any()
+
+
+def test_a_larger_pattern_compiles_no_further_forward():
+    """Only the head and the search for texts are compiled for the size of a constraint's tables."""
+    lines = range(20)  # of 15 states, one for each first letter
+    after = {(0, chr(ord("A") + line)): 2 + 15 * line for line in lines}
+    after |= {(2 + 15 * line + k, "A"): 3 + 15 * line + k for line in lines for k in range(14)}
+    after |= {(16 + 15 * line, "A"): 1 for line in lines}
+    many = by_letters(after, {1}, VOCAB, ENDS)
+    config = with_ids(SamplerConfig.from_flat(**LENGTHS, threshold=LOW, **BY_BLOCK), CONFIG)
+    toy, traced = toy_denoiser(config), []
+
+    def forward_rows(salt, rows, cache):
+        traced.append(rows.tokens.shape[1])
+        return toy.forward_rows(salt, rows, cache)
+
+    denoiser, sizes, buckets = replace(toy, forward_rows=forward_rows), set(), []
+    for automaton in (FEW, many):
+        constraint = texts(automaton)
+        sizes.add(grammar_of(constraint, ENDS).transitions.shape)
+        options = {"texts": constraint, "loop": "host", "trace": True}
+        result = decode(denoiser, 0, CONFIG, PROMPTS[:1], config, **options)
+        assert accepts(automaton, result.generated[0])
+        buckets.append({*result.trace.rows.tolist()})
+    assert len(sizes) == 2 and buckets[0] & buckets[1]
+    assert sorted(traced) == sorted(set(traced))
 
 
 @pytest.mark.slow

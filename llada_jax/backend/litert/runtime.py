@@ -6,12 +6,14 @@ copy, so the addresses of its buffers come from the C interface of the same libr
 
 import ctypes
 import math
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary, finalize, ref
 
 import numpy as np
 
@@ -36,22 +38,35 @@ class LiteRT:
         self._quant: Quant = quant
         self._runtime = litert_runtime()
         self._buffers = _HostBuffers()
+        self._packed: WeakKeyDictionary[Weights, Path] = WeakKeyDictionary()
 
     def compile(self, steps: Sequence[Step], weights: Weights) -> dict[str, Executable]:
+        """As `Backend.compile`. Steps with the same weights, compiled together or one after the
+        other, share packed weights, in a temporary file as long as `weights` exists."""
         lowered = [lower(step, self._quant) for step in steps]
         for step in lowered:
             check(step, "litert")
+        names = list(dict.fromkeys(name for step in lowered for name in step.weights))
+        packed = self.packed_folder(weights) / sha256(repr(names).encode()).hexdigest()
         with tempfile.TemporaryDirectory() as folder:  # LiteRT keeps the file mapped
             path = Path(folder) / "steps.tflite"
             tflite.write(path, lowered, weights)
-            return {**self.open(path)}
+            return {**self.open(path, packed)}
+
+    def packed_folder(self, weights: Weights) -> Path:
+        """Returns the folder of the packed weights of a source: a file for each list of weights."""
+        if weights not in self._packed:
+            folder = tempfile.mkdtemp()
+            finalize(weights, shutil.rmtree, folder, ignore_errors=True)  # also at the end
+            self._packed[weights] = Path(folder)
+        return self._packed[weights]
 
     def open(self, path: Path, packed: Path | None = None) -> dict[str, "_Signature"]:
         """Opens a `.tflite` file, and returns its executables by signature.
 
         `packed` is a file for the weights in the order of the CPU's kernels: the first opening
         writes it, later ones map it into memory and do not read the weights in `path`. It must
-        belong to exactly this file, which LiteRT does not check.
+        belong to a file with the same weights in the same buffers, which LiteRT does not check.
         """
         runtime = self._runtime
         cpu = runtime.cpu_options.CpuOptions(

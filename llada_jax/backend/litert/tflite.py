@@ -133,6 +133,7 @@ class _Constants:
         self._buffers: dict[str, Any] = {}
         self._quantization: dict[str, list[Any]] = {name: [] for name in specs}
         self._block_scales: dict[str, Any] = {}
+        self._reserve_buffers()
         for signature in model.signatureDefs:
             graph = model.subgraphs[signature.subgraphIndex]
             inputs = {tensor.name.decode(): tensor.tensorIndex for tensor in signature.inputs}
@@ -142,12 +143,23 @@ class _Constants:
             graph.inputs = [index for index in graph.inputs if index not in filled]
             signature.inputs = [t for t in signature.inputs if t.tensorIndex not in filled]
 
-    def _to_constant(self, graph: Any, tensor: Any, name: str) -> None:
-        types, spec = self._schema.TensorType, self._specs[name]
-        if name not in self._buffers:
+    def _reserve_buffers(self) -> None:
+        """Makes the weights the first buffers after the empty one. LiteRT names packed weights by
+        the index of their buffer, so files with the same weights can share them."""
+        model, count = self._model, len(self._specs)
+        for index, (name, spec) in enumerate(self._specs.items(), start=1):
             # The offset is set in `lay_out`. The placeholder has the final width, so that the
             # flatbuffer's length is final; 0 and 1 would mean that the buffer has no offset.
-            self._buffers[name] = self._new_buffer(offset=MAX_FILE_BYTES, size=_stored_bytes(spec))
+            buffer = self._schema.BufferT(offset=MAX_FILE_BYTES, size=_stored_bytes(spec))
+            self._buffers[name] = index, buffer
+        tensors = [tensor for graph in model.subgraphs for tensor in graph.tensors]
+        for record in [*tensors, *(model.metadata or [])]:
+            record.buffer += count if record.buffer else 0
+        new = [buffer for _, buffer in self._buffers.values()]
+        model.buffers = [model.buffers[0], *new, *model.buffers[1:]]
+
+    def _to_constant(self, graph: Any, tensor: Any, name: str) -> None:
+        types, spec = self._schema.TensorType, self._specs[name]
         tensor.buffer = self._buffers[name][0]
         if spec.bits == 32:
             return

@@ -32,7 +32,7 @@ def whole(tmp_path_factory) -> bytes:
 
 def crashing(whole: bytes) -> bytes:
     """Flips one bit of the root table, which ends a process that opens the file."""
-    return whole[:29] + bytes([whole[29] ^ 0x40]) + whole[30:]
+    return whole[:33] + bytes([whole[33] ^ 0x40]) + whole[34:]
 
 
 def test_a_whole_file_is_packed_and_runs(whole: bytes, tmp_path: Path) -> None:

@@ -292,3 +292,22 @@ os._exit(0)  # LiteRT prints when the process ends, after all Python
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "decoded\n" and done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "quant", ["int8", *(pytest.param(q, marks=pytest.mark.slow) for q in ("float32", "int4"))]
+)
+def test_programs_of_one_model_share_its_packed_weights(quant: Quant) -> None:
+    """A file of packed weights is written once and read for every shape, with the same results."""
+    weights, together = InMemory(random_params(WIDE)), LiteRT(quant)
+    sizes = []
+    for bucket in BUCKETS:
+        step = body_step(WIDE, range(2), bucket)
+        inputs = random_inputs(step)
+        alone = LiteRT(quant).compile([step], weights)[bucket.name].run(inputs)
+        found = together.compile([step], weights)[bucket.name].run(inputs)
+        for name, array in alone.items():
+            np.testing.assert_array_equal(found[name], array)
+        (packed,) = together.packed_folder(weights).iterdir()
+        sizes.append(packed.stat().st_size)
+    assert sizes[0] > 0 and len(set(sizes)) == 1

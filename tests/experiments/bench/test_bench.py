@@ -163,6 +163,10 @@ def test_programs_do_not_grow_with_depth_and_processes_start_faster_again(tmp_pa
         assert 1 < rows[f"start/{window}/lines_by_depth"] < 1.2
         assert rows[f"start/{window}/compile_by_depth"] > 0
     assert rows["start/generate/again vs first"] > 1
+    known, larger, first = (
+        rows[f"start/constraint/{size}"] for size in ("same size", "larger", "first")
+    )
+    assert known < larger < first
     assert 0 < rows["start/opening/again"] <= rows["start/opening/first"]
     assert list((tmp_path / "opening").iterdir()) == []
 
