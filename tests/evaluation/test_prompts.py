@@ -9,7 +9,7 @@ import pytest
 
 from llada_jax.config_files import read_yaml
 from llada_jax.evaluation.prompts import WORDINGS, chat_of, ways_to_ask
-from llada_jax.evaluation.task import Item, Task, TaskItems
+from llada_jax.evaluation.task import Item, Task, TaskItems, split_of
 from llada_jax.evaluation.tasks import load_task, task_names
 
 CONF = Path(__file__).parents[2] / "conf" / "lm_eval"
@@ -80,16 +80,28 @@ def test_a_prompt_keeps_every_line_of_its_question(task, prompts):
 
 
 def test_examples_are_solved_items_of_the_training_split_before_the_question():
-    task, forms = load_task("yes_no"), set()
-    items = TaskItems(task=task, count=30, prompts="few_shot")
-    train = {task.item(seed, 0, "train").answer for seed in range(300)}
-    for index in range(30):
-        *turns, last = items.chat(index)
+    drawn = []
+
+    def draw(rng, difficulty, owns):
+        item = Item(f"{rng.randint(1, 10**9)}?", "#### 5", "5")
+        if not owns(item.question):
+            return None
+        drawn.append(item)
+        return item
+
+    task = Task(name="yes_no", about="", draw=draw, difficulties={0: ""}, gen_length=8)
+    forms = set()
+    for index in range(40):
+        drawn.clear()
+        *turns, last = task.chat("Why?", "few_shot", Random(index))
+        assert 1 <= len(drawn) <= 2 and {split_of(item.question) for item in drawn} == {"train"}
+        text = " ".join(turn["content"] for turn in (*turns, last))
+        places = [text.index(item.question) for item in drawn]
+        assert places == sorted(places) and max(places) < text.index("Why?")
+        assert text.count("#### 5") == len(drawn) and "#### 5" not in text[text.index("Why?") :]
+        roles = [turn["role"] for turn in turns]
+        assert roles in ([], ["user", "assistant"] * len(drawn))
         forms.add(bool(turns))
-        solved = turns or [{"role": "assistant", "content": last["content"]}]
-        answers = [turn["content"] for turn in solved if turn["role"] == "assistant"]
-        assert all("####" in answer for answer in answers) and "####" in json.dumps([turns, last])
-        assert items.item(index).answer not in last["content"] or not train
     assert forms == {True, False}
 
 
