@@ -107,7 +107,7 @@ class MixtureConfig:
     full_length_share: float = 0.1
     """Share of examples whose answer region may be longer than their task asks for."""
     varied_share: float = 0.0
-    """Share of examples whose prompt has other words around the question
+    """Share of prompts with other words around the question
     (`llada_jax.evaluation.prompts`)."""
 
     def __post_init__(self) -> None:

@@ -82,7 +82,7 @@ def evaluate(
       seed: Seed of the sequence of items.
       difficulty: Default: the task's.
       prompts: How the questions are asked (`llada_jax.evaluation.prompts`): `plain` is the question
-        alone, `held_out` has wordings that no bundled model was trained on.
+        alone, `held_out` has wordings that training never draws.
       folder: Where answers and traces are stored. The same call resumes an interrupted run, and a
         call with more items decodes only the new ones. Answers equal an uninterrupted run's;
         confidences in traces may differ by rounding (`Trace`). Default: memory only.
