@@ -128,7 +128,7 @@ THIRD_PARTY = {
 """Rooms that may only use these packages and the standard library."""
 
 ROOM_OF_MODULE = {
-    **{f"llada_jax.evaluation.{name}": "tasks" for name in ("task", "tasks", "wording")},
+    **{f"llada_jax.evaluation.{name}": "tasks" for name in ("prompts", "task", "tasks", "wording")},
     "llada_jax.model.architecture": "architecture",  # plain data, of `model` by its subject
     "llada_jax.sampling_engine.hdl": "hdl",
     "llada_jax.experts.decoding.generation": "api",

@@ -74,7 +74,7 @@ def _require_for_suite(changes: Sequence[str]) -> None:
             name not in ("task", "task.name", "task.gen_length", "sampler")
             and not name.startswith("sampler."),
             f"{change} with a suite, which chooses its tasks and samplers; allowed: task.seed, "
-            "task.items, task.difficulty, suite.tasks, suite.decoders",
+            "task.items, task.difficulty, task.prompts, suite.tasks, suite.decoders",
         )
 
 

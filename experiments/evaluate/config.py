@@ -10,6 +10,7 @@ from experiments.harness.tiled import check_tiles
 from llada_jax.config import ONE_DEVICE, MeshConfig, require, require_counts
 from llada_jax.evaluation.evaluate import PLACES, Trial, with_answer_length
 from llada_jax.evaluation.generations import ALONE, Worker
+from llada_jax.evaluation.prompts import Prompts
 from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task, task_names
 from llada_jax.phones.profile import load_profile
@@ -22,7 +23,7 @@ CELLS = "cells"
 # Hydra's choices `task=<name>`.
 for _task in map(load_task, task_names()):
     _items = {"seed": 0, "items": 500, "difficulty": _task.default_difficulty}
-    _settings = {"name": _task.name, **_items, "gen_length": _task.gen_length}
+    _settings = {"name": _task.name, **_items, "gen_length": _task.gen_length, "prompts": "plain"}
     ConfigStore.instance().store(_task.name, _settings, group="task")
 
 
@@ -35,6 +36,7 @@ class TaskConfig:
     items: int
     difficulty: int | None
     gen_length: int
+    prompts: Prompts = "plain"
 
     def __post_init__(self) -> None:
         _ = self.task_items  # checks all fields
@@ -42,7 +44,11 @@ class TaskConfig:
     @property
     def task_items(self) -> TaskItems:
         return TaskItems(
-            task=load_task(self.name), count=self.items, seed=self.seed, difficulty=self.difficulty
+            task=load_task(self.name),
+            count=self.items,
+            seed=self.seed,
+            difficulty=self.difficulty,
+            prompts=self.prompts,
         )
 
 

@@ -6,6 +6,7 @@ curve of score by cost, and a decoder is worth its cost if its point is above th
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from tqdm import tqdm
 
@@ -20,7 +21,6 @@ from experiments.harness.workers import fill_stores
 from llada_jax.evaluation.evaluate import with_answer_length
 from llada_jax.evaluation.graded import Evaluation, compared
 from llada_jax.evaluation.tally import Tally, joined
-from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task
 
 Parts = Mapping[str, Sequence[Evaluation]]
@@ -32,13 +32,12 @@ def evaluate_suite(
 ) -> None:
     """Scores each decoder over all tasks and on each; a worker only decodes its share. The suite
     replaces the task and the sampler of `config`. `difficulty` applies to every task, None means
-    each task's default. Raises ValueError if a task lacks the difficulty, if a decoder cannot use
-    the tiles, and if the folder of a cell is damaged or has other settings."""
+    each task's default. Raises ValueError if a task lacks the difficulty or the prompts, if a
+    decoder cannot use the tiles, and if the folder of a cell is damaged or has other settings."""
     if suite.thresholds:
         require_plots("suite.thresholds")
-    count, seed = config.task.items, config.task.seed
     items_by_task = {
-        name: TaskItems(task=load_task(name), count=count, seed=seed, difficulty=difficulty)
+        name: replace(config.task.task_items, task=load_task(name), difficulty=difficulty)
         for name in suite.tasks
     }
     for decoder in suite.decoders:

@@ -52,7 +52,8 @@ class DecoderRun:
     def task(self) -> str:
         """The task's name with the settings that choose its items."""
         task = self.settings["task"]
-        parts = [f"{key} {task[key]}" for key in ("version", "difficulty", "seed")]
+        keys = ("version", "difficulty", "seed", "prompts")
+        parts = [f"{key} {task[key]}" for key in keys if key in task]
         return ", ".join([task["name"], *parts])
 
     @property

@@ -11,6 +11,7 @@ from itertools import accumulate, count
 from random import Random
 
 from llada_jax.config import require, require_counts, require_numbers
+from llada_jax.evaluation.prompts import Prompts
 from llada_jax.evaluation.task import Item, Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.text import Tokenizer
@@ -105,11 +106,14 @@ class MixtureConfig:
     stages: tuple[Stage, ...]
     full_length_share: float = 0.1
     """Share of examples whose answer region may be longer than their task asks for."""
+    varied_share: float = 0.0
+    """Share of prompts with other words around the question
+    (`llada_jax.evaluation.prompts`)."""
 
     def __post_init__(self) -> None:
         require(len(self.tasks) > 0, "tasks is empty; allowed: one or more")
         require(len(self.stages) > 0, "stages is empty; allowed: one or more")
-        require_numbers(self, "full_length_share", least=0, most=1)
+        require_numbers(self, "full_length_share", "varied_share", least=0, most=1)
 
     @property
     def versions(self) -> dict[str, int]:
@@ -138,8 +142,10 @@ def example_source(tokenizer: Tokenizer, config: MixtureConfig, batch_size: int)
         longest = None if is_retold or is_drill else share.task.gen_length
         if rng.random() < config.full_length_share:
             longest = None
-        prompt = tokenizer.encode_chat([{"role": "user", "content": item.question}])
-        return Example(prompt, [*tokenizer.encode(answer), *end], longest)
+        words = Random(f"{config.seed} {index} prompt")  # others do not depend on the share
+        prompts: Prompts = "train" if words.random() < config.varied_share else "plain"
+        chat = share.task.chat(item.question, prompts, words)
+        return Example(tokenizer.encode_chat(chat), [*tokenizer.encode(answer), *end], longest)
 
     return source
 

@@ -39,6 +39,7 @@ from llada_jax.evaluation.generations import (
     Worker,
 )
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation, graded
+from llada_jax.evaluation.prompts import Prompts
 from llada_jax.evaluation.task import Task, TaskItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.mesh import mesh_of
@@ -60,6 +61,7 @@ def evaluate(
     items: int = 100,
     seed: int = 0,
     difficulty: int | None = None,
+    prompts: Prompts = "plain",
     folder: str | os.PathLike[str] | None = None,
     baseline: Evaluation | str | os.PathLike[str] | None = None,
     backend: str = "xla",
@@ -79,6 +81,8 @@ def evaluate(
       items: Number of items; if several ask the same question, the score counts the first.
       seed: Seed of the sequence of items.
       difficulty: Default: the task's.
+      prompts: How the questions are asked (`llada_jax.evaluation.prompts`): `plain` is the question
+        alone, `held_out` has wordings that training never draws.
       folder: Where answers and traces are stored. The same call resumes an interrupted run, and a
         call with more items decodes only the new ones. Answers equal an uninterrupted run's;
         confidences in traces may differ by rounding (`Trace`). Default: memory only.
@@ -95,7 +99,7 @@ def evaluate(
     task = load_task(task) if isinstance(task, str) else task
     trial = Trial(
         model=model if isinstance(model, Model) else load(model),
-        items=TaskItems(task=task, count=items, seed=seed, difficulty=difficulty),
+        items=TaskItems(task=task, count=items, seed=seed, difficulty=difficulty, prompts=prompts),
         sampler_name=sampler if isinstance(sampler, str) else "custom",
         sampler=_for_task(sampler, task),
         backend=backend,
@@ -263,8 +267,7 @@ class Trial:
         """Returns the stream that decodes items, with a result for each batch. Raises ValueError as
         `generate_stream`, when it is called."""
         assert self.model.tokenizer is not None
-        questions = [self.items.item(index).question for index in indices]
-        chats = [[{"role": "user", "content": question}] for question in questions]
+        chats = map(self.items.chat, indices)
         return generate_stream(
             self.model,
             [self.model.tokenizer.encode_chat(chat) for chat in chats],

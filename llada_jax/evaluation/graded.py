@@ -91,10 +91,11 @@ class Evaluation:
 
     @property
     def name(self) -> str:
-        """Task, sampler, and backend and tiles unless default, as in `choices/threshold/q4_0`."""
-        settings = self.settings
+        """Task, sampler, and what is not the default of prompts, backend and tiles, as in
+        `choices/held_out/threshold/q4_0`."""
+        settings, task = self.settings, self.settings["task"]
         others = map(settings.get, ("sampler_name", "backend", "tiles"))
-        names = (settings["task"]["name"], *others)
+        names = (task["name"], task.get("prompts"), *others)
         return "/".join(name for name in names if name not in (None, "xla"))
 
     @cached_property

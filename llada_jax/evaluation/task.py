@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from llada_jax.config import require, require_choice
+from llada_jax.evaluation.prompts import Message, Prompts, chat_of, ways_to_ask
 
 Split = Literal["train", "test"]
 _TEST_SHARE = 16  # one of 16 keys belongs to the test split
@@ -124,6 +125,16 @@ class Task:
             item = draw(rng, difficulty, owns)
         return item
 
+    def chat(
+        self, question: str, prompts: Prompts, rng: Random, difficulty: int | None = None
+    ) -> list[Message]:
+        """Returns a chat that asks a question; its examples are of the training split."""
+
+        def example() -> Item:
+            return self.item(rng.randrange(1 << 20), 0, "train", difficulty=difficulty)
+
+        return chat_of(self.name, question, prompts, rng, example)
+
     def items(self, seed: int, split: Split, *, difficulty: int | None = None) -> Iterator[Item]:
         """Yields `item(seed, 0, split)`, `item(seed, 1, split)` and so on, without end."""
         return (self.item(seed, i, split, difficulty=difficulty) for i in count())
@@ -132,16 +143,23 @@ class Task:
 @dataclass(frozen=True, kw_only=True)
 class TaskItems:
     """The first `count` items of a seed's test split. Raises ValueError if `count` is below 1 or
-    the task does not have the difficulty."""
+    the task does not have the difficulty or the prompts."""
 
     task: Task
     count: int
     seed: int = 0
     difficulty: int | None = None
     """None for the task's default."""
+    prompts: Prompts = "plain"
+    """How the questions are asked."""
 
     def __post_init__(self) -> None:
         require(self.count > 0, f"items is {self.count}; allowed: 1 or more")
+        allowed = ways_to_ask(self.task.name)
+        require(
+            self.prompts in allowed,
+            f"prompts of {self.task.name} is {self.prompts!r}; allowed: {', '.join(allowed)}",
+        )
         _ = self.item(0)  # checks the difficulty
 
     @property
@@ -154,11 +172,16 @@ class TaskItems:
             "seed": self.seed,
             "difficulty": default if self.difficulty is None else self.difficulty,
             "split": "test",
-        }
+        } | ({} if self.prompts == "plain" else {"prompts": self.prompts})
 
     def item(self, index: int) -> Item:
         """Returns the item at an index."""
         return self.task.item(self.seed, index, "test", difficulty=self.difficulty)
+
+    def chat(self, index: int) -> list[Message]:
+        """Returns the chat that asks the question of an item."""
+        question, rng = self.item(index).question, Random(f"{self.seed} {index} {self.prompts}")
+        return self.task.chat(question, self.prompts, rng, self.difficulty)
 
 
 @dataclass(frozen=True, kw_only=True)

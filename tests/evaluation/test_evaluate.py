@@ -58,6 +58,16 @@ def even(model: lj.Model, sampler: lj.SamplerConfig = SHORT, **settings) -> Eval
     )
 
 
+def test_questions_can_be_asked_in_other_words(model, tmp_path):
+    plain = even(model, folder=tmp_path / "plain")
+    other = even(model, folder=tmp_path / "other", prompts="held_out")
+    assert other.settings["task"] == plain.settings["task"] | {"prompts": "held_out"}
+    [(_, shorter), *_], [(_, longer), *_] = plain.store.traces(), other.store.traces()
+    assert (longer.prompt_lengths > shorter.prompt_lengths).all()
+    with pytest.raises(ValueError, match="prompts"):  # the folder has answers to others
+        even(model, folder=tmp_path / "other")
+
+
 @pytest.fixture(scope="module")
 def found(model) -> Evaluation:
     return even(model)

@@ -11,6 +11,7 @@ from experiments.evaluate import suite
 from experiments.report import __main__ as report
 from llada_jax.evaluation.evaluate import Trial
 from llada_jax.evaluation.generations import GenerationStore
+from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.evaluation.trajectory import PUBLISHED
 from tests.experiments.in_process import run_experiment
@@ -94,6 +95,23 @@ def test_the_first_decoder_is_the_baseline_of_the_others(finished):
     assert low <= difference["value"] <= high
     assert 0 < rows["decoding/hasty/against/llada/p_value"]["value"] <= 1
     assert not any("llada/against" in name for name in rows)
+
+
+def test_a_suite_asks_in_other_words(tmp_path, random_model):
+    run(tmp_path, f"model={random_model}", "task.prompts=held_out", "suite.decoders=[{name: hasty, "
+        "sampler: {threshold: 0.0001, cache: blockwise}}]")  # fmt: skip
+    for task in TASKS:
+        evaluation = Evaluation.load(tmp_path / "cells" / f"hasty-{task}")
+        assert evaluation.settings["task"]["prompts"] == "held_out"
+        assert evaluation.name == f"{task}/held_out/hasty"
+
+
+def test_prompts_that_a_task_lacks_are_refused_before_the_run(tmp_path):
+    with pytest.raises(
+        SystemExit, match="prompts of countdown is 'lm_eval'; allowed: plain, train"
+    ):
+        run(tmp_path / "run", "task.prompts=lm_eval")
+    assert not any((tmp_path / "run").iterdir())
 
 
 def test_one_table_has_a_line_for_each_decoder(finished, random_model):

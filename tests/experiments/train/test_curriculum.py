@@ -161,3 +161,14 @@ def test_a_tokenizer_is_learnt_from_training_items():
 def test_bad_values_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_share_of_the_prompts_is_varied_and_nothing_else_changes(tokenizer):
+    plain, varied = (
+        source(tokenizer, PLAIN, tasks=(WORDS, SUMS), varied_share=share) for share in (0, 0.5)
+    )
+    pairs = [(plain(index), varied(index)) for index in range(200)]
+    assert all(one.answer == other.answer for one, other in pairs)
+    assert 70 < sum(one.prompt == other.prompt for one, other in pairs) < 130
+    with pytest.raises(ValueError, match="varied_share is 2; allowed: 0 or more, up to 1"):
+        source(tokenizer, PLAIN, varied_share=2)

@@ -77,7 +77,12 @@ def test_long_answers_are_scored_on_fewer_items():
 
 @pytest.mark.parametrize(
     ("name", "start"),
-    [("train", "copying"), ("train_moe", "random"), ("train_all", "copying")],
+    [
+        ("train", "copying"),
+        ("train_moe", "random"),
+        ("train_all", "copying"),
+        ("train_varied", "copying"),
+    ],
 )
 def test_every_recipe_is_valid(name, start):
     with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
