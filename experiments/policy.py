@@ -4,8 +4,8 @@
     python -m experiments.policy model=small questions_of=countdown hydra.run.dir=outputs/countdown
     python -m experiments.policy estimate=masked seed=1 hydra.run.dir=outputs/masked
 
-An answer's reward is 1 if it is right, and 1 more if it is right in every word, for tasks that can
-tell. `results.json` has exact and strict match on held-out items before and after training, and the
+An answer's reward is 1 if it is right in every word, or just right for tasks that cannot tell.
+`results.json` has exact and strict match on held-out items before and after training, and the
 paired differences. `metrics.jsonl` has for each step the training answers' exact and strict match,
 their forwards, and the share of questions whose answers have different rewards, the only ones with
 a learning signal. The trained model is in `model/`.
@@ -85,7 +85,8 @@ def improve(config: PolicyConfig, run: Run) -> None:
         prompts = prompts_of(model, (item.question for item in group))
         result = lj.generate(model, prompts, sampler, seed=config.seed + step, trace=True)
         scores = scores_of(task, group, result.text)
-        rewards = sum(scores.values()).reshape(config.questions, config.answers)
+        reward = scores.get("strict_match", scores["exact_match"])
+        rewards = reward.reshape(config.questions, config.answers)
         if config.estimate == "exact":
             canvases = trajectory_canvases(result.trace, model.config)
         else:
@@ -112,8 +113,7 @@ def improve(config: PolicyConfig, run: Run) -> None:
 def scores_of(
     task: Task, items: Sequence[Item], texts: Sequence[str]
 ) -> dict[str, Float[np.ndarray, " N"]]:
-    """Returns whether each answer is right, 1 or 0, and right in every word if the task can tell.
-    Their sum is its reward."""
+    """Returns whether each answer is right (1 or 0), and in every word if the task can tell."""
     pairs = list(zip(items, texts, strict=True))
     exact = np.array([task.verify(item, text) for item, text in pairs], np.float32)
     if task.strict is None:
