@@ -1,32 +1,38 @@
 """Trains a model by GRPO: reinforcement learning from its own answers to a task's questions.
 
-    python -m experiments.policy weaken=0.3 hydra.run.dir=outputs/policy
-    python -m experiments.policy questions_of=yes_no steps=10 hydra.run.dir=outputs/yes_no
-    python -m experiments.policy weaken=0.3 estimate=masked seed=1 hydra.run.dir=outputs/masked
+    python -m experiments.policy hydra.run.dir=outputs/policy
+    python -m experiments.policy model=small questions_of=countdown hydra.run.dir=outputs/countdown
+    python -m experiments.policy estimate=masked seed=1 hydra.run.dir=outputs/masked
 
-`results.json` has exact match on held-out items before and after training, and the paired
-difference. `metrics.jsonl` has for each step the mean reward and the share of questions with both
-right and wrong answers, the only ones with a learning signal. The trained model is not stored.
+An answer's reward is 1 if it is right in every word, or just right for tasks that cannot tell.
+`results.json` has exact and strict match on held-out items before and after training, and the
+paired differences. `metrics.jsonl` has for each step the training answers' exact and strict match,
+their forwards, and the share of questions whose answers have different rewards, the only ones with
+a learning signal. The trained model is in `model/`.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Float
 
 import llada_jax as lj
 from experiments.evaluate.result_rows import difference_rows, tally_rows
 from experiments.harness.questions import prompts_of, tokenizer_of
+from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax.config import require_choice, require_counts, require_numbers
+from llada_jax.config import require_choice, require_counts
 from llada_jax.evaluation.evaluate import with_answer_length
-from llada_jax.evaluation.graded import Evaluation
+from llada_jax.evaluation.graded import Evaluation, compared
+from llada_jax.evaluation.task import Item, Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.sampler.config import SamplerConfig
+from llada_jax.training.model_folder import export_model
 from llada_jax.training.policy import (
     GRPO,
     advantages,
@@ -44,7 +50,6 @@ class PolicyConfig:
 
     model: str
     questions_of: str
-    weaken: float
     seed: int
     steps: int
     questions: int
@@ -58,15 +63,13 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         require_counts(self, "steps", "questions", "answers", "items")
         _ = load_task(self.questions_of)  # checks the name
-        require_numbers(self, "weaken", least=0)
         require_choice("estimate", self.estimate, Estimate)
 
 
 def improve(config: PolicyConfig, run: Run) -> None:
     """Scores the model, trains it, and scores it again."""
-    task = load_task(config.questions_of)
-    model = weakened(lj.load(config.model, "float32"), config.weaken, config.seed)
-    _ = tokenizer_of(model)  # checks that there is one
+    task, model = load_task(config.questions_of), lj.load(config.model, "float32")
+    tokenizer = tokenizer_of(model)
     run.begin()
     sampler = with_answer_length(config.sampler, task)
     greedy = sampler.replace(temperature=0.0)
@@ -75,41 +78,57 @@ def improve(config: PolicyConfig, run: Run) -> None:
         return lj.evaluate(model, task, greedy, items=config.items, seed=config.seed)
 
     before, optimizer = score(model), optax.adam(config.learning_rate)
-    params, moments = model.params, optimizer.init(model.params)
+    moments, log = optimizer.init(model.params), []
     items, rng = task.items(config.seed, "train"), np.random.default_rng(config.seed)
     for step in range(config.steps):
         group = [item for item in islice(items, config.questions) for _ in range(config.answers)]
         prompts = prompts_of(model, (item.question for item in group))
         result = lj.generate(model, prompts, sampler, seed=config.seed + step, trace=True)
-        right = [task.verify(item, text) for item, text in zip(group, result.text, strict=True)]
-        rewards = np.array(right, np.float32).reshape(config.questions, config.answers)
+        scores = scores_of(task, group, result.text)
+        reward = scores.get("strict_match", scores["exact_match"])
+        rewards = reward.reshape(config.questions, config.answers)
         if config.estimate == "exact":
             canvases = trajectory_canvases(result.trace, model.config)
         else:
             canvases = masked_answers(result.trace, model.config, rng)
-        advantage = advantages(rewards).reshape(-1)
         params, moments = grpo_step(
-            params, moments, model.config, optimizer, canvases, advantage, config.grpo
+            model.params,
+            moments,
+            model.config,
+            optimizer,
+            canvases,
+            advantages(rewards).reshape(-1),
+            config.grpo,
         )
         model = model.replace(params=params)
-        taught = float((rewards.std(axis=1) > 0).mean())
-        run.record({"step": step + 1, "reward": float(rewards.mean()), "taught": taught})
-    after = score(model).compared_with(before)
-    assert after.against is not None
-    rows = [*tally_rows("before", before.tally), *tally_rows("after", after.tally)]
-    run.finish([*rows, *difference_rows("after/against/before", after.against, config.items)])
+        means = {name: float(values.mean()) for name, values in scores.items()}
+        nfe, taught = float(result.trace.nfe.mean()), float((rewards.std(axis=1) > 0).mean())
+        log.append({"step": step + 1, **means, "nfe": nfe, "taught": taught})
+        run.record(log[-1])
+    card = f"# A model\n\n{Path(config.model).name}, trained with rewards on `{task.name}`.\n"
+    export_model(run.folder / "model", model.config, model.params, tokenizer, card, log)
+    run.finish(list(_rows(before, score(model), config.items)))
 
 
-def weakened(model: lj.Model, noise: float, seed: int) -> lj.Model:
-    """Returns the model with noise on its layers' matrices, in units of their deviations."""
-    rng = np.random.default_rng(seed)
+def scores_of(
+    task: Task, items: Sequence[Item], texts: Sequence[str]
+) -> dict[str, Float[np.ndarray, " N"]]:
+    """Returns whether each answer is right (1 or 0), and in every word if the task can tell."""
+    pairs = list(zip(items, texts, strict=True))
+    exact = np.array([task.verify(item, text) for item, text in pairs], np.float32)
+    if task.strict is None:
+        return {"exact_match": exact}
+    every_word = np.array([task.strict(item, text) for item, text in pairs], np.float32)
+    return {"exact_match": exact, "strict_match": exact * every_word}
 
-    def add_noise(leaf: Any) -> Any:
-        change = rng.normal(size=leaf.shape) * noise * float(np.std(leaf)) * (leaf.ndim > 1)
-        return leaf + jnp.asarray(change, leaf.dtype)
 
-    params = model.params
-    return model.replace(params=params._replace(layers=jax.tree.map(add_noise, params.layers)))
+def _rows(before: Evaluation, after: Evaluation, items: int) -> Iterator[ResultRow]:
+    yield from tally_rows("before", before.tally)
+    yield from tally_rows("after", after.tally)
+    yield from difference_rows("after/against/before", compared([after], [before]), items)
+    if after.strict:
+        result = compared([after], [before], strict=True)
+        yield from difference_rows("after/against/before/strict", result, items)
 
 
 main = entry_point("policy", improve, PolicyConfig)

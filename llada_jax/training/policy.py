@@ -1,10 +1,13 @@
 """Policy gradients for decoders: reconstructs the canvases of a run, and applies GRPO to them.
 
-The log-probability of a trajectory is the sum over its forward passes of the log-probabilities of
-the tokens that each committed. Replaying every pass gives it exactly (`trajectory_canvases`); d1
-(arXiv 2504.12216) approximates it with a single canvas (`masked_answers`). GRPO (arXiv 2402.03300)
-normalises rewards within groups of answers to a prompt, and clips the probability ratio. There is
-no penalty on the distance from the initial policy here.
+A forward pass draws a token for each mask of its block. It commits those whose confidence reaches a
+limit and draws the others again in the next pass. So the log-probability of a trajectory is the sum
+over its passes of the log-probabilities of the committed tokens, and of every other mask's
+log-probability of a token below the limit, which is how a model learns to wait. Replaying every
+pass gives it exactly (`trajectory_canvases`); d1 (arXiv 2504.12216) approximates the first part
+with a single canvas (`masked_answers`). GRPO (arXiv 2402.03300) normalises rewards within groups of
+answers to a prompt, and clips the probability ratio. There is no penalty on the distance from the
+initial policy here.
 """
 
 from dataclasses import dataclass
@@ -22,9 +25,12 @@ from llada_jax.model.forward import forward
 from llada_jax.model.params import ModelParams
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.record import Event
+from llada_jax.sampler.rules.committing import Quota, Threshold
 from llada_jax.sampler.trace import Trace
 from llada_jax.sampler.trace_data import bounds_in
 from llada_jax.training.loss import cross_entropy
+
+_LEAST_PROBABILITY = 1e-6  # keeps logarithms finite if an update moves all tokens above the limit
 
 
 class Canvases(NamedTuple):
@@ -34,18 +40,29 @@ class Canvases(NamedTuple):
     live: Bool[np.ndarray, "N L"]
     target: Int[np.ndarray, "N L"]
     weight: Float[np.ndarray, "N L"]  # 1 if the target counts, else 0
+    waiting: Float[np.ndarray, "N L"]  # 1 if the mask was predicted and not committed, else 0
+    limit: Float[np.ndarray, " N"]  # predictions with a lower confidence were not committed
+    inverse_temperature: Float[np.ndarray, " N"]  # of the draws; confidences are at temperature 1
     trajectory: Int[np.ndarray, " N"]  # row of the trace that the canvas belongs to
 
 
 def trajectory_canvases(trace: Trace, model: ModelConfig) -> Canvases:
-    """Returns the canvas of every forward pass that committed tokens; these tokens count.
+    """Returns the canvas of every forward pass that committed tokens; these tokens count, and the
+    masks of their block that waited.
 
-    Raises ValueError for a run with passes that read more than one canvas, or with tokens that were
-    revised, because then the sum is not the trajectory's log-probability.
+    Raises ValueError for a run whose rule does not choose by probability alone, with passes that
+    read more than one canvas, or with tokens that were revised, because then the sum is not the
+    trajectory's log-probability.
     """
     settings = trace.settings
     sampler = SamplerConfig.from_flat(settings["sampler"])
     undone = (Event.AHEAD, Event.REPLACE, Event.REMASK)
+    rule, remasking, temperature = sampler.rule, sampler.remasking, sampler.temperature
+    require(
+        isinstance(rule, Quota | Threshold) and remasking == "low_confidence" and temperature > 0,
+        f"accept is {rule.name!r}, remasking {remasking!r} and temperature {temperature}; allowed "
+        "for exact scores: 'quota' or 'threshold', 'low_confidence' and above 0",
+    )
     require(
         sampler.window.cache == "none" and not sampler.cfg_scale and not settings["infill"],
         f"cache is {sampler.window.cache!r}, cfg_scale {sampler.cfg_scale} and infill "
@@ -65,14 +82,25 @@ def trajectory_canvases(trace: Trace, model: ModelConfig) -> Canvases:
     commit_step = trace.commit_steps()
     commits = trace.event_kind == Event.COMMIT
     steps_and_rows = np.stack([trace.event_step[commits], trace.event_row[commits]])
-    step, row = np.unique(steps_and_rows, axis=1)
+    (step, row), canvas = np.unique(steps_and_rows, axis=1, return_inverse=True)
+    # Every pass commits the best prediction, even if it is below the threshold.
+    limit = np.full(len(row), rule.threshold if isinstance(rule, Threshold) else np.inf)
+    np.minimum.at(limit, canvas, trace.event_confidence[commits])
     live, generated = _regions(trace)
     later = generated[row] & ((commit_step[row] >= step[:, None]) | (commit_step[row] < 0))
+    committed = generated[row] & (commit_step[row] == step[:, None])
+    first, _ = bounds_in(settings, trace.prompt_lengths)
+    start = first[row] + sampler.block_length * trace.block[step, row]
+    offset = np.arange(trace.tokens.shape[1]) - start[:, None]
+    in_block = live[row] & (offset >= 0) & (offset < sampler.block_length)
     return Canvases(
         np.where(later, model.mask_id, trace.tokens[row]).astype(np.int32),
         live[row],
         trace.tokens[row],
-        (generated[row] & (commit_step[row] == step[:, None])).astype(np.float32),
+        committed.astype(np.float32),
+        (later & in_block & ~committed).astype(np.float32),
+        limit.astype(np.float32),
+        np.full(len(row), 1 / temperature, np.float32),
         row,
     )
 
@@ -86,8 +114,10 @@ def masked_answers(
     live, generated = _regions(trace)
     masked = live & (generated | (rng.random(live.shape) < prompt_share))
     tokens = np.where(masked, model.mask_id, trace.tokens).astype(np.int32)
-    counts = (trace.commit_steps() >= 0) & generated
-    return Canvases(tokens, live, trace.tokens, counts.astype(np.float32), np.arange(len(tokens)))
+    weight = ((trace.commit_steps() >= 0) & generated).astype(np.float32)
+    none = np.zeros(len(tokens), np.float32)
+    rows = np.arange(len(tokens))
+    return Canvases(tokens, live, trace.tokens, weight, np.zeros_like(weight), none, none + 1, rows)
 
 
 def _regions(trace: Trace) -> tuple[Bool[np.ndarray, "B L"], ...]:
@@ -99,7 +129,7 @@ def _regions(trace: Trace) -> tuple[Bool[np.ndarray, "B L"], ...]:
 
 def token_batch(canvases: Canvases) -> dict[str, Any]:
     """Returns the fields of Tunix's `DiffusionTokenBatch`: inputs, targets at the same positions,
-    and weights."""
+    and weights. It has no field for masks that waited."""
     return {
         "inputs": {"tokens": canvases.tokens, "live": canvases.live},
         "target_ids": canvases.target,
@@ -131,12 +161,16 @@ class GRPO:
 def log_probabilities(
     params: ModelParams, model: ModelConfig, canvases: Canvases
 ) -> Float[Array, "N L"]:
-    """Returns the log-probabilities (nats) of the targets that count, else 0. [MASK] is excluded,
-    because a decoder may not choose it."""
+    """Returns the log-probabilities (nats) of the targets that count, and of a draw below the limit
+    for masks that waited; else 0. [MASK] is excluded, because a decoder may not choose it."""
     logits = forward(params, model, jnp.asarray(canvases.tokens), jnp.asarray(canvases.live))
     is_mask = jnp.arange(model.vocab_size) == model.mask_id
     allowed = jnp.where(is_mask, jnp.finfo(logits.dtype).min, logits)
-    return jnp.where(canvases.weight > 0, -cross_entropy(allowed, canvases.target), 0)
+    scaled = allowed * canvases.inverse_temperature[:, None, None]
+    is_below = jax.nn.softmax(allowed) < canvases.limit[:, None, None]
+    below = jnp.where(is_below, jax.nn.softmax(scaled), 0).sum(axis=-1)
+    waited = jnp.where(canvases.waiting > 0, jnp.log(jnp.maximum(below, _LEAST_PROBABILITY)), 0)
+    return jnp.where(canvases.weight > 0, -cross_entropy(scaled, canvases.target), waited)
 
 
 def advantages(rewards: Float[np.ndarray, "P G"]) -> Float[np.ndarray, "P G"]:
@@ -155,13 +189,14 @@ def surrogate(
     before: Float[Array, "N L"] | None,
     clip: float,
 ) -> Float[Array, ""]:
-    """Returns the negative sum of clipped, weighted advantages over the tokens of canvases.
+    """Returns the negative sum of clipped, weighted advantages over the positions of canvases.
     `before` are the scores by the parameters that chose the tokens; None if these are `params`."""
     scores = log_probabilities(params, model, canvases)
     ratio = jnp.exp(scores - (jax.lax.stop_gradient(scores) if before is None else before))
     canvas_advantage = advantage[:, None]
     bounded = jnp.clip(ratio, 1 - clip, 1 + clip) * canvas_advantage
-    return -(canvases.weight * jnp.minimum(ratio * canvas_advantage, bounded)).sum()
+    weight = canvases.weight + canvases.waiting
+    return -(weight * jnp.minimum(ratio * canvas_advantage, bounded)).sum()
 
 
 def grpo_step(
@@ -176,7 +211,8 @@ def grpo_step(
     """Returns parameters and the optimizer's state after updates with a batch of trajectories;
     `advantage` has one value for each. Trajectories with advantage 0 have no gradient and are
     skipped."""
-    weighted = canvases._replace(weight=canvases.weight / max(canvases.weight.sum(), 1))
+    total = max(canvases.weight.sum(), 1)
+    weighted = canvases._replace(weight=canvases.weight / total, waiting=canvases.waiting / total)
     kept = advantage[weighted.trajectory] != 0
     if not kept.any():
         return params, moments

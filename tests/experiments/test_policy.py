@@ -1,12 +1,14 @@
-"""`python -m experiments.policy`: scores before and after, their difference, a line per step."""
+"""`python -m experiments.policy`: scores before and after, their differences, a line per step."""
 
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import llada_jax as lj
 from experiments import policy as entry
+from llada_jax.evaluation.tasks import load_task
 from tests.experiments.in_process import run_experiment
 
 SMALL = [
@@ -16,11 +18,13 @@ SMALL = [
 
 @pytest.fixture
 def run(random_model, tmp_path, monkeypatch):
-    """A random model is never right, so here an answer is right if its length is even."""
+    """A random model is never right, so here an answer is right if its length is even, and in every
+    word if it is a multiple of 4."""
     task = replace(
         entry.load_task("word_problems"),
         gen_length=8,
         verify=lambda item, text: len(text) % 2 == 0,
+        strict=lambda item, text: len(text) % 4 == 0,
     )
     monkeypatch.setattr(entry, "load_task", lambda name: task)
 
@@ -34,7 +38,9 @@ def run(random_model, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("estimate", ["exact", pytest.param("masked", marks=pytest.mark.slow)])
-def test_the_folder_contains_both_scores_and_their_difference(run, tmp_path, estimate, monkeypatch):
+def test_the_folder_contains_the_scores_their_differences_and_the_model(
+    run, tmp_path, estimate, monkeypatch
+):
     scored, evaluate = [], lj.evaluate
 
     def watched(model, *arguments, **settings):
@@ -43,16 +49,31 @@ def test_the_folder_contains_both_scores_and_their_difference(run, tmp_path, est
 
     monkeypatch.setattr(entry.lj, "evaluate", watched)
     rows = run(f"estimate={estimate}")
-    before, after = rows["before/exact_match"], rows["after/exact_match"]
-    difference = rows["after/against/before/difference"]
-    assert before["n"] == after["n"] == difference["n"] == difference["items"] == 4
-    assert difference["value"] == after["value"] - before["value"]
-    low, high = difference["interval"]
-    assert -1 <= low < high <= 1
-    assert 0 < rows["after/against/before/p_value"]["value"] <= 1
+    for score, name in (("exact_match", ""), ("strict_match", "strict/")):
+        before, after = rows[f"before/{score}"], rows[f"after/{score}"]
+        difference = rows[f"after/against/before/{name}difference"]
+        assert before["n"] == after["n"] == difference["n"] == difference["items"] == 4
+        assert difference["value"] == after["value"] - before["value"]
+        low, high = difference["interval"]
+        assert -1 <= low < high <= 1
+        assert 0 < rows[f"after/against/before/{name}p_value"]["value"] <= 1
     (step,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    assert step["step"] == 1 and 0 < step["reward"] < 1 and step["taught"] > 0
+    assert step["step"] == 1 and step["nfe"] >= 1 and step["taught"] > 0
+    assert 0 <= step["strict_match"] <= step["exact_match"] < 1
     assert (scored[0] != scored[1]).any()
+    stored = lj.load(tmp_path / "run" / "model").params.embedding
+    np.testing.assert_allclose(stored, scored[1], rtol=2**-8)
+
+
+def test_an_answer_is_right_in_every_word_only_if_it_is_right():
+    task = replace(load_task("countdown"), verify=lambda _, text: "y" in text)
+    task = replace(task, strict=lambda _, text: "s" in text)
+    texts = ["ys", "y", "s", ""]
+    scores = entry.scores_of(task, [task.item(0, 0, "train")] * 4, texts)
+    assert scores["exact_match"].tolist() == [1, 1, 0, 0]
+    assert scores["strict_match"].tolist() == [1, 0, 0, 0]
+    without = entry.scores_of(replace(task, strict=None), [task.item(0, 0, "train")] * 4, texts)
+    assert without.keys() == {"exact_match"}
 
 
 @pytest.mark.parametrize(

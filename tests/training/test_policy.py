@@ -48,7 +48,7 @@ def trace() -> lj.Trace:
 
 def test_the_exact_score_matches_the_recorded_one():
     canvases = trajectory_canvases(trace(), MODEL)
-    scores = np.asarray(scores_of(PARAMS, MODEL, canvases)).sum(axis=1)
+    scores = (canvases.weight * np.asarray(scores_of(PARAMS, MODEL, canvases))).sum(axis=1)
     commits = trace().event_kind == Event.COMMIT
     recorded = np.zeros(4)
     np.add.at(recorded, trace().event_row[commits], np.log(trace().event_confidence[commits]))
@@ -76,6 +76,35 @@ def test_the_gradient_of_the_exact_score_matches_its_slope():
         np.testing.assert_allclose(score(0.0)[1], slope, rtol=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("changes", "field", "ignored"),
+    [
+        ({"block_length": 4}, "waiting", 0),
+        ({"accept": "quota", "threshold": None, "steps": 4}, "waiting", 0),
+        ({"temperature": 1.5}, "inverse_temperature", 1),
+    ],
+)
+def test_the_mean_gradient_of_the_exact_score_is_zero(changes, field, ignored):
+    """True of the log-probability of any samples: probabilities add up to 1."""
+    found = run(count=256, **changes)
+    canvases = trajectory_canvases(found, MODEL)
+
+    @jax.jit
+    def slopes(canvases):
+        def scores(scale):
+            scaled = jax.tree.map(lambda leaf: scale * leaf, PARAMS)
+            return log_probabilities(scaled, MODEL, canvases).sum(axis=1)
+
+        return jax.jvp(scores, (1.0,), (1.0,))[1]
+
+    def distance_from_zero(canvases):
+        slope = np.bincount(canvases.trajectory, slopes(canvases))
+        return abs(slope.mean()) / (slope.std() / np.sqrt(len(slope)))
+
+    wrong = canvases._replace(**{field: np.full_like(getattr(canvases, field), ignored)})
+    assert distance_from_zero(canvases) < 3 < distance_from_zero(wrong)
+
+
 def test_one_canvas_estimates_an_answer_without_its_other_tokens():
     canvases = masked_answers(trace(), MODEL, np.random.default_rng(0), prompt_share=0.5)
     answer = np.arange(canvases.tokens.shape[1]) >= trace().prompt_lengths[:, None]
@@ -94,9 +123,15 @@ def test_one_canvas_estimates_an_answer_without_its_other_tokens():
 
 def test_runs_that_cannot_be_replayed_are_refused():
     settings = trace().settings
-    cached = {**settings, "sampler": {**settings["sampler"], "cache": "dual"}}
-    with pytest.raises(ValueError, match=r"cache is 'dual'.*allowed for exact scores: 'none'"):
-        trajectory_canvases(replace(trace(), settings=cached), MODEL)
+    for changes, message in (
+        ({"cache": "dual"}, r"cache is 'dual'.*allowed for exact scores: 'none'"),
+        ({"temperature": 0}, "temperature 0; allowed for exact scores: .* and above 0"),
+        ({"remasking": "random"}, "remasking 'random' and"),
+        ({"accept": "entropy_bound"}, "accept is 'entropy_bound'"),
+    ):
+        changed = {**settings, "sampler": {**settings["sampler"], **changes}}
+        with pytest.raises(ValueError, match=message):
+            trajectory_canvases(replace(trace(), settings=changed), MODEL)
     with pytest.raises(ValueError, match="prompt_share is 1; allowed: 0 to below 1"):
         masked_answers(trace(), MODEL, np.random.default_rng(0), prompt_share=1)
 
