@@ -18,7 +18,7 @@ gets `revision.png` and the answers in addition to the files of every run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,12 +51,18 @@ class TaskCounts:
     name: str
     choice_items: int
     items: int
+    model: str | None = None
+    """A model that replaces the run's, or None for that one."""
     new: bool = False
-    """Whether the prediction was made up without this task."""
+    """Whether the prediction was made up without this task and model."""
 
     def __post_init__(self) -> None:
         _ = load_task(self.name)  # checks the name
         require_counts(self, "choice_items", "items")
+
+    @property
+    def label(self) -> str:
+        return "/".join(filter(None, [self.model, self.name]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,38 +127,42 @@ def compare(config: RevisionConfig, run: Run) -> None:
     """Decodes all items, chooses, compares and predicts."""
     require_plots("revision.png")
     model = run.of(lj.load(config.model))
-    _ = tokenizer_of(model)  # checks that there is one
+    models = [lj.load(task.model) if task.model else model for task in config.tasks]
+    for one in models:
+        _ = tokenizer_of(one)  # checks that there is one
     run.begin()
     rows, points = [], []
-    for task in config.tasks:
+    for task, one in zip(config.tasks, models, strict=True):
         parts = {
-            (part, name): _evaluated(model, config.items(task, part), name, sampler, run)
-            for name, sampler in config.samplers.items()
+            (part, name): _evaluated(one, config, task, part, name, run)
+            for name in config.samplers
             for part in (CHOICE, TEST)
             if (part, name) != (TEST, SEQUENTIAL)
         }
+        here = []
         for part, name in parts:
             strict = parts[part, name].tally
-            base = f"{task.name}/{part}/{name}"
-            rows.append(share_row(f"{base}/strict_match", sum(strict.strict), len(strict.strict),
+            base = f"{task.label}/{part}/{name}"
+            here.append(share_row(f"{base}/strict_match", sum(strict.strict), len(strict.strict),
                                   "of questions"))  # fmt: skip
-            rows.append(ResultRow(f"{base}/row_forwards", _mean_rows(strict), "rows"))
+            here.append(ResultRow(f"{base}/row_forwards", _mean_rows(strict), "rows"))
         for way in config.ways:
             point = Point.of(config, task, way, parts)
             points.append(point)
-            rows += run.recorded(point.rows)
+            here += run.recorded(point.rows)
+        rows += [replace(row, fingerprint=one.fingerprint) for row in here]
     rows += run.recorded(_prediction_rows(points))
     save(figure_of(points), run.folder / "revision.png")
     run.finish(rows)
 
 
 def _evaluated(
-    model: lj.Model, items: TaskItems, name: str, sampler: SamplerConfig, run: Run
+    model: lj.Model, config: RevisionConfig, task: TaskCounts, part: str, name: str, run: Run
 ) -> Evaluation:
-    sampler = with_answer_length(sampler, items.task)
+    items = config.items(task, part)
+    sampler = with_answer_length(config.samplers[name], items.task)
     trial = Trial(model=model, items=items, sampler_name=name, sampler=sampler)
-    part = CHOICE if isinstance(items, ValidationItems) else TEST
-    return trial.run(trial.store(run.folder / "cells" / f"{items.task.name}-{part}-{name}"))
+    return trial.run(trial.store(run.folder / "cells" / task.label / f"{part}-{name}"))
 
 
 def _mean_rows(tally: Tally) -> float:
@@ -181,7 +191,7 @@ class Point(NamedTuple):
         cls, config: RevisionConfig, task: TaskCounts, way: Way,
         parts: Mapping[tuple[str, str], Evaluation],
     ) -> "Point":  # fmt: skip
-        curve, name = [*map(str, config.thresholds)], f"{task.name}/{way.name}"
+        curve, name = [*map(str, config.thresholds)], f"{task.label}/{way.name}"
         choice = {n: _strict(parts[CHOICE, n]) for n in (*curve, way.name)}
         best = max(choice[n].exact_match for n in curve)
         wanted = min(best, choice[way.name].exact_match)
@@ -263,21 +273,41 @@ def _answers(evaluation: Evaluation) -> dict[int, list[int]]:
 
 
 def _prediction_rows(points: Sequence[Point]) -> Iterator[ResultRow]:
-    """Yields how often the prediction tells whether a way pays, on all tasks and on new ones."""
-    for name, chosen in (("all", points), ("new", [point for point in points if point.task.new])):
-        if chosen:
-            agree = sum((point.predicted < 1) == (point.measured < 1) for point in chosen)
-            yield share_row(f"prediction/{name}/right", agree, len(chosen), "of tasks and ways")
-            errors = [abs(np.log(point.predicted / point.measured)) for point in chosen]
-            error = float(np.expm1(np.mean(errors)))
-            yield ResultRow(f"prediction/{name}/error", error, "relative", n=len(chosen))
+    """Yields how well the prediction tells whether and how much a way pays, on the tasks that it
+    was made up on and on new ones. There, a guess is compared that measures nothing of a new task:
+    that a way costs what it did on the known ones (their geometric mean)."""
+    new = [point for point in points if point.task.new]
+    known = [point for point in points if not point.task.new]
+    for name, chosen in (("known", known), ("new", new)):
+        yield from _agreement(f"prediction/{name}", chosen, [p.predicted for p in chosen])
+    if new and known:
+        costs = [[np.log(p.measured) for p in known if p.way == one.way] for one in new]
+        guesses = [float(np.exp(np.mean(cost))) for cost in costs]
+        yield from _agreement("prediction/new/as_known", new, guesses)
+
+
+def _agreement(
+    name: str, points: Sequence[Point], predicted: Sequence[float]
+) -> Iterator[ResultRow]:
+    """Yields how many predictions are on the measured side of 1, for all points and for those whose
+    interval excludes 1, and their mean relative error."""
+    if not points:
+        return
+    right = np.array([(c < 1) == (p.measured < 1) for p, c in zip(points, predicted, strict=True)])
+    clear = np.array([not point.interval[0] <= 1 <= point.interval[1] for point in points])
+    of = "of tasks and ways"
+    yield share_row(f"{name}/right", int(right.sum()), len(right), of)
+    if clear.any():
+        yield share_row(f"{name}/clear/right", int(right[clear].sum()), int(clear.sum()), of)
+    errors = np.abs(np.log(predicted) - np.log([point.measured for point in points]))
+    yield ResultRow(f"{name}/error", float(np.expm1(errors.mean())), "relative", n=len(points))
 
 
 def figure_of(points: Sequence[Point]) -> Any:
     figure = new_figure(6.4, 4.8)
     axis = figure.subplots()
-    for number, task in enumerate(dict.fromkeys(point.task.name for point in points)):
-        mine = [point for point in points if point.task.name == task]
+    for number, task in enumerate(dict.fromkeys(point.task.label for point in points)):
+        mine = [point for point in points if point.task.label == task]
         measured = np.array([point.measured for point in mine])
         arms = np.abs(np.array([point.interval for point in mine]).T - measured)
         style: Any = {"fmt": "osD^vP*"[number % 7], "markersize": 5, "capsize": 2}

@@ -38,6 +38,7 @@ from llada_jax.evaluation.risk import (
     warning,
     wrong_share,
 )
+from llada_jax.evaluation.tally import bootstrapped
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.rules.threshold_table import ThresholdTable
@@ -304,21 +305,24 @@ class Curve:
 def _comparison_rows(config: RiskConfig, table: Curve, fixed: Curve) -> list[ResultRow]:
     """Returns the forwards of the table divided by the forwards of a fixed threshold: as calibrated
     for alpha, and where both have the same risk on the held-out items."""
-    rows, rng = [], np.random.default_rng(0)
-    n = len(table.held_out)
-    drawn = [np.arange(n), *rng.integers(0, n, (RESAMPLES, n))]
+    rows, n = [], len(table.held_out)
     for alpha in config.alphas:
         ours, theirs = table.index(alpha), fixed.index(alpha)
-        paired = ratio(table.forwards[:, ours].tolist(), fixed.forwards[:, theirs].tolist())
-        rows.append(ResultRow(f"against_fixed/alpha/{alpha}/forwards", paired.value, "times", n=n,
-                              interval=paired.interval))  # fmt: skip
-        ratios = np.array([
-            _forwards_at(table, alpha, items) / _forwards_at(fixed, alpha, items)
-            for items in drawn
-        ])  # fmt: skip
-        low, high = np.quantile(ratios[1:], [0.025, 0.975])
-        rows.append(ResultRow(f"against_fixed/equal_risk/{alpha}/forwards", ratios[0], "times", n=n,
-                              interval=(float(low), float(high))))  # fmt: skip
+
+        def at_equal_risk(items: np.ndarray, alpha: float = alpha) -> float:
+            return _forwards_at(table, alpha, items) / _forwards_at(fixed, alpha, items)
+
+        found = {
+            f"alpha/{alpha}": ratio(
+                table.forwards[:, ours].tolist(), fixed.forwards[:, theirs].tolist()
+            ),
+            f"equal_risk/{alpha}": bootstrapped(at_equal_risk, n, RESAMPLES),
+        }
+        rows += [
+            ResultRow(f"against_fixed/{key}/forwards", one.value, "times", n=n,
+                      interval=one.interval)
+            for key, one in found.items()
+        ]  # fmt: skip
     return rows
 
 

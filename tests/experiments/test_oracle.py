@@ -34,7 +34,7 @@ def test_the_curve_gives_up_the_longest_schedules_first():
     def schedule(upper, n_blocks):
         return SimpleNamespace(upper=upper, blocks=(None,) * n_blocks)
 
-    forwards, share = entry.frontier([schedule(5, 1), schedule(2, 1), schedule(2, 1)])
+    forwards, share = entry.frontier([schedule(5, 1), schedule(2, 1), schedule(2, 1)], "upper")
     assert share.tolist() == [0, 1 / 3, 2 / 3, 1]
     assert forwards.tolist() == [1, 4 / 3, 5 / 3, 3]
 
