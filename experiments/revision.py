@@ -241,11 +241,13 @@ class Law(NamedTuple):
 def predicted(way: Way, curve: Sequence[str], parts: Mapping[tuple[str, str], Evaluation]) -> Law:
     """Predicts a way's cost relative to a threshold of equal quality from the choice's items."""
     choice = {name: parts[CHOICE, name] for name in (*curve, way.name, SEQUENTIAL)}
-    answers = {name: _answers(evaluation) for name, evaluation in choice.items()}
+    answers = {name: evaluation.answers for name, evaluation in choice.items()}
     sequential, final, low = answers[SEQUENTIAL], answers[way.name], str(way.commits_at)
     unsure, unsure_wrong, repairs = 0, 0, []
     for batch, trace in choice[low].store.traces():
         for row, generation in enumerate(batch.generations):
+            if generation.index not in sequential:
+                continue  # the folder has answers of a run with more items
             right, revised = sequential[generation.index], final[generation.index]
             found = predictions_of(trace, row, np.array(right))
             band = found.confidence < UNSURE
@@ -265,11 +267,6 @@ def cost_of_wrong_share(share: float, wrong: Sequence[float], costs: Sequence[fl
     best_before = np.minimum.accumulate([np.inf, *wrong[:-1]])
     better = np.asarray(wrong) < best_before
     return float(np.interp(share, np.array(wrong)[better][::-1], np.array(costs)[better][::-1]))
-
-
-def _answers(evaluation: Evaluation) -> dict[int, list[int]]:
-    """Returns the answers by index of the item, with the token that ends them."""
-    return {g.index: g.tokens[: g.length] for g in evaluation.generations}
 
 
 def _prediction_rows(points: Sequence[Point]) -> Iterator[ResultRow]:

@@ -53,6 +53,7 @@ def test_tokens_have_a_kind(text, kind):
         ("regimes=[]", "regimes is empty; allowed: one or more"),
         ("regimes.0.task=sums", "task is 'sums'; allowed: choices"),
         ("regimes.0.items=0", "items is 0; allowed: 1 or more"),
+        ("samplers=[{name: nothing}]", "'nothing'; allowed: "),
     ],
 )
 def test_bad_input_is_named(override, message, tmp_path):
