@@ -18,7 +18,7 @@ gets `revision.png` and the answers in addition to the files of every run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,18 +51,12 @@ class TaskCounts:
     name: str
     choice_items: int
     items: int
-    model: str | None = None
-    """A model that replaces the run's, or None for that one."""
     new: bool = False
-    """Whether the prediction was made up without this task and model."""
+    """Whether the prediction was made up without this task."""
 
     def __post_init__(self) -> None:
         _ = load_task(self.name)  # checks the name
         require_counts(self, "choice_items", "items")
-
-    @property
-    def label(self) -> str:
-        return "/".join(filter(None, [self.model, self.name]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,30 +121,26 @@ def compare(config: RevisionConfig, run: Run) -> None:
     """Decodes all items, chooses, compares and predicts."""
     require_plots("revision.png")
     model = run.of(lj.load(config.model))
-    models = [lj.load(task.model) if task.model else model for task in config.tasks]
-    for one in models:
-        _ = tokenizer_of(one)  # checks that there is one
+    _ = tokenizer_of(model)  # checks that there is one
     run.begin()
     rows, points = [], []
-    for task, one in zip(config.tasks, models, strict=True):
+    for task in config.tasks:
         parts = {
-            (part, name): _evaluated(one, config, task, part, name, run)
+            (part, name): _evaluated(model, config, task, part, name, run)
             for name in config.samplers
             for part in (CHOICE, TEST)
             if (part, name) != (TEST, SEQUENTIAL)
         }
-        here = []
         for part, name in parts:
             strict = parts[part, name].tally
-            base = f"{task.label}/{part}/{name}"
-            here.append(share_row(f"{base}/strict_match", sum(strict.strict), len(strict.strict),
+            base = f"{task.name}/{part}/{name}"
+            rows.append(share_row(f"{base}/strict_match", sum(strict.strict), len(strict.strict),
                                   "of questions"))  # fmt: skip
-            here.append(ResultRow(f"{base}/row_forwards", _mean_rows(strict), "rows"))
+            rows.append(ResultRow(f"{base}/row_forwards", _mean_rows(strict), "rows"))
         for way in config.ways:
             point = Point.of(config, task, way, parts)
             points.append(point)
-            here += run.recorded(point.rows)
-        rows += [replace(row, fingerprint=one.fingerprint) for row in here]
+            rows += run.recorded(point.rows)
     rows += run.recorded(_prediction_rows(points))
     save(figure_of(points), run.folder / "revision.png")
     run.finish(rows)
@@ -162,7 +152,7 @@ def _evaluated(
     items = config.items(task, part)
     sampler = with_answer_length(config.samplers[name], items.task)
     trial = Trial(model=model, items=items, sampler_name=name, sampler=sampler)
-    return trial.run(trial.store(run.folder / "cells" / task.label / f"{part}-{name}"))
+    return trial.run(trial.store(run.folder / "cells" / task.name / f"{part}-{name}"))
 
 
 def _mean_rows(tally: Tally) -> float:
@@ -191,7 +181,7 @@ class Point(NamedTuple):
         cls, config: RevisionConfig, task: TaskCounts, way: Way,
         parts: Mapping[tuple[str, str], Evaluation],
     ) -> "Point":  # fmt: skip
-        curve, name = [*map(str, config.thresholds)], f"{task.label}/{way.name}"
+        curve, name = [*map(str, config.thresholds)], f"{task.name}/{way.name}"
         choice = {n: _strict(parts[CHOICE, n]) for n in (*curve, way.name)}
         best = max(choice[n].exact_match for n in curve)
         wanted = min(best, choice[way.name].exact_match)
@@ -303,8 +293,8 @@ def _agreement(
 def figure_of(points: Sequence[Point]) -> Any:
     figure = new_figure(6.4, 4.8)
     axis = figure.subplots()
-    for number, task in enumerate(dict.fromkeys(point.task.label for point in points)):
-        mine = [point for point in points if point.task.label == task]
+    for number, task in enumerate(dict.fromkeys(point.task.name for point in points)):
+        mine = [point for point in points if point.task.name == task]
         measured = np.array([point.measured for point in mine])
         arms = np.abs(np.array([point.interval for point in mine]).T - measured)
         style: Any = {"fmt": "osD^vP*"[number % 7], "markersize": 5, "capsize": 2}
