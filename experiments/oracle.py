@@ -2,7 +2,8 @@
 
     python -m experiments.oracle
     python -m experiments.oracle 'samplers=[{name: mine, sampler: {threshold: 0.8}}]'
-    python -m experiments.oracle max_states=512 beam=2 seed=3 hydra.run.dir=outputs/oracle
+    python -m experiments.oracle \
+      'regimes=[{name: sums, task: long_addition, items: 8, block_length: 32, gen_length: 64}]'
 
 The oracle (`llada_jax.api.schedule`) knows the sequential answer of each item, and commits
 only its tokens. A decoder's gap is its forwards divided by the oracle's. A token waits needlessly
@@ -15,7 +16,7 @@ The run folder gets `oracle.png` in addition to the files of every run.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -47,10 +48,17 @@ class Regime:
     block_length: int
     gen_length: int
     difficulty: int | None = None
+    beam: int = 8
+    max_states: int = 4096
 
     def __post_init__(self) -> None:
         _ = load_task(self.task)  # checks the name
-        require_counts(self, "items", "block_length", "gen_length")
+        require_counts(self, "items", "block_length", "gen_length", "max_states")
+        require_counts(self, "beam", least=0)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        return {"gen_length": self.gen_length, "block_length": self.block_length}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +66,13 @@ class Decoder:
     """A sampler, of which lengths, cache and early stop are the regime's."""
 
     name: str
-    sampler: SamplerConfig
+    sampler: SamplerConfig | None = None
+    """None for the preset `name`."""
+
+    def within(self, regime: Regime) -> SamplerConfig:
+        """Returns the sampler with the lengths, cache and early stop of a regime."""
+        sampler = self.sampler or SamplerConfig.preset(self.name)
+        return sampler.replace(**regime.lengths, cache="blockwise", eos_early_stop=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +83,11 @@ class OracleConfig:
     seed: int
     regimes: tuple[Regime, ...]
     samplers: tuple[Decoder, ...]
-    beam: int = 8
-    max_states: int = 1 << 16
 
     def __post_init__(self) -> None:
         require(len(self.regimes) > 0, "regimes is empty; allowed: one or more")
+        for decoder in self.samplers:
+            _ = decoder.within(self.regimes[0])  # checks that there is such a preset
 
 
 class Decoded(NamedTuple):
@@ -99,11 +113,10 @@ def compare(config: OracleConfig, run: Run) -> None:
     for regime in config.regimes:
         items = fitting_items(model, regime, config.seed)
         prompts = prompts_of(model, (item.question for item in items))
-        base = {"gen_length": regime.gen_length, "block_length": regime.block_length}
-        sampler = SamplerConfig.preset("blockwise", **base)
+        sampler = SamplerConfig.preset("blockwise", **regime.lengths)
         schedules = [
             best_schedule(
-                model, prompt, sampler, beam=config.beam, max_states=config.max_states,
+                model, prompt, sampler, beam=regime.beam, max_states=regime.max_states,
                 prompt_length=PROMPT_LENGTH,
             )
             for prompt in tqdm(prompts, f"{regime.name}, oracle")
@@ -111,8 +124,7 @@ def compare(config: OracleConfig, run: Run) -> None:
         rows += run.recorded(oracle_rows(regime.name, schedules))
         decoded = {}
         for decoder in config.samplers:
-            chosen = decoder.sampler.replace(**base, cache="blockwise", eos_early_stop=True)
-            one = decode(model, prompts, items, chosen, schedules, regime)
+            one = decode(model, prompts, items, decoder.within(regime), schedules, regime)
             decoded[decoder.name] = one
             rows += run.recorded(decoder_rows(f"{regime.name}/{decoder.name}", schedules, one))
         panels[regime.name] = schedules, decoded
@@ -150,7 +162,7 @@ def decode(
         kind, step, token = (
             getattr(trace, f"event_{name}")[mine] for name in ("kind", "step", "token")
         )
-        n_tokens = answer_length(schedule, model)
+        n_tokens = schedule.n_required
         inside = position < n_tokens
         final = schedule.tokens[np.minimum(position, len(schedule.tokens) - 1)]
         committed = kind == Event.COMMIT
@@ -165,12 +177,6 @@ def decode(
         kept.append((result.nfe[row], equal, right, n_tokens, waits.sum(), early.sum()))
     forwards, equal, rights, tokens, waits, early = map(np.array, zip(*kept, strict=True))
     return Decoded(forwards, equal, rights, tokens, waits, early, waits_of, early_of)
-
-
-def answer_length(schedule: Schedule, model: lj.Model) -> int:
-    """Returns the number of tokens up to the first one at which decoding stops."""
-    stops = np.isin(schedule.tokens, [model.config.eos_id, *model.config.stop_ids])
-    return int(np.argmax(stops)) + 1 if stops.any() else len(schedule.tokens)
 
 
 def kind_of(text: str) -> str:
@@ -189,6 +195,7 @@ def oracle_rows(name: str, schedules: Sequence[Schedule]) -> list[ResultRow]:
     )
     exact = sum(schedule.is_exact for schedule in schedules)
     blocks = [block for schedule in schedules for block in schedule.blocks]
+    proven = sum(block.lower == block.upper for block in blocks)
     greedy = sum(block.greedy == block.upper for block in blocks)
     stuck = sum(block.greedy is None for block in blocks)
     n = len(schedules)
@@ -204,17 +211,22 @@ def oracle_rows(name: str, schedules: Sequence[Schedule]) -> list[ResultRow]:
     return [
         *means,
         share_row(f"{name}/oracle/exact", exact, n, "of answers"),
+        share_row(f"{name}/oracle/exact_blocks", proven, len(blocks), "of blocks"),
         share_row(f"{name}/oracle/greedy", greedy, len(blocks), "of blocks"),
         share_row(f"{name}/oracle/stuck", stuck, len(blocks), "of blocks"),
     ]
 
 
 def decoder_rows(name: str, schedules: Sequence[Schedule], one: Decoded) -> list[ResultRow]:
-    upper = np.array([schedule.upper for schedule in schedules], float)
+    upper, lower = (
+        np.array([getattr(schedule, bound) for schedule in schedules], float)
+        for bound in ("upper", "lower")
+    )
     n = len(upper)
     shares = {
         "forwards": (one.forwards, np.ones(n), "forwards"),
         "gap": (one.forwards, upper, "times"),
+        "gap_to_bound": (one.forwards, lower, "times"),
     }
     if one.equal.any():
         same = one.equal
@@ -235,22 +247,27 @@ def decoder_rows(name: str, schedules: Sequence[Schedule], one: Decoded) -> list
     return rows
 
 
-def frontier(schedules: Sequence[Schedule]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the oracle's curve: the mean forwards at each share of answers that must equal the
-    sequential one. The items with the longest schedules are given up first, and take one forward
-    per block."""
-    upper = np.sort([schedule.upper for schedule in schedules])
+def frontier(
+    schedules: Sequence[Schedule], bound: Literal["lower", "upper"]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the oracle's curve by one of its bounds: the mean forwards at each share of answers
+    that must equal the sequential one. The items with the longest schedules are given up first, and
+    take one forward per block."""
+    needed = np.sort([getattr(schedule, bound) for schedule in schedules])
     least = np.sort([len(schedule.blocks) for schedule in schedules])
-    kept = np.arange(len(upper) + 1)
-    forwards = [(upper[:k].sum() + least[k:].sum()) / len(upper) for k in kept]
-    return np.array(forwards), kept / len(upper)
+    kept = np.arange(len(needed) + 1)
+    forwards = [(needed[:k].sum() + least[k:].sum()) / len(needed) for k in kept]
+    return np.array(forwards), kept / len(needed)
 
 
 def figure_of(panels: Mapping[str, tuple[list[Schedule], dict[str, Decoded]]]) -> Any:
-    figure = new_figure(4.2 * len(panels), 4.0)
-    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    for axis, (name, (schedules, decoded)) in zip(axes, panels.items(), strict=True):
-        axis.plot(*frontier(schedules), color="black", linewidth=2, label="oracle")
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = new_figure(4.2 * columns, 4.0 * rows)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for axis, (name, (schedules, decoded)) in zip(axes.flat, panels.items(), strict=False):
+        axis.plot(*frontier(schedules, "upper"), color="black", linewidth=2, label="oracle")
+        axis.plot(*frontier(schedules, "lower"), ":", color="black", label="its lower bound")
         points = {key: (one.forwards.mean(), one.equal.mean()) for key, one in decoded.items()}
         line = sorted(point for key, point in points.items() if key.startswith("threshold"))
         axis.plot(*zip(*line, strict=True), "o-", markersize=3, label="thresholds")
@@ -260,8 +277,11 @@ def figure_of(panels: Mapping[str, tuple[list[Schedule], dict[str, Decoded]]]) -
                 axis.annotate(key, point, fontsize=5, xytext=(2, 2), textcoords="offset points")
         axis.set(title=name, xlabel="forwards per answer", xscale="log")
         axis.grid(color="0.9")
-    axes[0].set_ylabel("share of answers equal to the sequential one")
-    axes[0].legend(loc="lower right", fontsize="small")
+    for unused in axes.flat[len(panels) :]:
+        unused.remove()
+    for axis in axes[:, 0]:
+        axis.set_ylabel("share of answers equal to the sequential one")
+    axes[0, 0].legend(loc="lower right", fontsize="small")
     return figure
 
 

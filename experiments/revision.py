@@ -126,8 +126,8 @@ def compare(config: RevisionConfig, run: Run) -> None:
     rows, points = [], []
     for task in config.tasks:
         parts = {
-            (part, name): _evaluated(model, config.items(task, part), name, sampler, run)
-            for name, sampler in config.samplers.items()
+            (part, name): _evaluated(model, config, task, part, name, run)
+            for name in config.samplers
             for part in (CHOICE, TEST)
             if (part, name) != (TEST, SEQUENTIAL)
         }
@@ -147,12 +147,12 @@ def compare(config: RevisionConfig, run: Run) -> None:
 
 
 def _evaluated(
-    model: lj.Model, items: TaskItems, name: str, sampler: SamplerConfig, run: Run
+    model: lj.Model, config: RevisionConfig, task: TaskCounts, part: str, name: str, run: Run
 ) -> Evaluation:
-    sampler = with_answer_length(sampler, items.task)
+    items = config.items(task, part)
+    sampler = with_answer_length(config.samplers[name], items.task)
     trial = Trial(model=model, items=items, sampler_name=name, sampler=sampler)
-    part = CHOICE if isinstance(items, ValidationItems) else TEST
-    return trial.run(trial.store(run.folder / "cells" / f"{items.task.name}-{part}-{name}"))
+    return trial.run(trial.store(run.folder / "cells" / task.name / f"{part}-{name}"))
 
 
 def _mean_rows(tally: Tally) -> float:
@@ -231,11 +231,13 @@ class Law(NamedTuple):
 def predicted(way: Way, curve: Sequence[str], parts: Mapping[tuple[str, str], Evaluation]) -> Law:
     """Predicts a way's cost relative to a threshold of equal quality from the choice's items."""
     choice = {name: parts[CHOICE, name] for name in (*curve, way.name, SEQUENTIAL)}
-    answers = {name: _answers(evaluation) for name, evaluation in choice.items()}
+    answers = {name: evaluation.answers for name, evaluation in choice.items()}
     sequential, final, low = answers[SEQUENTIAL], answers[way.name], str(way.commits_at)
     unsure, unsure_wrong, repairs = 0, 0, []
     for batch, trace in choice[low].store.traces():
         for row, generation in enumerate(batch.generations):
+            if generation.index not in sequential:
+                continue  # the folder has answers of a run with more items
             right, revised = sequential[generation.index], final[generation.index]
             found = predictions_of(trace, row, np.array(right))
             band = found.confidence < UNSURE
@@ -257,20 +259,35 @@ def cost_of_wrong_share(share: float, wrong: Sequence[float], costs: Sequence[fl
     return float(np.interp(share, np.array(wrong)[better][::-1], np.array(costs)[better][::-1]))
 
 
-def _answers(evaluation: Evaluation) -> dict[int, list[int]]:
-    """Returns the answers by index of the item, with the token that ends them."""
-    return {g.index: g.tokens[: g.length] for g in evaluation.generations}
-
-
 def _prediction_rows(points: Sequence[Point]) -> Iterator[ResultRow]:
-    """Yields how often the prediction tells whether a way pays, on all tasks and on new ones."""
-    for name, chosen in (("all", points), ("new", [point for point in points if point.task.new])):
-        if chosen:
-            agree = sum((point.predicted < 1) == (point.measured < 1) for point in chosen)
-            yield share_row(f"prediction/{name}/right", agree, len(chosen), "of tasks and ways")
-            errors = [abs(np.log(point.predicted / point.measured)) for point in chosen]
-            error = float(np.expm1(np.mean(errors)))
-            yield ResultRow(f"prediction/{name}/error", error, "relative", n=len(chosen))
+    """Yields how well the prediction tells whether and how much a way pays, on the tasks that it
+    was made up on and on new ones. There, a guess is compared that measures nothing of a new task:
+    that a way costs what it did on the known ones (their geometric mean)."""
+    new = [point for point in points if point.task.new]
+    known = [point for point in points if not point.task.new]
+    for name, chosen in (("known", known), ("new", new)):
+        yield from _agreement(f"prediction/{name}", chosen, [p.predicted for p in chosen])
+    if new and known:
+        costs = [[np.log(p.measured) for p in known if p.way == one.way] for one in new]
+        guesses = [float(np.exp(np.mean(cost))) for cost in costs]
+        yield from _agreement("prediction/new/as_known", new, guesses)
+
+
+def _agreement(
+    name: str, points: Sequence[Point], predicted: Sequence[float]
+) -> Iterator[ResultRow]:
+    """Yields how many predictions are on the measured side of 1, for all points and for those whose
+    interval excludes 1, and their mean relative error."""
+    if not points:
+        return
+    right = np.array([(c < 1) == (p.measured < 1) for p, c in zip(points, predicted, strict=True)])
+    clear = np.array([not point.interval[0] <= 1 <= point.interval[1] for point in points])
+    of = "of tasks and ways"
+    yield share_row(f"{name}/right", int(right.sum()), len(right), of)
+    if clear.any():
+        yield share_row(f"{name}/clear/right", int(right[clear].sum()), int(clear.sum()), of)
+    errors = np.abs(np.log(predicted) - np.log([point.measured for point in points]))
+    yield ResultRow(f"{name}/error", float(np.expm1(errors.mean())), "relative", n=len(points))
 
 
 def figure_of(points: Sequence[Point]) -> Any:

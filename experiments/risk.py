@@ -29,6 +29,7 @@ from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import require, require_counts, require_numbers
+from llada_jax.evaluation.evaluate import with_answer_length
 from llada_jax.evaluation.risk import (
     Predictions,
     calibrate,
@@ -38,6 +39,8 @@ from llada_jax.evaluation.risk import (
     warning,
     wrong_share,
 )
+from llada_jax.evaluation.tally import bootstrapped
+from llada_jax.evaluation.task import TaskItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.rules.threshold_table import ThresholdTable
@@ -108,32 +111,27 @@ class Items:
     """Items of a task with their sequential answers."""
 
     def __init__(self, model: lj.Model, config: RiskConfig, task: str, seed: int, n: int) -> None:
-        found = load_task(task)
-        questions = [found.item(seed, index, "test").question for index in range(n)]
         self.name, self.model, self.places = task, model, config.places
-        self.prompts = prompts_of(model, questions)
-        self.sampler = SamplerConfig(
-            gen_length=found.gen_length, steps=found.gen_length, block_length=config.block_length
-        ).replace(cache="blockwise", eos_early_stop=True)
-        results = [*self._results(SEQUENTIAL)]
-        self.sequential = [answer for result in results for answer in _answers(result)]
-        self.forwards = np.concatenate([result.nfe for result in results])
+        self.items = TaskItems(task=load_task(task), count=n, seed=seed)
+        base = SamplerConfig(block_length=config.block_length)
+        base = base.replace(cache="blockwise", eos_early_stop=True)
+        self.sampler = with_answer_length(base, self.items.task)
+        sequential = self._evaluated(SEQUENTIAL)
+        self.sequential = {i: np.array(answer) for i, answer in sequential.answers.items()}
+        self.forwards = np.array([generation.nfe for generation in sequential.generations])
 
-    def _results(self, rule: ThresholdTable) -> Any:
-        sampler = self.sampler.replace(rule=rule)
-        return tqdm(
-            lj.generate_stream(
-                self.model, self.prompts, sampler, places=self.places, trace=True,
-                together=self.places,
-            ),
-            f"{self.name}, shift {rule.shift:.2f}",
+    def _evaluated(self, rule: ThresholdTable) -> lj.Evaluation:
+        return lj.evaluate(
+            self.model, self.items.task, self.sampler.replace(rule=rule), items=self.items.count,
+            seed=self.items.seed, places=self.places,
         )  # fmt: skip
 
     def predictions(self, rule: ThresholdTable) -> Predictions:
         """Returns the predictions of all forwards with a right context."""
-        parts = []
-        for first in range(0, len(self.prompts), self.places):
-            chosen = self.prompts[first : first + self.places]
+        questions = [self.items.item(index).question for index in range(self.items.count)]
+        prompts, parts = prompts_of(self.model, questions), []
+        for first in range(0, len(prompts), self.places):
+            chosen = prompts[first : first + self.places]
             sampler = self.sampler.replace(rule=rule)
             result = lj.generate(self.model, chosen, sampler, trace="scores")
             parts += [
@@ -143,22 +141,17 @@ class Items:
         return Predictions(*map(np.concatenate, zip(*parts, strict=True)))
 
     def decoded(self, rule: ThresholdTable) -> Decoded:
-        columns = []
-        for result in self._results(rule):
-            trace, first = result.trace, len(columns)
+        evaluation, columns = self._evaluated(rule), []
+        answers = evaluation.answers
+        for batch, trace in evaluation.store.traces():
             commits = trace.event_kind == Event.COMMIT
             row, doubt = trace.event_row[commits], 1 - trace.event_confidence[commits]
             doubts = np.bincount(row, doubt) / np.bincount(row)
-            for index, answer in enumerate(_answers(result)):
-                loss = wrong_share(answer, self.sequential[first + index])
-                columns.append((loss, result.nfe[index], doubts[index]))
+            for generation, doubt in zip(batch.generations, doubts, strict=True):
+                answer = np.array(answers[generation.index])
+                loss = wrong_share(answer, self.sequential[generation.index])
+                columns.append((loss, generation.nfe, doubt))
         return Decoded(*np.array(columns, float).T)
-
-
-def _answers(result: lj.Result) -> list[np.ndarray]:
-    """Returns the answers with the token that ends them."""
-    pairs = zip(result.generated, result.answers, strict=True)
-    return [tokens[: len(answer) + 1] for tokens, answer in pairs]
 
 
 def measure(config: RiskConfig, run: Run) -> None:
@@ -228,7 +221,7 @@ class Curve:
         parts: Sequence[Items],
     ) -> None:  # fmt: skip
         self.config, self.rules = config, rules
-        zeros = [np.zeros((len(part.prompts), 1)) for part in parts]
+        zeros = [np.zeros((part.items.count, 1)) for part in parts]
         self.loss = [
             np.hstack([np.column_stack([one.loss for one in of_part]), zero])
             for of_part, zero in zip(grid, zeros, strict=True)
@@ -304,21 +297,24 @@ class Curve:
 def _comparison_rows(config: RiskConfig, table: Curve, fixed: Curve) -> list[ResultRow]:
     """Returns the forwards of the table divided by the forwards of a fixed threshold: as calibrated
     for alpha, and where both have the same risk on the held-out items."""
-    rows, rng = [], np.random.default_rng(0)
-    n = len(table.held_out)
-    drawn = [np.arange(n), *rng.integers(0, n, (RESAMPLES, n))]
+    rows, n = [], len(table.held_out)
     for alpha in config.alphas:
         ours, theirs = table.index(alpha), fixed.index(alpha)
-        paired = ratio(table.forwards[:, ours].tolist(), fixed.forwards[:, theirs].tolist())
-        rows.append(ResultRow(f"against_fixed/alpha/{alpha}/forwards", paired.value, "times", n=n,
-                              interval=paired.interval))  # fmt: skip
-        ratios = np.array([
-            _forwards_at(table, alpha, items) / _forwards_at(fixed, alpha, items)
-            for items in drawn
-        ])  # fmt: skip
-        low, high = np.quantile(ratios[1:], [0.025, 0.975])
-        rows.append(ResultRow(f"against_fixed/equal_risk/{alpha}/forwards", ratios[0], "times", n=n,
-                              interval=(float(low), float(high))))  # fmt: skip
+
+        def at_equal_risk(items: np.ndarray, alpha: float = alpha) -> float:
+            return _forwards_at(table, alpha, items) / _forwards_at(fixed, alpha, items)
+
+        found = {
+            f"alpha/{alpha}": ratio(
+                table.forwards[:, ours].tolist(), fixed.forwards[:, theirs].tolist()
+            ),
+            f"equal_risk/{alpha}": bootstrapped(at_equal_risk, n, RESAMPLES),
+        }
+        rows += [
+            ResultRow(f"against_fixed/{key}/forwards", one.value, "times", n=n,
+                      interval=one.interval)
+            for key, one in found.items()
+        ]  # fmt: skip
     return rows
 
 

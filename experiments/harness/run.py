@@ -268,8 +268,8 @@ class Run:
 
     def finish(self, results: Sequence[ResultRow], shown: str | None = None) -> None:
         """Writes `results.json`, whole or not at all, and prints it as a table, or as `shown`."""
-        model = {} if self.fingerprint is None else {"fingerprint": self.fingerprint}
-        self.write(RESULTS, _json([row.as_dict() | model for row in results], indent=2))
+        rows = [replace(row, fingerprint=row.fingerprint or self.fingerprint) for row in results]
+        self.write(RESULTS, _json([row.as_dict() for row in rows], indent=2))
         print(table(results) if shown is None else shown)
 
     def write(self, name: str, text: str) -> None:

@@ -64,6 +64,8 @@ class Schedule(NamedTuple):
 
     tokens: Int[np.ndarray, " G"]
     """The sequential answer."""
+    n_required: int
+    """Tokens up to the first one at which decoding stops: those that must be committed."""
     sequential: int
     """Forwards of the sequential schedule."""
     blocks: tuple[BlockSchedule, ...]
@@ -145,7 +147,7 @@ def best_schedule(
             fewest_forwards(predicted_right, reference, required, beam=beam, max_states=max_states)
         )
         state = _with_block(opened, answer[here], len(prompt) + first, config.block_length)
-    return Schedule(answer, int(run.nfe[0]), tuple(blocks))
+    return Schedule(answer, n_required, int(run.nfe[0]), tuple(blocks))
 
 
 def _check(
@@ -338,7 +340,8 @@ class _Search:
             if before in level:
                 children.setdefault(_committed_by(reference, depth), before)
             self.evaluate(children)
-            level = sorted(children, key=lambda child: -(child | self.known[child]).bit_count())
+            alive = [child for child in children if self.known[child]]  # others get stuck
+            level = sorted(alive, key=lambda child: -(child | self.known[child]).bit_count())
             level = level[:width]
             for child in level:
                 parents.setdefault(child, children[child])

@@ -82,6 +82,11 @@ class Evaluation:
         return [generation for batch in self.batches for generation in batch.generations]
 
     @property
+    def answers(self) -> dict[int, list[int]]:
+        """Token ids of the answers, with the token that ends them, by the item's index."""
+        return {g.index: g.tokens[: g.length] for g in self.generations}
+
+    @property
     def counted(self) -> dict[int, bool]:
         """`right` without the items that repeat a question."""
         return {

@@ -22,7 +22,6 @@ from llada_jax.evaluation.generations import Generation
 from llada_jax.evaluation.metrics import Interval, wilson_interval
 
 Cost = Literal["rows", "forwards"]
-_RESAMPLES = 2000
 
 
 class Tally(NamedTuple):
@@ -146,7 +145,7 @@ def cost_at_equal_quality(tally: Tally, curve: Sequence[Tally], cost: Cost) -> B
         equal = np.interp(right[questions].mean(), quality[better], curve_cost)
         return float(costs[questions].mean() / equal)
 
-    return _bootstrapped(cost_ratio, len(right))
+    return bootstrapped(cost_ratio, len(right))
 
 
 def recovered_share(tally: Tally, low: Tally, high: Tally) -> BootstrapEstimate:
@@ -162,7 +161,7 @@ def recovered_share(tally: Tally, low: Tally, high: Tally) -> BootstrapEstimate:
         n_lost = lost[questions].sum()
         return float(gained[questions].sum() / n_lost) if n_lost > 0 else float("inf")
 
-    return _bootstrapped(share, len(lost))
+    return bootstrapped(share, len(lost))
 
 
 def _right(tally: Tally) -> Float[np.ndarray, " n"]:
@@ -178,8 +177,12 @@ def _require_same_questions(tallies: Sequence[Tally], cost: Cost) -> None:
     )
 
 
-def _bootstrapped(statistic: Callable[[Int[np.ndarray, " n"]], float], n: int) -> BootstrapEstimate:
+def bootstrapped(
+    statistic: Callable[[Int[np.ndarray, " n"]], float], n: int, resamples: int = 2000
+) -> BootstrapEstimate:
+    """Returns a statistic of `n` questions, which gets their indices, and its 95 % interval over
+    questions that are drawn with replacement; the draws depend only on the two numbers."""
     rng = np.random.default_rng(0)
-    resampled = [statistic(rng.integers(n, size=n)) for _ in range(_RESAMPLES)]
+    resampled = [statistic(rng.integers(n, size=n)) for _ in range(resamples)]
     low, high = np.quantile(resampled, [0.025, 0.975])
     return BootstrapEstimate(statistic(np.arange(n)), Interval(float(low), float(high)))

@@ -69,6 +69,12 @@ def test_bounds_hold_if_the_sets_are_too_many():
     assert (bounded.lower, bounded.upper) == (2, 3)
 
 
+def test_the_beam_drops_sets_that_get_stuck():
+    right = {frozenset(): [0, 1, 2], frozenset([0, 1]): [3], frozenset([0, 1, 3]): [2]}
+    found = schedule_of(lambda done: right.get(done, []), 4, beam=1, max_states=1)
+    assert (found.greedy, found.upper) == (None, 3)
+
+
 def test_positions_after_the_end_may_stay_masked():
     found = fewest_forwards(
         lambda sets: np.tile([True, True, False], (len(sets), 1)),
@@ -114,6 +120,7 @@ def test_the_schedule_decodes_the_sequential_answer(toy, cache):
     result = lj.generate(toy, [prompt], config.replace(rule=Scripted(plan=plan)))
     assert np.array_equal(result.generated[0], found.tokens)
     assert result.nfe[0] == found.upper
+    assert found.n_required == 12  # without an early stop
 
 
 @lj.rule

@@ -34,7 +34,7 @@ def test_the_curve_gives_up_the_longest_schedules_first():
     def schedule(upper, n_blocks):
         return SimpleNamespace(upper=upper, blocks=(None,) * n_blocks)
 
-    forwards, share = entry.frontier([schedule(5, 1), schedule(2, 1), schedule(2, 1)])
+    forwards, share = entry.frontier([schedule(5, 1), schedule(2, 1), schedule(2, 1)], "upper")
     assert share.tolist() == [0, 1 / 3, 2 / 3, 1]
     assert forwards.tolist() == [1, 4 / 3, 5 / 3, 3]
 
@@ -53,6 +53,7 @@ def test_tokens_have_a_kind(text, kind):
         ("regimes=[]", "regimes is empty; allowed: one or more"),
         ("regimes.0.task=sums", "task is 'sums'; allowed: choices"),
         ("regimes.0.items=0", "items is 0; allowed: 1 or more"),
+        ("samplers=[{name: nothing}]", "'nothing'; allowed: "),
     ],
 )
 def test_bad_input_is_named(override, message, tmp_path):

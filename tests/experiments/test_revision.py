@@ -1,6 +1,7 @@
 """`python -m experiments.revision`: ways to revise against a threshold of each task."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +38,20 @@ def test_the_predicted_cost_is_that_of_a_threshold_with_as_few_wrong_answers():
     assert equal == pytest.approx(30)
     assert entry.cost_of_wrong_share(0.3, [0.4, 0.4, 0.2], [10, 20, 40]) == pytest.approx(25)
     assert np.isfinite(entry.cost_of_wrong_share(0.0, [0.4, 0.2, 0.1], [10, 20, 40]))
+
+
+def test_predictions_are_compared_with_the_costs_of_known_tasks():
+    def point(new, measured, predicted, width=0.0):
+        task = SimpleNamespace(new=new)
+        interval = (measured - width, measured + width)
+        return entry.Point(task, "way", measured, interval, predicted, [])
+
+    points = [point(False, 0.5, 0.6), point(True, 2.0, 1.5), point(True, 0.9, 1.1, width=0.2)]
+    rows = {row.name: row.value for row in entry._prediction_rows(points)}
+    assert rows["prediction/known/right"] == rows["prediction/new/clear/right"] == 1
+    assert rows["prediction/new/right"] == 0.5
+    assert rows["prediction/new/as_known/clear/right"] == 0  # it costs half on the known task
+    assert rows["prediction/known/error"] == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(

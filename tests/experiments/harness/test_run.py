@@ -43,6 +43,14 @@ def test_metrics_and_results(run, capsys):
     assert capsys.readouterr().out.splitlines()[1].split() == ["steps", "2", "steps", "measured"]
 
 
+def test_rows_about_another_model_keep_its_fingerprint(run):
+    run.begin()
+    run.fingerprint = "one"
+    run.finish([ROW, ResultRow("steps", 3, "steps", fingerprint="other")])
+    rows = json.loads((run.folder / "results.json").read_text())
+    assert [row["fingerprint"] for row in rows] == ["one", "other"]
+
+
 def test_nan_in_json_is_an_error(run):
     run.begin()
     with pytest.raises(ValueError, match="not JSON compliant"):
