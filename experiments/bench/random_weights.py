@@ -35,7 +35,8 @@ class RandomWeights:
     of the initialisation. A seed gives the same numbers in any order of reads."""
 
     def __init__(self, config: ModelConfig, quant: Quant, seed: int = 0):
-        self._specs, self._quant, self._seed = named_specs(config), quant, seed
+        self._quant: Quant = quant
+        self._specs, self._seed = named_specs(config), seed
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         spec, is_float = self._specs[name], self._quant == "float32"
@@ -48,7 +49,8 @@ class RandomWeights:
                 yield numbers if is_float else numbers.astype(ml_dtypes.bfloat16)
             else:
                 stored = storage_spec(name, spec.shape, self._quant)
-                yield quantize(numbers, stored.bits, stored.group or shape[-1])
+                group = stored.group or shape[-1]
+                yield quantize(numbers, stored.bits, group)  # pyright: ignore[reportArgumentType]
 
 
 def export_random(folder: Path, config: ModelConfig, settings: ExportConfig) -> Manifest:

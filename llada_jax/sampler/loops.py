@@ -459,27 +459,30 @@ class HostRunner:
     def step(self, state: DecodeState) -> tuple[DecodeState, StepRecord, int, int]:
         """As `JaxRunner.step`."""
         spec, programs, params = self._spec, self._programs, self._params_read
-        if self._next is None or self._drafts:
-            state, self._next = programs.draft(spec, params, state, self._n_rows)
-        plan, numbers, keys, request, rows = self._next
+        planned = self._next
+        if planned is None or self._drafts:
+            state, planned = programs.draft(spec, params, state, self._n_rows)
+        plan, numbers, keys, request, rows = planned
         needed, queries, refreshes, _ = np.asarray(numbers)
         n_rows = _smallest(self._buckets, needed, "rows")
         refresh = self._start_refresh(state, plan) if refreshes else None
-        if n_rows != self._n_rows:
+        if rows is None or n_rows != self._n_rows:
             rows, self._n_rows = programs.rows(spec, state, plan, n_rows), n_rows
         out = self._denoiser.forward_rows(self._params, rows, state.cache)
         head = self._score(queries, self._states(out, plan), keys, request)
         # The worker has read the cache by then.
         refreshed = refresh and (refresh[0], *refresh[1].result())
-        state, record, self._next = programs.decide(
+        state, record, planned = programs.decide(
             spec, params, state, plan, rows, out, head, refreshed
         )
-        return state, record, n_rows, int(np.asarray(self._next.numbers)[-1])
+        self._next = planned
+        return state, record, n_rows, int(np.asarray(planned.numbers)[-1])
 
     def _states(self, out: RowsOut, plan: StepPlan) -> Hidden:
         """Returns the states that the head scores, as NumPy's array: it is sliced at once."""
         if self._guides:
-            return np.asarray(self._programs.states_at(self._spec, out.hidden, plan.query.row))
+            states = self._programs.states_at(self._spec, out.hidden, plan.query.row)
+            return np.asarray(states)  # pyright: ignore
         row = np.asarray(plan.query.row)
         return np.asarray(out.hidden)[np.arange(len(row))[:, None], row]  # pyright: ignore
 

@@ -1,13 +1,13 @@
 """Policy gradients for decoders: reconstructs the canvases of a run, and applies GRPO to them.
 
-A forward pass draws a token for each mask of its block. It commits those whose confidence reaches a
-limit and draws the others again in the next pass. So the log-probability of a trajectory is the sum
-over its passes of the log-probabilities of the committed tokens, and of every other mask's
-log-probability of a token below the limit, which is how a model learns to wait. Replaying every
-pass gives it exactly (`trajectory_canvases`); d1 (arXiv 2504.12216) approximates the first part
-with a single canvas (`masked_answers`). GRPO (arXiv 2402.03300) normalises rewards within groups of
-answers to a prompt, and clips the probability ratio. There is no penalty on the distance from the
-initial policy here.
+A forward pass draws a token for each mask of its block. It commits the tokens whose confidence
+reaches a limit and draws the others again in the next pass. So the log-probability of a trajectory
+is the sum over its passes of the log-probabilities of the committed tokens, and of every other
+mask's log-probability of a token below the limit, which is how a model learns to wait. Replaying
+every pass gives it exactly (`trajectory_canvases`); d1 (arXiv 2504.12216) approximates the first
+part with a single canvas (`masked_answers`). GRPO (arXiv 2402.03300) normalises rewards within
+groups of answers to a prompt, and clips the probability ratio. There is no penalty on the distance
+from the initial policy here.
 """
 
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ def trajectory_canvases(trace: Trace, model: ModelConfig) -> Canvases:
     steps_and_rows = np.stack([trace.event_step[commits], trace.event_row[commits]])
     (step, row), canvas = np.unique(steps_and_rows, axis=1, return_inverse=True)
     # Every pass commits the best prediction, even if it is below the threshold.
-    limit = np.full(len(row), rule.threshold if isinstance(rule, Threshold) else np.inf)
+    limit = np.full(len(row), getattr(rule, "threshold", np.inf))
     np.minimum.at(limit, canvas, trace.event_confidence[commits])
     live, generated = _regions(trace)
     later = generated[row] & ((commit_step[row] >= step[:, None]) | (commit_step[row] < 0))

@@ -11,6 +11,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -171,6 +172,10 @@ def _units(device: str) -> str:
     return torch.backends.cpu.get_cpu_capability() + (", AMX" if amx else "")
 
 
+def _save_hidden(model: _Forwards, path: str, rows: int) -> None:
+    np.save(path, model.hidden(rows).float().numpy())
+
+
 def main(settings: str) -> None:
     """Builds a model, and answers requests."""
     options, clock = SimpleNamespace(**json.loads(settings)), LayerClock()
@@ -195,10 +200,9 @@ def main(settings: str) -> None:
             if options.device != "cpu":
                 torch.cuda.synchronize()
 
-        def hidden(rows: int) -> None:
-            np.save(options.hidden, model.hidden(rows).float().numpy())
-
-        works = {"forward": forward, "decode": decode, "hidden": hidden}
+        works = {"forward": forward, "decode": decode}
+        if isinstance(model, _Forwards):
+            works["hidden"] = partial(_save_hidden, model, options.hidden)
         source = "its own checkout" if options.checkout else options.kind
         about = f"PyTorch {torch.__version__}, {_units(options.device)}; {source}"
         answer_lines(about, clock, works)
