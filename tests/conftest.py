@@ -1,4 +1,4 @@
-"""What every test relies on: one platform, no promotion, repeatable examples, a compile cache."""
+"""What every test relies on: one platform, strict dtypes, repeatable examples, a compile cache."""
 
 import gc
 import os
@@ -36,7 +36,6 @@ PROGRAMS = ROOT / ".jax_cache"
 enable_compilation_cache(PROGRAMS)
 programs.MAX_MAPPINGS = 40_000  # since files share programs, which are compiled again once dropped
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Hydra copies the whole store for every configuration that it composes; nothing changes it there.
 ConfigStore.__deepcopy__ = lambda store, memo: store  # pyright: ignore
