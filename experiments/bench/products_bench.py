@@ -5,7 +5,7 @@ the other, on all cores; one round of LiteRT's is one graph.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,11 +36,14 @@ class ProductsBenchConfig:
         require_counts(self, "bytes")
 
 
-class _Matrices(dict[str, Any]):
+class _Matrices:
     """`Weights` of matrices by name."""
 
+    def __init__(self, matrices: Mapping[str, Sequence[Any]]) -> None:
+        self._matrices = matrices
+
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[QuantArray]:
-        yield QuantArray(*(array[start:stop] for array in self[name]))
+        yield QuantArray(*(array[start:stop] for array in self._matrices[name]))
 
 
 def time_products(config: ProductsBenchConfig, repeats: int) -> Iterator[ResultRow]:
@@ -55,7 +58,7 @@ def time_products(config: ProductsBenchConfig, repeats: int) -> Iterator[ResultR
         shape = (outputs, inputs)
         names = [f"matrix{i}" for i in range(max(1, config.bytes // (outputs * inputs)))]
         scale = np.full((outputs, 1), 1e-3, np.float32)
-        matrices = _Matrices({name: (_drawn(rng, shape), scale) for name in names})
+        matrices = {name: (_drawn(rng, shape), scale) for name in names}
         packed = [pack([[StoredPiece(*matrices[name])]], [shape]) for name in names]
 
         def function(weights: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +68,7 @@ def time_products(config: ProductsBenchConfig, repeats: int) -> Iterator[ResultR
             Step(f"rows{n}", function, dict.fromkeys(names, shape), {"hidden": (n, inputs)})
             for n in config.rows
         ]
-        executables = LiteRT("int8").compile(steps, matrices)
+        executables = LiteRT("int8").compile(steps, _Matrices(matrices))
         for n in config.rows:
             x = aligned_floats(n, inputs)
             x[:] = rng.standard_normal(x.shape)

@@ -8,6 +8,8 @@ may be absent.
 
 import re
 from collections.abc import Callable
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, NamedTuple, Protocol, get_args
@@ -19,13 +21,23 @@ Prompts = Literal["plain", "train", "held_out", "few_shot", "lm_eval"]
 examples; and the wording of the task's counterpart in conf/lm_eval."""
 Message = dict[str, str]
 
-WORDINGS: Any = read_yaml(Path(__file__).with_suffix(".yaml"))
 _PLAIN = "{question}"
 # Shares of training prompts: solved examples, random words as the instruction, lm-eval's wording.
 EXAMPLES_SHARE, NOISE_SHARE, LM_EVAL_SHARE = 0.12, 0.25, 0.08
 _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"  # frequent ones first
-_TEXTS = [text for texts in WORDINGS["instructions"]["train"].values() for text in texts]
-_WORDS = sorted({word for text in _TEXTS for word in text.split() if "{" not in word})
+
+
+@cache
+def wordings() -> Any:
+    """Returns the content of `prompts.yaml`, read once."""
+    return read_yaml(Path(__file__).with_suffix(".yaml"))
+
+
+@cache
+def _words() -> list[str]:
+    """Returns the words of all instructions of training."""
+    texts = chain(*wordings()["instructions"]["train"].values())
+    return sorted({word for text in texts for word in text.split() if "{" not in word})
 
 
 class Solved(Protocol):
@@ -54,7 +66,7 @@ class _Wording(NamedTuple):
 def ways_to_ask(task: str) -> tuple[str, ...]:
     """Returns the values of `Prompts` for a task; a custom task has no examples and no counterpart
     in lm-eval."""
-    lists = {"few_shot": WORDINGS["examples"], "lm_eval": WORDINGS["lm_eval"]}
+    lists = {"few_shot": wordings()["examples"], "lm_eval": wordings()["lm_eval"]}
     return tuple(way for way in get_args(Prompts) if task in lists.get(way, [task]))
 
 
@@ -63,14 +75,14 @@ def chat_of(
 ) -> list[Message]:
     """Returns a chat that asks a question in one of `ways_to_ask(task)`; `rng` chooses the wording
     and `example` draws a solved question of the task."""
-    if prompts == "train" and task in WORDINGS["lm_eval"] and rng.random() < LM_EVAL_SHARE:
+    if prompts == "train" and task in wordings()["lm_eval"] and rng.random() < LM_EVAL_SHARE:
         prompts = "lm_eval"
     if prompts == "plain":
         return [_user(question)]
     if prompts == "lm_eval":
-        return [_user(_filled(WORDINGS["lm_eval"][task], question))]
+        return [_user(_filled(wordings()["lm_eval"][task], question))]
     wording = _draw_wording("train" if prompts == "train" else "held_out", task, rng)
-    most = WORDINGS["examples"].get(task, 0)
+    most = wordings()["examples"].get(task, 0)
     is_solved = prompts == "few_shot" or (prompts == "train" and rng.random() < EXAMPLES_SHARE)
     if most == 0 or not is_solved:
         return [_user(wording.prompt(question))]
@@ -91,11 +103,11 @@ def chat_of(
 def _draw_wording(part: str, task: str, rng: Random) -> _Wording:
     """Draws an instruction, a label or both. Instructions for the task are twice as likely as those
     for all tasks."""
-    instructions = WORDINGS["instructions"][part]
+    instructions = wordings()["instructions"][part]
     instruction = rng.choice(instructions["all"] + 2 * instructions.get(task, []))
     if part == "train" and rng.random() < NOISE_SHARE:
         instruction = _noise(rng)
-    label, kind = rng.choice(WORDINGS["labels"][part]), rng.random()
+    label, kind = rng.choice(wordings()["labels"][part]), rng.random()
     if kind < 0.4:
         return _Wording(instruction, _PLAIN)
     return _Wording(_PLAIN if kind < 0.6 else instruction, label)
@@ -107,7 +119,7 @@ def _noise(rng: Random) -> str:
     words = [
         "".join(rng.choices(_LETTERS, range(26, 0, -1), k=rng.randint(2, 9)))
         if rng.random() < 0.5
-        else rng.choice(_WORDS)
+        else rng.choice(_words())
         for _ in range(rng.randint(2, 12))
     ]
     text = " ".join(words).capitalize() + rng.choice(".:!?")

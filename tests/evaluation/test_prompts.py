@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from llada_jax.config_files import read_yaml
-from llada_jax.evaluation.prompts import WORDINGS, chat_of, ways_to_ask
+from llada_jax.evaluation.prompts import chat_of, ways_to_ask, wordings
 from llada_jax.evaluation.task import Item, Task, TaskItems, split_of
 from llada_jax.evaluation.tasks import load_task, task_names
 
@@ -18,9 +18,9 @@ PART = re.compile(r"\{\w+\}")
 
 def templates(part: str) -> list[str]:
     """All wordings of a part, with training's wordings from lm-eval."""
-    lists = [WORDINGS["labels"][part], *WORDINGS["instructions"][part].values()]
+    lists = [wordings()["labels"][part], *wordings()["instructions"][part].values()]
     return [text for texts in lists for text in texts] + (
-        list(WORDINGS["lm_eval"].values()) if part == "train" else []
+        list(wordings()["lm_eval"].values()) if part == "train" else []
     )
 
 
@@ -57,7 +57,7 @@ def test_training_draws_no_held_out_wording():
 @pytest.mark.parametrize("task", task_names())
 def test_every_task_has_wordings_of_its_own_in_both_parts(task):
     for part, least in (("train", 20), ("held_out", 8)):
-        texts = WORDINGS["instructions"][part]
+        texts = wordings()["instructions"][part]
         assert len(texts[task]) >= 2 and len(texts["all"] + texts[task]) >= least
 
 
