@@ -63,7 +63,7 @@ class Regime:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """A sampler, of which lengths, cache and early stop are the regime's."""
+    """A sampler. The regime sets lengths, cache and early stop."""
 
     name: str
     sampler: SamplerConfig | None = None
@@ -133,7 +133,7 @@ def compare(config: OracleConfig, run: Run) -> None:
 
 
 def fitting_items(model: lj.Model, regime: Regime, seed: int) -> list[Item]:
-    """Returns the first different test items whose worked answer and end fit the canvas."""
+    """Returns the first different test items, those that fit the canvas with their end token."""
     encode, task, items = tokenizer_of(model).encode, load_task(regime.task), {}
     for item in task.items(seed, "test", difficulty=regime.difficulty):
         if len(encode(item.answer)) < regime.gen_length:

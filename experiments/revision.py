@@ -61,7 +61,7 @@ class TaskCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A sampler, of which lengths, cache and early stop are set by the verb."""
+    """A sampler. The verb sets lengths, cache and early stop."""
 
     name: str
     commits_at: float
