@@ -6,7 +6,7 @@ PYTHON_VERSIONS ?= 3.13 3.12 3.11
 WORKERS ?= 2
 ARGS ?=
 # Traced code of every package, which XLA optimizes in `test-optimized`; that takes twice the time.
-# JAX refuses to promote ranks there.
+# JAX refuses to promote ranks and dtypes there, in processes that tests start as well.
 OPTIMIZED_TESTS ?= tests/api/test_decoding.py tests/backend/test_lower.py \
   tests/constraint/test_reach.py tests/evaluation/test_likelihood.py \
   tests/model/test_goldens.py tests/model/test_head.py tests/model/test_layers.py \
@@ -36,8 +36,8 @@ FIND_PYTHON = python="$(PYTHON)"; test -n "$$python" || { \
   echo "no Python of $(PYTHON_VERSIONS) with venv and pip here; set PYTHON=/path/to/python" >&2; \
   exit 1; }
 
-.PHONY: demo smollm2 test test-optimized test-slow fuzz docs lint format typecheck bench which-python \
-  clean
+.PHONY: demo smollm2 test test-optimized test-slow fuzz docs lint format typecheck bench \
+  which-python clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m experiments.generate $(ARGS)
@@ -50,7 +50,8 @@ test: $(VENV)/.test
 	$(PYTEST) $(ARGS)
 
 test-optimized: $(VENV)/.test
-	XLA_FLAGS= JAX_NUMPY_RANK_PROMOTION=raise $(PYTEST) $(OPTIMIZED_TESTS) $(ARGS)
+	XLA_FLAGS= JAX_NUMPY_RANK_PROMOTION=raise JAX_NUMPY_DTYPE_PROMOTION=strict \
+	  $(PYTEST) $(OPTIMIZED_TESTS) $(ARGS)
 
 test-slow: $(VENV)/.test
 	$(PYTEST) -m slow $(ARGS)

@@ -114,12 +114,10 @@ def scores_of(
     task: Task, items: Sequence[Item], texts: Sequence[str]
 ) -> dict[str, Float[np.ndarray, " N"]]:
     """Returns whether each answer is right (1 or 0), and in every word if the task can tell."""
-    pairs = list(zip(items, texts, strict=True))
-    exact = np.array([task.verify(item, text) for item, text in pairs], np.float32)
-    if task.strict is None:
-        return {"exact_match": exact}
-    every_word = np.array([task.strict(item, text) for item, text in pairs], np.float32)
-    return {"exact_match": exact, "strict_match": exact * every_word}
+    grades = [task.grade(item, text) for item, text in zip(items, texts, strict=True)]
+    names = ("exact_match", "strict_match")
+    scores = zip(names, zip(*grades, strict=True), strict=True)
+    return {name: np.array(each, np.float32) for name, each in scores if each[0] is not None}
 
 
 def _rows(before: Evaluation, after: Evaluation, items: int) -> Iterator[ResultRow]:

@@ -211,7 +211,7 @@ def graded(
         if len(kept) == len(batch.generations):
             timed.append(batch)
     answers = [g for batch in batches for g in batch.generations]
-    right = {g.index: task.verify(g.item, g.text) for g in answers}
-    check = task.strict
-    strict = {g.index: right[g.index] and check(g.item, g.text) for g in answers} if check else {}
+    grades = {g.index: task.grade(g.item, g.text) for g in answers}
+    right = {index: is_right for index, (is_right, _) in grades.items()}
+    strict = {index: each for index, (_, each) in grades.items() if each is not None}
     return Evaluation(store, tuple(batches), right, tuple(timed), strict)

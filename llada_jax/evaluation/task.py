@@ -125,6 +125,12 @@ class Task:
             item = draw(rng, difficulty, owns)
         return item
 
+    def grade(self, item: Item, text: str) -> tuple[bool, bool | None]:
+        """Tells whether a text answers an item, and whether it also is right in every word; None if
+        the task has no such check."""
+        right = self.verify(item, text)
+        return right, None if self.strict is None else right and self.strict(item, text)
+
     def chat(
         self, question: str, prompts: Prompts, rng: Random, difficulty: int | None = None
     ) -> list[Message]:
