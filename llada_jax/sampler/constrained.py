@@ -107,17 +107,21 @@ def commit_forced(spec: StepSpec, state: DecodeState) -> DecodeState:
 
 
 def hold_to_text(
-    grammar: Grammar, before: DecodeState, after: DecodeState, scores: StepScores
+    spec: StepSpec, before: DecodeState, after: DecodeState, raw: StepScores | None
 ) -> DecodeState:
     """Projects a decision onto one allowed text, the one that keeps most of its tokens.
 
+    `raw` are the scores without the constraint, or None if the decision only commits predictions:
+    these are already of one text, and the tokens that they leave no alternative are committed, too.
     If the text has another token than the decision, a replaced token is restored; a committed mask
     gets the text's token, or stays a mask if this forward did not score it. Positions that were
     masked again stay masks.
     """
-    was_free, text, classes = _free(before), before.constraint, scores.classes
-    scored = scores.here.token >= 0
-    assert text is not None and classes is not None
+    if raw is None:
+        return commit_forced(spec, after)
+    was_free, text, classes = _free(before), before.constraint, raw.classes
+    scored, grammar = raw.here.token >= 0, spec.grammar
+    assert grammar is not None and text is not None and classes is not None
     changed = ~_free(after) & (was_free | (before.tokens != after.tokens))
     kinds = jnp.arange(grammar.n_classes, dtype=jnp.int32)[None, None, :]
     wanted = (kinds == grammar.class_of[after.tokens][..., None]) & changed[..., None]

@@ -276,11 +276,6 @@ def _score_texts(
     return state, denoised.counts, constrain_scores(spec, state, raw), raw
 
 
-def _hold_to_text(spec: StepSpec, *arguments: Any) -> DecodeState:
-    assert spec.grammar is not None
-    return hold_to_text(spec.grammar, *arguments)
-
-
 def _finish_and_plan(
     spec: StepSpec, *arguments: Any
 ) -> tuple[DecodeState, StepRecord, StepPlan, Int[Array, " 4"]]:
@@ -308,7 +303,7 @@ def _text_programs(denoiser: Denoiser, spec: Any, *shape: Any) -> Any:
     return SimpleNamespace(
         score=program(partial(_score_texts, denoiser), spec),
         commit_forced=program(commit_forced, spec),
-        hold_to_text=program(_hold_to_text, spec),
+        hold_to_text=program(hold_to_text, spec),
         finish=program(_finish_and_plan, spec),
     )
 
@@ -366,10 +361,10 @@ class TextRunner:
         texts, programs, spec = self._texts, self._programs, self._text_spec
         state, counts, scores, raw = texts.score(spec, self._head_params, state, plan, result)
         decided = programs.apply_rule(self._spec, state, scores)
-        if decided.strays is None:
-            revised = texts.commit_forced(spec, decided.state)
-            return programs.finish(self._spec, state, revised, counts, scores)
+        raw = None if decided.strays is None else raw
         revised = texts.hold_to_text(spec, state, decided.state, raw)
+        if raw is None:
+            return programs.finish(self._spec, state, revised, counts, scores)
         return texts.finish(spec, state, revised, counts, scores, raw)
 
 
