@@ -91,7 +91,7 @@ def test_a_gguf_file_with_a_tokenizer_next_to_it(tmp_path: Path) -> None:
 
 
 def test_an_unknown_source_is_refused(tmp_path: Path) -> None:
-    bundled = r"\('small', 'tiny', 'tiny_moe'\)"
+    bundled = r"\('small', 'tiny', 'tiny_moe', 'varied'\)"
     names = rf"{bundled}, 'smollm2', 'smollm2-draft'"
     allowed = rf"allowed: a bundled model {names}, a folder with config\.json, a "
     with pytest.raises(FileNotFoundError, match=rf"no model at 'GSAI/LLaDA'; {allowed}"):
