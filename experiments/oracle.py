@@ -271,10 +271,13 @@ def figure_of(panels: Mapping[str, tuple[list[Schedule], dict[str, Decoded]]]) -
         points = {key: (one.forwards.mean(), one.equal.mean()) for key, one in decoded.items()}
         line = sorted(point for key, point in points.items() if key.startswith("threshold"))
         axis.plot(*zip(*line, strict=True), "o-", markersize=3, label="thresholds")
-        for key, point in points.items():
-            if not key.startswith("threshold"):
-                axis.plot(*point, "s", markersize=3, color="tab:red")
-                axis.annotate(key, point, fontsize=5, xytext=(2, 2), textcoords="offset points")
+        others = {point: key for key, point in points.items() if not key.startswith("threshold")}
+        named: list[tuple[float, float]] = []
+        for point, key in sorted(others.items()):  # the cheapest first
+            axis.plot(*point, "s", markersize=3, color="tab:red")
+            if not any(_overlap(point, other) for other in named):
+                axis.annotate(key, point, fontsize=6, xytext=(2, 3), textcoords="offset points")
+                named.append(point)
         axis.set(title=name, xlabel="forwards per answer", xscale="log")
         axis.grid(color="0.9")
     for unused in axes.flat[len(panels) :]:
@@ -283,6 +286,11 @@ def figure_of(panels: Mapping[str, tuple[list[Schedule], dict[str, Decoded]]]) -
         axis.set_ylabel("share of answers equal to the sequential one")
     axes[0, 0].legend(loc="lower right", fontsize="small")
     return figure
+
+
+def _overlap(point: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Returns whether names beside two points (forwards, share of answers) would overlap."""
+    return abs(np.log10(point[0] / other[0])) < 0.3 and abs(point[1] - other[1]) < 0.03
 
 
 main = entry_point("oracle", compare, OracleConfig)
