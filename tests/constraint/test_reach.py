@@ -1,6 +1,8 @@
 """The texts that a canvas may become equal an enumeration."""
 
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -118,8 +120,9 @@ def board(tokens: np.ndarray, placed: TextSpans) -> DecodeState:
 
 @jax.jit
 def held_tokens(grammar, before, after, classes, scored):
+    spec: Any = SimpleNamespace(grammar=grammar)  # all that is read of it
     here = Scores(jnp.where(scored, 0, -1), *[scored] * 3)
-    return hold_to_text(grammar, before, after, StepScores(here, scored, classes=classes)).tokens
+    return hold_to_text(spec, before, after, StepScores(here, scored, classes=classes)).tokens
 
 
 def _held(case: Case, after: np.ndarray) -> np.ndarray:
