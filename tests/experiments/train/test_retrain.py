@@ -34,11 +34,15 @@ def goes_alike(rows: list[Compared]) -> bool:
 
 
 def trainings():
-    """The trainings of every bundled model and of its parent."""
+    """The trainings of every bundled model and of its parents, each once."""
+    seen = []
     for name in bundled_names():
         folder = model_path(name)
         stated = zip(stated_trainings(folder), stated_logs(folder), strict=True)
         for place, (training, log) in enumerate(stated):
+            if training in seen:
+                continue
+            seen.append(training)
             yield pytest.param(folder, training, log, id=f"{name}-{'parent' if place else 'own'}")
 
 
