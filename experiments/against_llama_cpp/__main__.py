@@ -39,7 +39,7 @@ from experiments.bench.peak import instruction_sets
 from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
-from experiments.harness.timers import spread, times_in_turns
+from experiments.harness.timers import in_turns, spread
 from experiments.train_draft.answers import SPLITS, drawn_prompts
 from llada_jax.checkpoint import model_path
 from llada_jax.config import require, require_counts
@@ -303,8 +303,8 @@ def compare_speed(
         for preset in config.presets:
             sampler = config.sampler(preset)
             add(f"{variant}/{preset}", partial(ours.answers, prompts, sampler, 1))
-    tokens = {name: float(call()) for name, call in calls.items()}
-    seconds = times_in_turns(calls, config.repeats)
+    tokens, timings = in_turns(calls, config.repeats)
+    seconds = {name: [took.seconds for took in rounds] for name, rounds in timings.items()}
     first = next(iter(calls))
     for name, times in seconds.items():
         yield from spread(f"speed/{name}", [tokens[name] / time for time in times], "tokens/s")
