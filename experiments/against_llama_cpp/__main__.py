@@ -39,7 +39,7 @@ from experiments.bench.peak import instruction_sets
 from experiments.harness.questions import prompts_of, tokenizer_of
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
-from experiments.harness.timers import in_turns, spread
+from experiments.harness.timers import in_turns, spread, wall_times
 from experiments.train_draft.answers import SPLITS, drawn_prompts
 from llada_jax.checkpoint import model_path
 from llada_jax.config import require, require_counts
@@ -304,7 +304,7 @@ def compare_speed(
             sampler = config.sampler(preset)
             add(f"{variant}/{preset}", partial(ours.answers, prompts, sampler, 1))
     tokens, timings = in_turns(calls, config.repeats)
-    seconds = {name: [took.seconds for took in rounds] for name, rounds in timings.items()}
+    seconds = wall_times(timings)
     first = next(iter(calls))
     for name, times in seconds.items():
         yield from spread(f"speed/{name}", [tokens[name] / time for time in times], "tokens/s")

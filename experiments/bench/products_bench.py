@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.bench.peak import instruction_sets
 from experiments.harness.results import ResultRow
-from experiments.harness.timers import in_turns, spread
+from experiments.harness.timers import spread, times_in_turns
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.protocol import Step
 from llada_jax.backend.resources import available_cores
@@ -76,8 +76,7 @@ def time_products(config: ProductsBenchConfig, repeats: int) -> Iterator[ResultR
 
             litert = partial(executables[f"rows{n}"].run, {"hidden": x})
             native = partial(_multiply_all, multiply, x, packed, outs)
-            _, times = in_turns({"litert": litert, "native": native}, repeats)
-            seconds = {way: [t.seconds for t in took] for way, took in times.items()}
+            seconds = times_in_turns({"litert": litert, "native": native}, repeats)
             size, name = len(names) * outputs * inputs, f"products/{outputs}x{inputs}/rows{n}"
             for way, took in seconds.items():
                 yield from spread(f"{name}/{way}", [size / t / 1e9 for t in took], "GB/s")

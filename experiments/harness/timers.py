@@ -58,7 +58,11 @@ def times_in_turns(
     candidates: Mapping[str, Callable[[], Any]], repeats: int
 ) -> dict[str, list[float]]:
     """Returns the wall times of each candidate in seconds, measured by `in_turns`."""
-    _, times = in_turns(candidates, repeats)
+    return wall_times(in_turns(candidates, repeats)[1])
+
+
+def wall_times(times: Mapping[str, Sequence[Timing]]) -> dict[str, list[float]]:
+    """Returns the wall times in seconds of what `in_turns` measured."""
     return {name: [took.seconds for took in rounds] for name, rounds in times.items()}
 
 
