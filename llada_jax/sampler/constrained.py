@@ -87,7 +87,7 @@ def constrain_scores(spec: StepSpec, state: DecodeState, step: StepScores) -> St
 def commit_forced(spec: StepSpec, state: DecodeState) -> DecodeState:
     """Commits the tokens without an alternative, if confidence is measured over allowed tokens.
 
-    No forward could predict anything else there.
+    No forward could predict anything else there. All tokens of `state` are of one allowed text.
     """
     grammar, text = spec.grammar, state.constraint
     assert grammar is not None and text is not None
@@ -107,18 +107,14 @@ def commit_forced(spec: StepSpec, state: DecodeState) -> DecodeState:
 
 
 def hold_to_text(
-    spec: StepSpec, before: DecodeState, after: DecodeState, raw: StepScores | None
+    spec: StepSpec, before: DecodeState, after: DecodeState, raw: StepScores
 ) -> DecodeState:
     """Projects a decision onto one allowed text, the one that keeps most of its tokens.
 
-    `raw` are the scores without the constraint, or None if the decision only commits predictions:
-    these are already of one text, and the tokens that they leave no alternative are committed, too.
-    If the text has another token than the decision, a replaced token is restored; a committed mask
-    gets the text's token, or stays a mask if this forward did not score it. Positions that were
-    masked again stay masks.
+    `raw` are the scores without the constraint. If the text has another token than the decision, a
+    replaced token is restored; a committed mask gets the text's token, or stays a mask if this
+    forward did not score it. Positions that were masked again stay masks.
     """
-    if raw is None:
-        return commit_forced(spec, after)
     was_free, text, classes = _free(before), before.constraint, raw.classes
     scored, grammar = raw.here.token >= 0, spec.grammar
     assert grammar is not None and text is not None and classes is not None

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from llada_jax.sampler.constrained import constrain_scores, hold_to_text
+from llada_jax.sampler.constrained import commit_forced, constrain_scores, hold_to_text
 from llada_jax.sampler.observe import (
     completed,
     keep_drafts,
@@ -50,9 +50,11 @@ def decide(
         return finish_step(spec, state, decided.state, counts, scores)
     constrained = constrain_scores(spec, state, scores)
     decided = apply_rule(spec, state, constrained)
-    raw = None if decided.strays is None else scores
-    revised = hold_to_text(spec, state, decided.state, raw)
-    return finish_step(spec, state, revised, counts, constrained, raw)
+    if decided.strays is None:
+        revised = commit_forced(spec, decided.state)
+        return finish_step(spec, state, revised, counts, constrained)
+    revised = hold_to_text(spec, state, decided.state, scores)
+    return finish_step(spec, state, revised, counts, constrained, scores)
 
 
 def apply_rule(spec: StepSpec, state: DecodeState, scores: StepScores) -> Decided:

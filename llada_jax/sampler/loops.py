@@ -16,7 +16,7 @@ from jaxtyping import Array, Int
 
 from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.programs import kept, own_jit
-from llada_jax.sampler.constrained import constrain_scores, hold_to_text
+from llada_jax.sampler.constrained import commit_forced, constrain_scores, hold_to_text
 from llada_jax.sampler.decide import apply_rule, decide, finish_step, skip_finished
 from llada_jax.sampler.drafting import with_drafts
 from llada_jax.sampler.plan import StepPlan, guide, plan_rows, step_rows
@@ -302,6 +302,7 @@ def _text_programs(denoiser: Denoiser, spec: Any, *shape: Any) -> Any:
     program = partial(_program, rounds=isinstance(denoiser, MeshDenoiser))
     return SimpleNamespace(
         score=program(partial(_score_texts, denoiser), spec),
+        commit_forced=program(commit_forced, spec),
         hold_to_text=program(hold_to_text, spec),
         finish=program(_finish_and_plan, spec),
     )
@@ -334,7 +335,7 @@ class TextRunner:
     def start(self, state: DecodeState) -> DecodeState:
         """Returns the state before the first forward, with the tokens committed that need none."""
         cache, state = _without_cache(state)
-        state = self._texts.hold_to_text(self._text_spec, state, state, None)
+        state = self._texts.commit_forced(self._text_spec, state)
         return self._programs.skip_finished(self._spec, state)._replace(cache=cache)
 
     def step(self, state: DecodeState) -> tuple[DecodeState, StepRecord, int, int]:
@@ -360,10 +361,10 @@ class TextRunner:
         texts, programs, spec = self._texts, self._programs, self._text_spec
         state, counts, scores, raw = texts.score(spec, self._head_params, state, plan, result)
         decided = programs.apply_rule(self._spec, state, scores)
-        raw = None if decided.strays is None else raw
-        revised = texts.hold_to_text(spec, state, decided.state, raw)
-        if raw is None:
+        if decided.strays is None:
+            revised = texts.commit_forced(spec, decided.state)
             return programs.finish(self._spec, state, revised, counts, scores)
+        revised = texts.hold_to_text(spec, state, decided.state, raw)
         return texts.finish(spec, state, revised, counts, scores, raw)
 
 
