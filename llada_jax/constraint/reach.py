@@ -6,12 +6,13 @@ gives the text with the highest sum of values. After the last position that is f
 only the minimum distance to an end of the text matters, so those positions cost nothing.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.constraint.automaton import DEAD
@@ -37,6 +38,13 @@ class Grammar:
     @property
     def n_classes(self) -> int:
         return self.transitions.shape[2]
+
+    def without_tables(self) -> "Grammar":
+        """Returns the classes alone, whose sizes do not depend on the numbers of patterns, states
+        and pairs."""
+        none = {name: np.zeros((0, 0), np.int32) for name in ("distance", "sources", "targets")}
+        none |= {"transitions": np.zeros((0, 0, self.n_classes), np.int32)}
+        return replace(self, start=np.zeros(0, np.int32), **none)
 
 
 class TextSpans(NamedTuple):

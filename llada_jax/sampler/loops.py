@@ -262,18 +262,17 @@ def _forward(
     return runner.forward(spec, params, state._replace(cache=cache), plan, n_rows)
 
 
-def _score_texts(
+def _score_classes(
     denoiser: Denoiser,
     spec: StepSpec,
     params: Params,
     state: DecodeState,
     plan: StepPlan,
     result: RowsResult,
-) -> tuple[DecodeState, StepCounts, StepScores, StepScores]:
-    """Returns the scores of a constraint's texts, and the scores without it."""
+) -> tuple[DecodeState, StepCounts, StepScores]:
+    """Returns the state and the scores of a forward, without the constraint."""
     state, denoised = absorb(spec, state, plan, result)
-    raw = TracedRunner(denoiser, ()).score(spec, params, denoised)
-    return state, denoised.counts, constrain_scores(spec, state, raw), raw
+    return state, denoised.counts, TracedRunner(denoiser, ()).score(spec, params, denoised)
 
 
 def _finish_and_plan(
@@ -297,11 +296,18 @@ def _plain_programs(denoiser: Denoiser, spec: Any, *shape: Any) -> Any:
 
 
 @kept
+def _class_program(denoiser: Denoiser, spec: Any, *shape: Any) -> Any:
+    """Returns the program of `TextRunner` that scores classes of tokens, for one shape."""
+    rounds = isinstance(denoiser, MeshDenoiser)
+    return _program(partial(_score_classes, denoiser), spec, rounds=rounds)
+
+
+@kept
 def _text_programs(denoiser: Denoiser, spec: Any, *shape: Any) -> Any:
     """Returns the programs of `TextRunner` that read a constraint of one size, for one shape."""
     program = partial(_program, rounds=isinstance(denoiser, MeshDenoiser))
     return SimpleNamespace(
-        score=program(partial(_score_texts, denoiser), spec),
+        constrain=program(constrain_scores, spec),
         commit_forced=program(commit_forced, spec),
         hold_to_text=program(hold_to_text, spec),
         finish=program(_finish_and_plan, spec),
@@ -317,15 +323,20 @@ class TextRunner:
     """Runs steps under a constraint from Python, in several programs.
 
     XLA compiles a program again for each size of a constraint's tables, and most of its time goes
-    to the forwards. So only the programs that read the tables depend on their size, and a forward
-    is compiled once for each bucket that occurs.
+    to the forwards and the head. So only the programs that read the tables depend on their size,
+    the head depends on the number of classes, and a forward is compiled once for each bucket that
+    occurs.
     """
 
     def __init__(self, decoding: Decoding, shape: tuple[int, ...]) -> None:
         spec, denoiser, params = decoding.spec, decoding.denoiser, decoding.params
+        assert spec.grammar is not None
         self._spec, structure = jax.tree.flatten(replace(spec, grammar=None))
         self._text_spec, text_structure = jax.tree.flatten(spec)
+        classes = replace(spec, grammar=spec.grammar.without_tables())
+        self._class_spec, class_structure = jax.tree.flatten(classes)
         self._programs = _plain_programs(denoiser, structure, shape)
+        self._score = _class_program(denoiser, class_structure, shape)
         self._texts = _text_programs(denoiser, text_structure, shape)
         self._buckets = decoding.buckets
         self._params, self._head_params = params, denoiser.head_params(params)
@@ -359,7 +370,8 @@ class TextRunner:
     ) -> tuple[DecodeState, StepRecord, StepPlan, Int[Array, " 4"]]:
         """Scores and decides a step, and plans the next one."""
         texts, programs, spec = self._texts, self._programs, self._text_spec
-        state, counts, scores, raw = texts.score(spec, self._head_params, state, plan, result)
+        state, counts, raw = self._score(self._class_spec, self._head_params, state, plan, result)
+        scores = texts.constrain(spec, state, raw)
         decided = programs.apply_rule(self._spec, state, scores)
         if decided.strays is None:
             revised = texts.commit_forced(spec, decided.state)

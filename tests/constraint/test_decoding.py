@@ -106,8 +106,8 @@ def test_every_rule_and_window_gives_texts_of_the_constraint(name, confidence):
     assert not (result.tokens == MASK).any()
 
 
-def test_a_larger_pattern_compiles_no_further_forward():
-    """Only the head and the search for texts are compiled for the size of a constraint's tables."""
+def test_a_larger_pattern_compiles_no_further_forward_or_head():
+    """Only the search for texts is compiled for the size of a constraint's tables."""
     lines = range(20)  # of 15 states, one for each first letter
     after = {(0, chr(ord("A") + line)): 2 + 15 * line for line in lines}
     after |= {(2 + 15 * line + k, "A"): 3 + 15 * line + k for line in lines for k in range(14)}
@@ -117,10 +117,15 @@ def test_a_larger_pattern_compiles_no_further_forward():
     toy, traced = toy_denoiser(config), []
 
     def forward_rows(salt, rows, cache):
-        traced.append(rows.tokens.shape[1])
+        traced.append(("forward", rows.tokens.shape[1]))
         return toy.forward_rows(salt, rows, cache)
 
-    denoiser, sizes, buckets = replace(toy, forward_rows=forward_rows), set(), []
+    def measure_rows(salt, hidden, *arguments):
+        traced.append(("head", hidden.shape[1]))
+        return toy.measure_rows(salt, hidden, *arguments)
+
+    denoiser = replace(toy, forward_rows=forward_rows, measure_rows=measure_rows)
+    sizes, buckets = set(), []
     for automaton in (FEW, many):
         constraint = texts(automaton)
         sizes.add(grammar_of(constraint, ENDS).transitions.shape)
@@ -129,6 +134,7 @@ def test_a_larger_pattern_compiles_no_further_forward():
         assert accepts(automaton, result.generated[0])
         buckets.append({*result.trace.rows.tolist()})
     assert len(sizes) == 2 and buckets[0] & buckets[1]
+    assert {part for part, _ in traced} == {"forward", "head"}
     assert sorted(traced) == sorted(set(traced))
 
 
