@@ -355,8 +355,21 @@ def mix_heads(
 
 def feed_forward(x: Float[Array, "*rows D"], weights: FeedForward) -> Float[Array, "*rows D"]:
     """Applies SwiGLU."""
-    gate = jax.nn.silu(linear(x, weights.gate))
+    gate = jax.nn.silu(_stored_gradient(linear(x, weights.gate)))
     return linear(gate * linear(x, weights.up), weights.down)
+
+
+@jax.custom_jvp
+def _stored_gradient(x: Array) -> Array:
+    """Returns `x`. Its gradient is stored before other operations read it: XLA would compute it
+    column by column in the transpose for the matrix's gradient, which takes a fifth of a training
+    step on CPUs."""
+    return x
+
+
+@_stored_gradient.defjvp
+def _stored_tangent(values: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return values[0], jax.lax.optimization_barrier(tangents[0])
 
 
 def attend_in_cudnn(

@@ -17,7 +17,7 @@ from llada_jax.model.layers import (
     attend_in_cudnn,
     attend_in_kernel,
 )
-from llada_jax.model.params import init_params
+from llada_jax.model.params import FeedForward, init_params
 from llada_jax.types import Rows
 
 CASES = [(7, 10, 2), (7, 0, 4), (3, 4, 4), (1, 9, 1)]
@@ -109,3 +109,19 @@ def test_the_first_forward_of_a_long_canvas_needs_no_memory_for_scores():
     forward = jax.jit(forward_rows, static_argnums=1)
     memory = forward.lower(params, shape, rows, cache).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 64 << 20
+
+
+def test_the_gradient_of_the_gate_is_not_computed_in_a_transpose(monkeypatch):
+    """XLA fuses it into one that reads four arrays column by column, if it may."""
+    weights = FeedForward(*(jnp.ones(shape) for shape in ((96, 32), (96, 32), (32, 96))))
+
+    def transposes() -> int:
+        grad = jax.grad(lambda x, weights: layers.feed_forward(x, weights).sum(), argnums=(0, 1))
+        compiled = jax.jit(grad).lower(jnp.ones((4, 64, 32)), weights).compile().as_text()
+        bodies = compiled.split("\n\n")  # of fusions, the program and its header
+        fused = [body for body in bodies if not body.startswith("ENTRY")]
+        return sum(" transpose(" in body and " subtract(" in body for body in fused)
+
+    assert transposes() == 0
+    monkeypatch.setattr(layers, "_stored_gradient", lambda x: x)
+    assert transposes() > 0, "XLA does so no longer"
