@@ -2,7 +2,7 @@
 
 Python imports this package before any verb, so the process's surroundings are checked here: an
 open output, enough memory, a command line in UTF-8. JAX, imported later, would abort in C++ if one
-of them were missing, without a message that helps.
+of them were missing, without a message that helps. Then the process starts again with huge pages.
 """
 
 import os
@@ -38,7 +38,20 @@ def check_surroundings() -> None:
             sys.exit(f"error: {os.fsencode(argument)} is not UTF-8; allowed: text in UTF-8")
 
 
+def use_huge_pages() -> None:
+    """Starts the program again in this process, with huge pages for large arrays.
+
+    XLA's programs allocate their temporary arrays in each call, and with pages of 4 KiB the kernel
+    takes up to a fifth of a training step to map them. glibc reads the setting only at the start of
+    a process; another setting of GLIBC_TUNABLES is left alone.
+    """
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 if sys.argv[0] == "-m":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, exit_on_interrupt)
     check_surroundings()
+    use_huge_pages()

@@ -42,6 +42,21 @@ def test_it_ends_before_jax_is_imported(script, line, tmp_path):
     assert (code, told.count("\n")) == (1, 1) and told.startswith(f"error: {line}")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
+@pytest.mark.parametrize(
+    ("script", "setting"),
+    [
+        ('unset GLIBC_TUNABLES; exec "$@"', "glibc.malloc.hugetlb=1"),
+        ('GLIBC_TUNABLES=glibc.malloc.perturb=0 exec "$@"', "glibc.malloc.perturb=0"),
+    ],
+)
+def test_it_starts_again_with_huge_pages_unless_glibc_is_set(script, setting, tmp_path):
+    told_by_jax = "{os.environ['GLIBC_TUNABLES']} {sys.argv[1:]} {os.getppid()}"
+    (tmp_path / "jax.py").write_text(f'import os, sys; sys.exit(f"{told_by_jax}")')
+    code, told = started(script, "generate", "prompt=a b", PYTHONPATH=str(tmp_path))
+    assert (code, told) == (1, f"{setting} ['prompt=a b'] {os.getpid()}\n")
+
+
 def test_a_locale_of_ascii_reads_and_writes_all_text(monkeypatch):
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", output)
