@@ -115,6 +115,8 @@ def test_a_larger_pattern_compiles_no_further_forward_or_head():
     many = by_letters(after, {1}, VOCAB, ENDS)
     config = with_ids(SamplerConfig.from_flat(**LENGTHS, threshold=LOW, **BY_BLOCK), CONFIG)
     toy, traced = toy_denoiser(config), []
+    score = toy.measure_rows
+    assert score is not None
 
     def forward_rows(salt, rows, cache):
         traced.append(("forward", rows.tokens.shape[1]))
@@ -122,7 +124,7 @@ def test_a_larger_pattern_compiles_no_further_forward_or_head():
 
     def measure_rows(salt, hidden, *arguments):
         traced.append(("head", hidden.shape[1]))
-        return toy.measure_rows(salt, hidden, *arguments)
+        return score(salt, hidden, *arguments)
 
     denoiser = replace(toy, forward_rows=forward_rows, measure_rows=measure_rows)
     sizes, buckets = set(), []
