@@ -72,7 +72,7 @@ class _Steps:
         self._batches, self._state = [*islice(made, 2)], create_state(shape, settings)
         self.tokens = self._batches[0].tokens.size
         self._step = make_train_step(shape, settings)
-        self.seconds(2)  # compiles
+        self._run(2)  # compiles
 
     def seconds(self, count: int) -> float:
         """Returns the time of `count` steps, after one that is not counted."""

@@ -189,7 +189,7 @@ class StepSpec:
     def head_sizes(self, length: int) -> tuple[int, ...]:
         """Returns the numbers of positions that a head is compiled for, ascending."""
         smallest = max(8, self.config.block_length // 4)  # fewer rows take about as long as 8
-        if self.grammar is not None:  # compiled for each size of its tables
+        if self.grammar is not None:  # compiled for each number of classes
             smallest = max(8, self.config.block_length)
         return doubling(smallest, self.max_queries(length))
 
