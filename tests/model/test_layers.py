@@ -111,6 +111,9 @@ def test_the_first_forward_of_a_long_canvas_needs_no_memory_for_scores():
     assert memory.temp_size_in_bytes < 64 << 20
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason="XLA of older JAX drops the barrier before it fuses"
+)
 def test_the_gradient_of_the_gate_is_not_computed_in_a_transpose(monkeypatch):
     """XLA fuses it into one that reads four arrays column by column, if it may."""
     weights = FeedForward(*(jnp.ones(shape) for shape in ((96, 32), (96, 32), (32, 96))))
