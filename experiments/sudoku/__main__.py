@@ -29,13 +29,13 @@ from experiments.harness.pictures import ScorePoint, save, score_curves
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import Run, entry_point
 from experiments.sudoku import puzzles
+from experiments.sudoku.quality_head import QualityHead, QualityRemask, fit_quality_head
 from llada_jax.checkpoint import load_params, save_huggingface
 from llada_jax.config import ModelConfig, TrainConfig, require, require_counts
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.training.data import batches
 from llada_jax.training.loop import require_steps, train
 from llada_jax.training.objectives import LossAndMetrics, Objective, Reader
-from llada_jax.training.quality_remask import QualityHead, QualityRemask, fit_quality_head
 
 PUBLISHED: Mapping[str, tuple[float, str]] = {
     "random": (0.07, "arXiv 2502.06768, abstract: below 7 %, on puzzles of its own"),

@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llada_jax.sampler.config import SamplerConfig
-from llada_jax.testing import MASK, PROMPTS, TOY, toy_decode
-from llada_jax.training.quality_remask import (
+from experiments.sudoku.quality_head import (
     QualityHead,
     QualityRemask,
     RevealedSamples,
@@ -15,6 +13,8 @@ from llada_jax.training.quality_remask import (
     quality_loss,
     reveal,
 )
+from llada_jax.sampler.config import SamplerConfig
+from llada_jax.testing import MASK, PROMPTS, TOY, toy_decode
 from llada_jax.training.state import create_state
 from tests.training.echo import CONFIG, MODEL, batch_at, example
 
