@@ -5,7 +5,7 @@
     python -m experiments.bench suite=released_mixture
 
 The default suite is `continuous`. Others are `hot_paths`, `start`, `loading`, `experts_budget`,
-`constraint`, `schemas`, `packed`, `products`, `serve`, `training` and `gpu`; the files of
+`constraint`, `schemas`, `packed`, `products`, `serve`, `training`, `growth` and `gpu`; the files of
 `conf/suite` have their settings.
 
 Candidates run in alternation and are timed several times, so that other work on the machine slows
@@ -21,6 +21,7 @@ from experiments.bench.constraint_bench import time_constraints
 from experiments.bench.continuous_bench import ContinuousBenchConfig, time_continuous
 from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
 from experiments.bench.gpu_bench import GpuBenchConfig, time_gpu
+from experiments.bench.growth_bench import GrowthBenchConfig, time_growth
 from experiments.bench.hot_paths import random_model, time_hot_paths
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.products_bench import ProductsBenchConfig, time_products
@@ -33,7 +34,16 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require_counts
 
-_WITH_QUARTILES = ("hot_paths", "rivals", "packed", "products", "loading", "gpu", "training")
+_WITH_QUARTILES = (
+    "hot_paths",
+    "rivals",
+    "packed",
+    "products",
+    "loading",
+    "gpu",
+    "training",
+    "growth",
+)
 _USUAL_SHAPES = {
     "hot_paths": "medium",
     "loading": "medium",
@@ -48,7 +58,7 @@ class BenchConfig:
 
     suite: Literal[
         "continuous", "hot_paths", "rivals", "packed", "experts_budget", "start", "constraint",
-        "loading", "products", "schemas", "serve", "gpu", "training",
+        "loading", "products", "schemas", "serve", "gpu", "training", "growth",
     ] = "continuous"  # fmt: skip
     model: str = "small"
     architecture: ModelConfig | None = None
@@ -63,6 +73,7 @@ class BenchConfig:
     start: StartBenchConfig = field(default_factory=StartBenchConfig)
     gpu: GpuBenchConfig = field(default_factory=GpuBenchConfig)
     training: TrainingBenchConfig = field(default_factory=TrainingBenchConfig)
+    growth: GrowthBenchConfig = field(default_factory=GrowthBenchConfig)
 
     def __post_init__(self) -> None:
         require_counts(self, "repeats", least=2 if self.suite in _WITH_QUARTILES else 1)
@@ -96,6 +107,10 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         return time_products(config.products, repeats)
     if config.suite == "serve":
         return time_serving(config.model, config.serve)
+    if config.suite == "growth":
+        random = None if shape is None else random_model(shape, seed)
+        model = random or run.of(lj.load(config.model, "float32"))
+        return time_growth(model, config.growth, repeats)
     if config.suite == "schemas":
         return time_schemas(config.model, repeats)
     if shape is None:

@@ -30,7 +30,7 @@ from llada_jax.sampler.config import SamplerConfig
 from llada_jax.types import RowsOut
 
 PROMPT, GENERATED, BLOCK, STEPS = 64, 64, 32, 16
-LONG_CANVAS, LONG_CACHE, SHORT_CACHE = 2048, 8192, 256
+LONG_CANVAS = 2048
 REVISED_ROWS = 4
 EXPERTS, TAKEN, ROWS, WIDTH = 64, 8, 32, 1024
 """Number of experts, experts per row, rows, and the width of an expert."""
@@ -48,7 +48,6 @@ def time_hot_paths(shape: ModelConfig, repeats: int, seed: int) -> Iterator[Resu
             **decoding(model),
             "forward": forwards(model),
             "first forward": first_forwards(model),
-            "cached": {str(n): forward_after(model, n) for n in (LONG_CACHE, SHORT_CACHE)},
             "sampling": sampling(model, seed),
             "revision": revision(shape, seed, multiply),
             "experts": experts(seed),
@@ -96,11 +95,16 @@ def forwards(model: lj.Model) -> Ways:
 def first_forwards(model: lj.Model) -> Ways:
     """Compares ways of attention in the first forward of a long canvas, whose cache is empty: with
     all scores in memory, and ours."""
+    first = first_forward(model, LONG_CANVAS)
     run = partial(shared_layer, attend_with=all_at_once)
-    *inputs, rows, cache = forward_of(model, np.arange(LONG_CANVAS), LONG_CANVAS).args
-    rows = rows._replace(sees_cache=jnp.zeros_like(rows.sees_cache))
-    first = partial(_forward, *inputs, rows, cache)
     return {"all scores": partial(first, run), "ours": first}
+
+
+def first_forward(model: lj.Model, length: int) -> partial[RowsOut]:
+    """Returns a forward of a whole canvas, with a cache that no row sees."""
+    *inputs, rows, cache = forward_of(model, np.arange(length), length).args
+    rows = rows._replace(sees_cache=jnp.zeros_like(rows.sees_cache))
+    return partial(_forward, *inputs, rows, cache)
 
 
 def forward_after(model: lj.Model, cached: int) -> partial[RowsOut]:

@@ -34,10 +34,11 @@ class TrainingBenchConfig:
     batch_size: int = 32
     length: int = 192
     steps: int = 5
+    loop_steps: int = 25
     torch_python: str | None = None
 
     def __post_init__(self) -> None:
-        require_counts(self, "batch_size", "length", "steps")
+        require_counts(self, "batch_size", "length", "steps", "loop_steps")
 
 
 def time_training(
@@ -125,13 +126,13 @@ def _whole_loop(
 ) -> Iterator[ResultRow]:
     """Yields the time of the loop relative to its step. The loop's evaluation, whose time it does
     not count, runs the bare steps."""
-    every = {f"{what}_every": config.steps for what in ("log", "checkpoint", "evaluate")}
-    settings = _settings(config, **every, steps=(repeats + 1) * config.steps, decay_steps=1,
+    every = {f"{what}_every": config.loop_steps for what in ("log", "checkpoint", "evaluate")}
+    settings = _settings(config, **every, steps=(repeats + 1) * config.loop_steps, decay_steps=1,
                          warmup_steps=1)  # fmt: skip
     bare = _Steps(shape, config, settings)
 
     def evaluate(_: Any) -> dict[str, float]:
-        return {"bare": bare.seconds(config.steps) / config.steps}
+        return {"bare": bare.seconds(config.loop_steps) / config.loop_steps}
 
     with TemporaryDirectory() as folder:
         train(folder, shape, settings, lambda i: _example(config, shape.vocab_size, i), evaluate,

@@ -14,6 +14,8 @@ from experiments.bench.gpu_bench import (
     time_decoding,
     time_forwards,
 )
+from experiments.bench.growth_bench import GrowthBenchConfig, time_growth
+from experiments.bench.hot_paths import random_model
 from experiments.bench.start_bench import time_loading
 from experiments.bench.training_bench import TrainingBenchConfig, time_training
 from experiments.harness.run import REPOSITORY, Run, read_config
@@ -192,7 +194,18 @@ def test_a_budget_of_experts_is_compared_with_all_in_memory(tmp_path):
 
 @pytest.mark.slow
 def test_training_steps_are_timed_with_and_without_the_loop():
-    config = TrainingBenchConfig(batch_size=2, length=64, steps=1)
+    config = TrainingBenchConfig(batch_size=2, length=64, steps=1, loop_steps=2)
     rows = {row.name: row for row in time_training(SHAPE, config, repeats=2)}
     for name in ("float32/ours", "bfloat16/ours", "loop vs step"):
         assert rows[f"training/{name}"].value > 0
+
+
+@pytest.mark.slow
+def test_growth_is_timed_without_pytorch(capsys):
+    config = GrowthBenchConfig(canvases=(32, 64), cached=(32, 64))
+    model = random_model(SHAPE, 0)
+    rows = {row.name: row for row in time_growth(model, config, repeats=2)}
+    for name in ("step/compiled", "step/host", "first/64", "first/64/temporary", "cached/32"):
+        assert rows[f"growth/{name}"].value > 0
+    assert "left out: torch: growth.torch_python is null" in capsys.readouterr().err
+    assert not any(name.startswith("growth/batch") for name in rows)  # no tokenizer

@@ -23,7 +23,6 @@ def test_every_path_has_a_ratio_to_its_baseline(monkeypatch: pytest.MonkeyPatch)
         "loop/compiled vs host",
         "forward/block vs canvas",
         "first forward/ours vs all scores",
-        "cached/256 vs 8192",
         "sampling/one pass vs float64",
         "revision/tiles vs float32",
         "experts/grouped vs ragged_dot",
