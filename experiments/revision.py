@@ -33,7 +33,7 @@ from llada_jax.config import require, require_counts
 from llada_jax.evaluation.evaluate import Trial, with_answer_length
 from llada_jax.evaluation.graded import Evaluation, compared
 from llada_jax.evaluation.risk import predictions_of
-from llada_jax.evaluation.tally import Tally, cost_at_equal_quality
+from llada_jax.evaluation.tally import Tally, cost_at_equal_quality, joined
 from llada_jax.evaluation.task import TaskItems, ValidationItems
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.sampler.config import SamplerConfig
@@ -124,6 +124,7 @@ def compare(config: RevisionConfig, run: Run) -> None:
     _ = tokenizer_of(model)  # checks that there is one
     run.begin()
     rows, points = [], []
+    strict: dict[str, list[Tally]] = {name: [] for name in config.samplers if name != SEQUENTIAL}
     for task in config.tasks:
         parts = {
             (part, name): _evaluated(model, config, task, part, name, run)
@@ -131,18 +132,18 @@ def compare(config: RevisionConfig, run: Run) -> None:
             for part in (CHOICE, TEST)
             if (part, name) != (TEST, SEQUENTIAL)
         }
-        for part, name in parts:
-            strict = parts[part, name].tally
-            base = f"{task.name}/{part}/{name}"
-            rows.append(share_row(f"{base}/strict_match", sum(strict.strict), len(strict.strict),
-                                  "of questions"))  # fmt: skip
-            rows.append(ResultRow(f"{base}/row_forwards", _mean_rows(strict), "rows"))
+        for (part, name), evaluation in parts.items():
+            rows += _counts(f"{task.name}/{part}/{name}", _strict(evaluation))
+            if part == TEST:
+                strict[name].append(_strict(evaluation))
         for way in config.ways:
             point = Point.of(config, task, way, parts)
             points.append(point)
             rows += run.recorded(point.rows)
+    every = {name: joined(tallies) for name, tallies in strict.items()}
+    rows += run.recorded(_rows_of_all(config, every))
     rows += run.recorded(_prediction_rows(points))
-    save(figure_of(points), run.folder / "revision.png")
+    save(figure_of(config, every, points), run.folder / "revision.png")
     run.finish(rows)
 
 
@@ -153,6 +154,23 @@ def _evaluated(
     sampler = with_answer_length(config.samplers[name], items.task)
     trial = Trial(model=model, items=items, sampler_name=name, sampler=sampler)
     return trial.run(trial.store(run.folder / "cells" / task.name / f"{part}-{name}"))
+
+
+def _counts(name: str, strict: Tally) -> Iterator[ResultRow]:
+    yield share_row(f"{name}/strict_match", sum(strict.right), len(strict.right), "of questions")
+    yield ResultRow(f"{name}/row_forwards", _mean_rows(strict), "rows")
+
+
+def _rows_of_all(config: RevisionConfig, strict: Mapping[str, Tally]) -> Iterator[ResultRow]:
+    """Yields the results on the questions of all tasks together, and the cost of each way relative
+    to one threshold of equal strict match for all of them."""
+    curve = [strict[str(threshold)] for threshold in config.thresholds]
+    for name, tally in strict.items():
+        yield from _counts(f"all/{name}", tally)
+    for way in config.ways:
+        equal = cost_at_equal_quality(strict[way.name], curve, "rows")
+        yield ResultRow(f"all/{way.name}/equal_strict/row_forwards", equal.value, "times",
+                        interval=equal.interval, n=len(curve[0].right))  # fmt: skip
 
 
 def _mean_rows(tally: Tally) -> float:
@@ -261,12 +279,14 @@ def cost_of_wrong_share(share: float, wrong: Sequence[float], costs: Sequence[fl
 
 def _prediction_rows(points: Sequence[Point]) -> Iterator[ResultRow]:
     """Yields how well the prediction tells whether and how much a way pays, on the tasks that it
-    was made up on and on new ones. There, a guess is compared that measures nothing of a new task:
-    that a way costs what it did on the known ones (their geometric mean)."""
+    was made up on and on new ones. There, guesses are compared that measure nothing of a new task:
+    that a way costs as much as a threshold, or what it did on the known tasks (the geometric
+    mean)."""
     new = [point for point in points if point.task.new]
     known = [point for point in points if not point.task.new]
     for name, chosen in (("known", known), ("new", new)):
         yield from _agreement(f"prediction/{name}", chosen, [p.predicted for p in chosen])
+    yield from _agreement("prediction/new/as_threshold", new, [1.0] * len(new))
     if new and known:
         costs = [[np.log(p.measured) for p in known if p.way == one.way] for one in new]
         guesses = [float(np.exp(np.mean(cost))) for cost in costs]
@@ -290,27 +310,43 @@ def _agreement(
     yield ResultRow(f"{name}/error", float(np.expm1(errors.mean())), "relative", n=len(points))
 
 
-def figure_of(points: Sequence[Point]) -> Any:
-    figure = new_figure(6.4, 4.8)
-    axis = figure.subplots()
-    for number, task in enumerate(dict.fromkeys(point.task.name for point in points)):
-        mine = [point for point in points if point.task.name == task]
-        measured = np.array([point.measured for point in mine])
-        arms = np.abs(np.array([point.interval for point in mine]).T - measured)
-        style: Any = {"fmt": "osD^vP*"[number % 7], "markersize": 5, "capsize": 2}
-        if mine[0].task.new:
-            style["markerfacecolor"] = "none"
-        at = [point.predicted for point in mine]
-        axis.errorbar(at, measured, yerr=arms, elinewidth=0.7, label=task, **style)
+def figure_of(config: RevisionConfig, strict: Mapping[str, Tally], points: Sequence[Point]) -> Any:
+    """Draws strict match by cost on all tasks, with thresholds as a line, and the costs at equal
+    strict match by those predicted."""
+    figure = new_figure(10.5, 4.6)
+    left, right = figure.subplots(1, 2)
+    curve = [strict[str(threshold)] for threshold in config.thresholds]
+    costs, shares = [*map(_mean_rows, curve)], [100 * tally.exact_match for tally in curve]
+    left.plot(costs, shares, "o-", color="0.4", markersize=4, label="one threshold")
+    for at, value, threshold in zip(costs, shares, config.thresholds, strict=True):
+        left.annotate(str(threshold), (at, value), (6, -9), textcoords="offset points", fontsize=8)
+    colors = {way.name: f"C{number}" for number, way in enumerate(config.ways)}
+    for name, color in colors.items():
+        low, high = strict[name].interval
+        value = strict[name].exact_match
+        arms = [[100 * (value - low)], [100 * (high - value)]]
+        left.errorbar([_mean_rows(strict[name])], [100 * value], yerr=arms, fmt="o", color=color,
+                      elinewidth=0.7, capsize=2, label=name)  # fmt: skip
+    left.set(xlabel="rows an answer", ylabel="strict match of all tasks, %")
+    left.legend(fontsize="small")
+    for number, task in enumerate(config.tasks):
+        mine = [point for point in points if point.task is task]
+        marker: Any = "osD^vP*X"[number % 8]
+        filled = {"markerfacecolor": "none"} if task.new else {}
         for point in mine:
-            axis.annotate(point.way, (point.predicted, point.measured), fontsize=5,
-                          xytext=(3, 2), textcoords="offset points")  # fmt: skip
-    axis.axhline(1, color="0.6", linewidth=1)
-    axis.axvline(1, color="0.6", linewidth=1)
-    axis.set(xlabel="predicted cost, relative to a threshold of equal quality",
-             ylabel="measured, at equal strict match")  # fmt: skip
-    axis.grid(**GRID)
-    axis.legend(fontsize="small")
+            arms = np.abs(np.array([point.interval]).T - point.measured)
+            right.errorbar([point.predicted], [point.measured], yerr=arms, fmt=marker,
+                           color=colors[point.way], elinewidth=0.7, capsize=2, markersize=6,
+                           **filled)  # fmt: skip
+        right.plot([], [], marker, color="0.3", label=task.name, **filled)
+    right.axline((1, 1), slope=1, color="0.8", linewidth=1)
+    for line in (right.axhline, right.axvline):
+        line(1, color="0.6", linewidth=1)
+    right.set(xlabel="predicted cost, relative to a threshold of equal quality",
+              ylabel="measured, at equal strict match")  # fmt: skip
+    right.legend(fontsize="small")
+    for axes in (left, right):
+        axes.grid(**GRID)
     return figure
 
 

@@ -29,6 +29,8 @@ def test_a_run_compares_and_predicts(tmp_path):
     for name in ("equal_strict", "predicted"):
         assert values[f"long_addition/staged/{name}/row_forwards"] > 0
     assert "prediction/new/right" in values
+    assert values["all/staged/equal_strict/row_forwards"] > 0  # here the only task is all tasks
+    assert values["all/0.9/strict_match"] == values["long_addition/test/0.9/strict_match"]
     assert (tmp_path / "run" / "revision.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -51,6 +53,7 @@ def test_predictions_are_compared_with_the_costs_of_known_tasks():
     assert rows["prediction/known/right"] == rows["prediction/new/clear/right"] == 1
     assert rows["prediction/new/right"] == 0.5
     assert rows["prediction/new/as_known/clear/right"] == 0  # it costs half on the known task
+    assert rows["prediction/new/as_threshold/right"] == 0.5  # "no gain" is right where it costs 2
     assert rows["prediction/known/error"] == pytest.approx(0.2)
 
 
