@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import llada_jax as lj
 from experiments.harness.model_source import ModelSource
 from experiments.harness.results import ResultRow, share_row
 from experiments.harness.run import REPOSITORY, Run, entry_point
@@ -48,7 +49,10 @@ HARNESS = "harness"
 """The value of `task_folder` that chooses the harness's tasks."""
 ANSWERS = "answers"
 """Name of the folder in a run's folder that has the answers."""
-_ANSWER_SETTINGS = ("limit", "chat", "fewshot", "fewshot_as_multiturn", "seed", "backend", "mc_num")
+_ANSWER_SETTINGS = (
+    "limit", "chat", "fewshot", "fewshot_as_multiturn", "diffusion_mask_id", "seed", "backend",
+    "mc_num",
+)  # fmt: skip
 """Settings that answers depend on, in addition to the tasks, the sampler and the model."""
 _SUMMARY = ("lm_eval_version", "results", "n-samples", "configs", "config")
 
@@ -73,6 +77,7 @@ class LmEvalConfig(ModelSource):
     chat: bool = True
     fewshot: int | None = None
     fewshot_as_multiturn: bool = False
+    diffusion_mask_id: int | None = None
     run_code: bool = False
     published: tuple[Published, ...] = ()
     sampler: SamplerConfig
@@ -95,7 +100,7 @@ class LmEvalConfig(ModelSource):
             require(task in known, f"task is {task!r}; allowed: {', '.join(known)}")
         require(len(set(self.tasks)) == len(self.tasks), f"tasks repeat one: {list(self.tasks)}")
         require_counts(self, "limit", "batch_size", "mc_num")
-        require_counts(self, "fewshot", least=0)
+        require_counts(self, "fewshot", "diffusion_mask_id", least=0)
 
     @property
     def folder(self) -> Path:
@@ -116,6 +121,8 @@ def score(config: LmEvalConfig, run: Run) -> None:
 
     requests = config.requested_tasks()
     model = run.of(config.load())
+    if config.diffusion_mask_id is not None:
+        model = diffusion_form(model, config.diffusion_mask_id)
     settings = {"fingerprint": run.fingerprint, "dtype": model.stored_as}
     settings |= {key: value for key, value in asdict(config).items() if key in _ANSWER_SETTINGS}
     settings |= {"sampler": config.sampler.as_dict(), "tasks": list(config.tasks)}
@@ -150,6 +157,19 @@ def score(config: LmEvalConfig, run: Run) -> None:
             rows += metric_rows(name, whole, config.published)
     run.write("lm_eval.json", _json_line({name: results[name] for name in _SUMMARY}))
     run.finish(rows)
+
+
+def diffusion_form(model: lj.Model, mask_id: int) -> lj.Model:
+    """Returns an autoregressive model's weights as a diffusion model, without training: attention
+    in both directions, outputs that still predict the next position, and an id as [MASK]."""
+    family = model.config.family
+    require(
+        model.config.autoregressive,
+        f"diffusion_mask_id is {mask_id} for a model of family {family!r}; allowed: null, or an "
+        "autoregressive model",
+    )
+    config = model.config.replace(causal=None, shift_logits=True, mask_id=mask_id)
+    return model.replace(config=config)
 
 
 def evaluate(

