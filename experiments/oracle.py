@@ -45,7 +45,7 @@ SHARE = "share of answers equal to the sequential one"
 MARKERS = "sD^v<>Pphd*"
 """Of rules in the figure: with nine colors, 99 rules look different."""
 BOUNDS = {
-    "curve_lower": {"color": "gold", "linewidth": 7, "label": "oracle, lower bound"},
+    "curve_lower": {"color": "0.75", "linewidth": 6, "label": "oracle, lower bound"},
     "curve": {"color": "black", "linewidth": 1.5, "label": "oracle, best schedule found"},
 }
 """Lines of the oracle's curves; where they coincide, the thin one is on the wide one."""
@@ -317,7 +317,7 @@ def _draw_regime(
         axes.plot(*zip(*line, strict=True), "o-", markersize=5, label="thresholds")
     for rule, style in styles.items():
         if rule in points:
-            axes.plot(*points[rule], linestyle="", markerfacecolor="none", label=rule, **style)
+            axes.plot(*points[rule], linestyle="", fillstyle="none", label=rule, **style)
     axes.set(xlabel="forwards per answer", ylabel=SHARE, xscale="log", ylim=(-0.03, 1.05))
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
