@@ -13,10 +13,11 @@ too early if it differs from the sequential answer's token.
 The run folder gets `oracle.png` in addition to the files of every run.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -34,8 +35,20 @@ from llada_jax.evaluation.tasks import load_task
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.trace import Event
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 PROMPT_LENGTH = 96
 """Regimes with prompts of up to this length share compiled programs."""
+SHARE = "share of answers equal to the sequential one"
+MARKERS = "sD^v<>Pphd*"
+"""Of rules in the figure: with nine colors, 99 rules look different."""
+BOUNDS = {
+    "curve_lower": {"color": "0.75", "linewidth": 6, "label": "oracle, lower bound"},
+    "curve": {"color": "black", "linewidth": 1.5, "label": "oracle, best schedule found"},
+}
+"""Lines of the oracle's curves; where they coincide, the thin one is on the wide one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +122,6 @@ def compare(config: OracleConfig, run: Run) -> None:
     _ = tokenizer_of(model)  # checks that there is one
     run.begin()
     rows: list[ResultRow] = []
-    panels: dict[str, tuple[list[Schedule], dict[str, Decoded]]] = {}
     for regime in config.regimes:
         items = fitting_items(model, regime, config.seed)
         prompts = prompts_of(model, (item.question for item in items))
@@ -122,13 +134,10 @@ def compare(config: OracleConfig, run: Run) -> None:
             for prompt in tqdm(prompts, f"{regime.name}, oracle")
         ]  # fmt: skip
         rows += run.recorded(oracle_rows(regime.name, schedules))
-        decoded = {}
         for decoder in config.samplers:
             one = decode(model, prompts, items, decoder.within(regime), schedules, regime)
-            decoded[decoder.name] = one
             rows += run.recorded(decoder_rows(f"{regime.name}/{decoder.name}", schedules, one))
-        panels[regime.name] = schedules, decoded
-    save(figure_of(panels), run.folder / "oracle.png")
+    save(figure_of({row.name: row.value for row in rows}), run.folder / "oracle.png")
     run.finish(rows)
 
 
@@ -208,8 +217,14 @@ def oracle_rows(name: str, schedules: Sequence[Schedule]) -> list[ResultRow]:
         ResultRow(f"{name}/oracle/{key}", mean.value, "forwards", n=n, interval=mean.interval)
         for key, mean in found.items()
     ]
+    curves = {"curve": frontier(schedules, "upper"), "curve_lower": frontier(schedules, "lower")}
     return [
         *means,
+        *(
+            ResultRow(f"{name}/oracle/{key}/{kept}", value, "forwards", n=n)
+            for key, curve in curves.items()
+            for kept, value in enumerate(curve)
+        ),
         share_row(f"{name}/oracle/exact", exact, n, "of answers"),
         share_row(f"{name}/oracle/exact_blocks", proven, len(blocks), "of blocks"),
         share_row(f"{name}/oracle/greedy", greedy, len(blocks), "of blocks"),
@@ -247,50 +262,67 @@ def decoder_rows(name: str, schedules: Sequence[Schedule], one: Decoded) -> list
     return rows
 
 
-def frontier(
-    schedules: Sequence[Schedule], bound: Literal["lower", "upper"]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the oracle's curve by one of its bounds: the mean forwards at each share of answers
-    that must equal the sequential one. The items with the longest schedules are given up first, and
-    take one forward per block."""
+def frontier(schedules: Sequence[Schedule], bound: Literal["lower", "upper"]) -> list[float]:
+    """Returns the oracle's curve by one of its bounds: the mean forwards if 0, 1, ... answers must
+    equal the sequential ones. The items with the longest schedules are given up first, and take
+    one forward per block."""
     needed = np.sort([getattr(schedule, bound) for schedule in schedules])
     least = np.sort([len(schedule.blocks) for schedule in schedules])
-    kept = np.arange(len(needed) + 1)
-    forwards = [(needed[:k].sum() + least[k:].sum()) / len(needed) for k in kept]
-    return np.array(forwards), kept / len(needed)
+    n = len(needed)
+    return [float(needed[:k].sum() + least[k:].sum()) / n for k in range(n + 1)]
 
 
-def figure_of(panels: Mapping[str, tuple[list[Schedule], dict[str, Decoded]]]) -> Any:
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = new_figure(4.2 * columns, 4.0 * rows)
-    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    for axis, (name, (schedules, decoded)) in zip(axes.flat, panels.items(), strict=False):
-        axis.plot(*frontier(schedules, "upper"), color="black", linewidth=2, label="oracle")
-        axis.plot(*frontier(schedules, "lower"), ":", color="black", label="its lower bound")
-        points = {key: (one.forwards.mean(), one.equal.mean()) for key, one in decoded.items()}
-        line = sorted(point for key, point in points.items() if key.startswith("threshold"))
-        axis.plot(*zip(*line, strict=True), "o-", markersize=3, label="thresholds")
-        others = {point: key for key, point in points.items() if not key.startswith("threshold")}
-        named: list[tuple[float, float]] = []
-        for point, key in sorted(others.items()):  # the cheapest first
-            axis.plot(*point, "s", markersize=3, color="tab:red")
-            if not any(_overlap(point, other) for other in named):
-                axis.annotate(key, point, fontsize=6, xytext=(2, 3), textcoords="offset points")
-                named.append(point)
-        axis.set(title=name, xlabel="forwards per answer", xscale="log")
-        axis.grid(color="0.9")
-    for unused in axes.flat[len(panels) :]:
-        unused.remove()
-    for axis in axes[:, 0]:
-        axis.set_ylabel("share of answers equal to the sequential one")
-    axes[0, 0].legend(loc="lower right", fontsize="small")
+def figure_of(values: Mapping[str, float]) -> "Figure":
+    """Draws the share of equal answers by forwards, a panel for each regime.
+
+    Args:
+      values: values of result rows by name, of this run or stored.
+    """
+    suffix = "/oracle/forwards"
+    regimes = [name.removesuffix(suffix) for name in values if name.endswith(suffix)]
+    rules = dict.fromkeys(name.split("/")[1] for name in values if name.endswith("/equal"))
+    others = [rule for rule in rules if not rule.startswith("threshold")]
+    styles = {rule: {"color": f"C{1 + number % 9}", "marker": MARKERS[number % len(MARKERS)]}
+              for number, rule in enumerate(others)}  # fmt: skip
+    columns = min(3, len(regimes) + 1)
+    rows = math.ceil((len(regimes) + 1) / columns)  # the legend has a panel
+    figure = new_figure(4.4 * columns, 4.2 * rows)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    entries: dict[str, Any] = {}
+    for axes, regime in zip(panels, regimes, strict=False):
+        of_regime = {name.removeprefix(f"{regime}/"): value for name, value in values.items()
+                     if name.startswith(f"{regime}/")}  # fmt: skip
+        _draw_regime(axes, of_regime, styles)
+        axes.set_title(regime)
+        handles, names = axes.get_legend_handles_labels()
+        entries |= dict(zip(names, handles, strict=True))
+    for unused in panels[len(regimes) :]:
+        unused.axis("off")
+    panels[len(regimes)].legend(entries.values(), entries, loc="center", ncols=2, fontsize="small")
     return figure
 
 
-def _overlap(point: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Returns whether names beside two points (forwards, share of answers) would overlap."""
-    return abs(np.log10(point[0] / other[0])) < 0.3 and abs(point[1] - other[1]) < 0.03
+def _draw_regime(
+    axes: "Axes", values: Mapping[str, float], styles: Mapping[str, Mapping[str, str]]
+) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    for key, style in BOUNDS.items():
+        curve = [value for name, value in values.items() if name.startswith(f"oracle/{key}/")]
+        axes.plot(curve, np.linspace(0, 1, len(curve)), **style)
+    points = {name.removesuffix("/equal"): (values[name.replace("/equal", "/forwards")], value)
+              for name, value in values.items() if name.endswith("/equal")}  # fmt: skip
+    line = sorted(point for rule, point in points.items() if rule not in styles)
+    if line:
+        axes.plot(*zip(*line, strict=True), "o-", markersize=5, label="thresholds")
+    for rule, style in styles.items():
+        if rule in points:
+            axes.plot(*points[rule], linestyle="", fillstyle="none", label=rule, **style)
+    axes.set(xlabel="forwards per answer", ylabel=SHARE, xscale="log", ylim=(-0.03, 1.05))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(color="0.9")
 
 
 main = entry_point("oracle", compare, OracleConfig)

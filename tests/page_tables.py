@@ -13,9 +13,10 @@ has fields:
     | 800 MiB | {gap/800/greedy:.1f} |
 
 `docs/results/<name>.json` has rows of the `results.json` that the page's command wrote; an argument
-`NAME=RESULTS` takes them from another run. A field is `{row:format}`, with a factor
-`{100*row:format}`, `{row|low:format}` for another entry of the row (low and high end of its
-interval or band, half of it, error, n, value divided by n), or `{row / other:format}` for a ratio.
+`NAME=RESULTS` takes them from another run. The name `oracle` also draws `docs/oracle.png` from
+them. A field is `{row:format}`, with a factor `{100*row:format}`, `{row|low:format}` for another
+entry of the row (low and high end of its interval or band, half of it, error, n, value divided by n
+as `share`, value times n as `count`), or `{row / other:format}` for a ratio.
 """
 
 import json
@@ -27,8 +28,8 @@ from pathlib import Path
 from tests.pages import PAGES, ROOT, TABLE
 
 DOCS = ROOT / "docs"
-WHOLE = ("reproduce",)
-"""Results that are kept with all rows, since pages make claims about single rows."""
+WHOLE = ("oracle", "reproduce")
+"""Results that are kept with all rows, for figures and for claims about single rows."""
 _FIELD = re.compile(r"\{(?:([\d.]+)\*)?([^{}|]+?)(?:\|(\w+))?:([^{}:]*)\}")
 
 
@@ -57,8 +58,9 @@ def _value(rows: dict[str, dict], factor: str, names: str, entry: str, format_: 
 
 def _entry(row: dict, entry: str) -> float:
     low, high = row.get("interval") or row.get("band") or (math.nan, math.nan)
-    share = row["value"] / row.get("n", math.nan)
-    return (row | {"low": low, "high": high, "half": (high - low) / 2, "share": share})[entry]
+    n = row.get("n", math.nan)
+    derived = {"half": (high - low) / 2, "share": row["value"] / n, "count": row["value"] * n}
+    return (row | {"low": low, "high": high} | derived)[entry]
 
 
 def store(name: str, results: Path) -> None:
@@ -85,8 +87,19 @@ def store(name: str, results: Path) -> None:
     file.write_text(f"[\n{lines}\n]\n", "utf-8")
 
 
+def draw_oracle() -> None:
+    """Draws the figure of the best possible schedule from the stored rows."""
+    from experiments.oracle import figure_of
+
+    rows = json.loads((DOCS / "results/oracle.json").read_text("utf-8"))
+    figure = figure_of({row["name"]: row["value"] for row in rows})
+    figure.savefig(DOCS / "oracle.png", dpi=130)
+
+
 if __name__ == "__main__":
     for name, _, path in (argument.partition("=") for argument in sys.argv[1:]):
         store(name, Path(path))
+        if name == "oracle":
+            draw_oracle()
     for page in PAGES:
         page.path.write_text(with_tables(page.source), "utf-8")

@@ -27,6 +27,7 @@ def test_no_decoder_with_the_same_answers_beats_the_oracle(tmp_path):
     rows = run(tmp_path / "run", "model=tiny")
     assert rows["sums/oracle/forwards_lower"] <= rows["sums/oracle/forwards"]
     assert rows.get("sums/threshold 0.9/gap_if_equal", 1) >= 1
+    assert rows["sums/oracle/curve/2"] == rows["sums/oracle/forwards"]
     assert (tmp_path / "run" / "oracle.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -34,9 +35,29 @@ def test_the_curve_gives_up_the_longest_schedules_first():
     def schedule(upper, n_blocks):
         return SimpleNamespace(upper=upper, blocks=(None,) * n_blocks)
 
-    forwards, share = entry.frontier([schedule(5, 1), schedule(2, 1), schedule(2, 1)], "upper")
-    assert share.tolist() == [0, 1 / 3, 2 / 3, 1]
-    assert forwards.tolist() == [1, 4 / 3, 5 / 3, 3]
+    forwards = entry.frontier([schedule(5, 1), schedule(2, 1), schedule(2, 1)], "upper")
+    assert forwards == [1, 4 / 3, 5 / 3, 3]
+
+
+def test_stored_rows_are_drawn_without_decoding():
+    pytest.importorskip("matplotlib")
+    values = {"a/oracle/forwards": 2.0, "b/oracle/forwards": 3.0}
+    for bound in ("curve", "curve_lower"):
+        values |= {f"a/oracle/{bound}/{k}": 1 + k / 2 for k in range(3)}
+    # Only b has the rule `one`; a rule has the same marker in every panel.
+    for name in ("a/threshold 0.9", "a/threshold 0.5", "a/two", "b/one", "b/two"):
+        values |= {f"{name}/forwards": 4.0, f"{name}/equal": 0.5}
+    a, b, legend = entry.figure_of(values).axes
+    assert (a.get_title(), b.get_title()) == ("a", "b")
+    lines = [{line.get_label(): line for line in axes.lines} for axes in (a, b)]
+    assert lines[0]["oracle, best schedule found"].get_xydata().tolist() == [
+        [1, 0], [1.5, 0.5], [2, 1]
+    ]  # fmt: skip
+    assert len(lines[0]["thresholds"].get_xdata()) == 2 and "one" not in lines[0]
+    assert lines[0]["two"].get_marker() == lines[1]["two"].get_marker()
+    assert lines[1]["one"].get_marker() != lines[1]["two"].get_marker()
+    shown = {text.get_text() for text in legend.get_legend().get_texts()}
+    assert shown >= {"thresholds", "one", "two", "oracle, lower bound"}
 
 
 @pytest.mark.parametrize(
