@@ -77,21 +77,27 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("block_length", [8, 64], ids=["at_once", "in_blocks"])
-@pytest.mark.parametrize("window", CASES[1:])
-def test_no_step_copies_a_layers_cache(window, block_length):
+def check_that_rows_are_written_in_place(program: str) -> None:
     """No operation, also inside of fused kernels, makes half as many floats as a layer has cached
-    keys, in any shape and layout; only writes of the rows do, in place."""
-    length = LONG.max_length
-    assert (block_length * (length + block_length) > MOST_SCORES) == (block_length == 64)
-    half = LONG.n_kv_heads * length * LONG.head_dim // 2
+    keys, in any shape and layout, except the writes of the rows."""
+    half = LONG.n_kv_heads * LONG.max_length * LONG.head_dim // 2
     made = [
         (line[2], line[0])
-        for line in FLOATS.finditer(long_program(window, block_length))
+        for line in FLOATS.finditer(program)
         if prod(map(int, line[1].split(","))) >= half and line[2] not in REFERENCES
     ]
     assert [line for name, line in made if name != "scatter"] == []
     assert len(made) == 2 * LONG.n_layers * 2, "keys and values of each layer, in two branches"
+
+
+@pytest.mark.parametrize("window", CASES[1:])
+def test_no_step_copies_a_layers_cache(window):
+    check_that_rows_are_written_in_place(long_program(window, 8))
+
+
+def test_attention_in_blocks_copies_no_layers_cache():
+    assert 64 * (LONG.max_length + 64) > MOST_SCORES
+    check_that_rows_are_written_in_place(long_program("dual", 64))
 
 
 @pytest.mark.parametrize("window", CASES)
