@@ -168,7 +168,7 @@ def _rows_of_all(config: RevisionConfig, strict: Mapping[str, Tally]) -> Iterato
     for name, tally in strict.items():
         yield from _counts(f"all/{name}", tally)
     for way in config.ways:
-        equal = cost_at_equal_quality(strict[way.name], curve, "rows")
+        equal = cost_at_equal_quality(strict[way.name], curve)
         yield ResultRow(f"all/{way.name}/equal_strict/row_forwards", equal.value, "times",
                         interval=equal.interval, n=len(curve[0].right))  # fmt: skip
 
@@ -211,9 +211,7 @@ class Point(NamedTuple):
             ratio(ours.tally.rows, theirs.tally.rows),
         )
         times: Any = {"unit": "times", "n": paired.n}
-        equal = cost_at_equal_quality(
-            _strict(ours), [_strict(parts[TEST, one]) for one in curve], "rows"
-        )
+        equal = cost_at_equal_quality(_strict(ours), [_strict(parts[TEST, one]) for one in curve])
         law = predicted(way, curve, parts)
         rows = [
             ResultRow(f"{name}/baseline", float(baseline), "threshold"),

@@ -67,21 +67,12 @@ class SuiteConfig:
     name: str
     tasks: tuple[str, ...]
     decoders: tuple[DecoderConfig, ...]
-    thresholds: tuple[str, ...] = ()
-    """Names of the decoders with plain thresholds, the cheapest first, the baseline among them. The
-    cost of every other decoder is reported relative to a threshold of equal quality."""
 
     def __post_init__(self) -> None:
         decoders = [decoder.name for decoder in self.decoders]
         for what, names in (("decoders", decoders), ("tasks", list(self.tasks))):
             require(len(names) > 0, f"{what} is empty; allowed: one or more")
             require(len(set(names)) == len(names), f"{what} are {names}; allowed: each name once")
-        curve = self.thresholds
-        require(
-            not curve or (set(curve) <= set(decoders) and decoders[0] in curve[1:]),
-            f"thresholds are {[*curve]}; allowed: decoders of the suite ({', '.join(decoders)}), "
-            "the first of them behind a cheaper one",
-        )
         for task in self.tasks:
             for decoder in self.decoders:
                 _ = with_answer_length(decoder.sampler, load_task(task))  # checks the two together

@@ -4,7 +4,7 @@ Scores and latencies count each different question once; speed counts every item
 are modelled from the stored traces, for a model of the shape `SHAPE`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +15,7 @@ from experiments.harness.results import ResultRow
 from llada_jax.config import require
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.metrics import PairedComparison
-from llada_jax.evaluation.tally import Cost, Tally, cost_at_equal_quality, joined, recovered_share
+from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.evaluation.trajectory import PUBLISHED, UNITS, regime
 from llada_jax.model.architecture import architecture
 from llada_jax.phones.workload import Workload, from_trace
@@ -24,9 +24,6 @@ SHAPE = "llada_8b"
 UNCERTAINTY_QUESTIONS = 8  # each parameter of the device model costs a timing of all of them
 REGIME = "regime"
 """Part of the names of rows that describe how a model decodes."""
-EQUAL_ROWS, EQUAL_FORWARDS = "at_equal_quality/row_forwards", "at_equal_quality/nfe"
-_COSTS: Mapping[str, Cost] = {EQUAL_ROWS: "rows", EQUAL_FORWARDS: "forwards"}
-BROUGHT_BACK = "brought_back"
 
 
 def decoder_rows(
@@ -157,22 +154,3 @@ def difference_rows(name: str, result: PairedComparison, items: int) -> tuple[Re
     fields: Any = {"n": result.n, "items": items, "interval": result.interval}
     difference = ResultRow(f"{name}/difference", result.difference, "of questions", **fields)
     return difference, ResultRow(f"{name}/p_value", result.p_value, "McNemar, exact, two-sided")
-
-
-def equal_quality_rows(
-    name: str, tally: Tally, curve: Sequence[Tally], baseline: Tally
-) -> Iterator[ResultRow]:
-    """Yields a decoder's cost as a multiple of the cost of a threshold of equal quality, and the
-    share that it recovers of the questions that the cheapest threshold loses to the baseline.
-    `curve` is the thresholds, the cheapest first."""
-    fields: Any = {"n": len(tally.right), "items": tally.items}
-    for what, cost in _COSTS.items():
-        if not all(getattr(other, cost) for other in (tally, *curve)):
-            continue  # no trace was kept
-        value, interval = cost_at_equal_quality(tally, curve, cost)
-        yield ResultRow(f"{name}/{what}", value, "times", interval=interval, **fields)
-    if sum(baseline.right) > sum(curve[0].right):
-        value, interval = recovered_share(tally, curve[0], baseline)
-        if np.isfinite(interval).all():
-            unit = "of answers lost"
-            yield ResultRow(f"{name}/{BROUGHT_BACK}", value, unit, interval=interval, **fields)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
-from experiments.evaluate.result_rows import BROUGHT_BACK, EQUAL_FORWARDS, EQUAL_ROWS, REGIME
+from experiments.evaluate.result_rows import REGIME
 from experiments.harness.results import ResultRow, traces
 from llada_jax.evaluation.comparison import MATCH, SPEED, STRICT, points, score_cells
 from llada_jax.evaluation.tally import Tally
@@ -26,7 +26,7 @@ def suite_tables(
     tallies: Mapping[str, Tally],
 ) -> str:
     """Returns the tables of a suite: each decoder over all tasks, compared with the first one; its
-    exact and strict match on each task; costs at equal quality and decoding regimes if known.
+    exact and strict match on each task; decoding regimes if known.
     `tallies` count the answers of each decoder to all tasks."""
     rows = {row.name.removeprefix(f"{suite}/"): row for row in results}
     baseline = next(iter(decoders))
@@ -66,32 +66,8 @@ def suite_tables(
             f"exact / strict match by task (questions: {questions})",
             aligned(by_task, tasks),
         ]
-    parts += _equal_quality_table(list(decoders), rows)
     parts += _regime_table(list(decoders), rows)
     return "\n".join([*parts, *traces(results)])
-
-
-def _equal_quality_table(decoders: Sequence[str], rows: Mapping[str, ResultRow]) -> Iterator[str]:
-    """Yields a table of the decoders that have costs at equal quality, if any."""
-    columns = {
-        "row-forwards (95 %)": EQUAL_ROWS,
-        "forwards (95 %)": EQUAL_FORWARDS,
-        "brought back (95 %)": BROUGHT_BACK,
-    }
-    lines = [
-        {"decoder": name}
-        | {
-            column: _points(rows.get(f"{name}/{what}"), ".0f", " %")
-            for column, what in columns.items()
-        }
-        for name in decoders
-        if f"{name}/{EQUAL_ROWS}" in rows
-    ]
-    if lines:
-        title = (
-            "of a threshold's cost at equal quality, and of the answers that the first one loses"
-        )
-        yield from ("", title, aligned(lines, tuple(columns)))
 
 
 def _regime_table(decoders: Sequence[str], rows: Mapping[str, ResultRow]) -> Iterator[str]:

@@ -12,16 +12,14 @@ the 95 % intervals are bootstrapped over questions.
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from llada_jax.config import require
 from llada_jax.evaluation.generations import Generation
 from llada_jax.evaluation.metrics import Interval, wilson_interval
-
-Cost = Literal["rows", "forwards"]
 
 
 class Tally(NamedTuple):
@@ -124,18 +122,23 @@ class BootstrapEstimate(NamedTuple):
     interval: Interval
 
 
-def cost_at_equal_quality(tally: Tally, curve: Sequence[Tally], cost: Cost) -> BootstrapEstimate:
-    """Returns a decoder's cost divided by the cost of a threshold with the same quality.
+def cost_at_equal_quality(tally: Tally, curve: Sequence[Tally]) -> BootstrapEstimate:
+    """Returns a decoder's rows divided by the rows of a threshold with the same quality.
 
     The curve has thresholds from the cheapest to the most expensive, and is linear between two. A
     threshold that answers no more than a cheaper one is left out. Qualities outside the curve are
     compared with its nearest end. Raises ValueError if the tallies have different questions or one
-    has no entries for the cost.
+    has no rows.
     """
-    _require_same_questions([tally, *curve], cost)
-    right, costs = _right(tally), np.asarray(getattr(tally, cost), float)
-    rights = np.stack([_right(point) for point in curve])
-    curve_costs = np.asarray([getattr(point, cost) for point in curve], float)
+    counts = [len(one.right) for one in (tally, *curve)]
+    known = [len(one.rows) for one in (tally, *curve)]
+    require(
+        len({*counts, *known}) == 1,
+        f"right answers of {counts} questions and rows of {known}; allowed: all of the same",
+    )
+    right, costs = np.asarray(tally.right, float), np.asarray(tally.rows, float)
+    rights = np.asarray([point.right for point in curve], float)
+    curve_costs = np.asarray([point.rows for point in curve], float)
 
     def cost_ratio(questions: Int[np.ndarray, " n"]) -> float:
         quality = rights[:, questions].mean(axis=1)
@@ -146,35 +149,6 @@ def cost_at_equal_quality(tally: Tally, curve: Sequence[Tally], cost: Cost) -> B
         return float(costs[questions].mean() / equal)
 
     return bootstrapped(cost_ratio, len(right))
-
-
-def recovered_share(tally: Tally, low: Tally, high: Tally) -> BootstrapEstimate:
-    """Returns the share of the answers lost by `low` against `high` that `tally` recovers.
-
-    Raises ValueError if the tallies have different questions, or `low` loses nothing.
-    """
-    _require_same_questions([tally, low, high], "forwards")
-    lost, gained = _right(high) - _right(low), _right(tally) - _right(low)
-    require(lost.sum() > 0, f"the lower one loses {lost.sum():.0f} answers; allowed: 1 or more")
-
-    def share(questions: Int[np.ndarray, " n"]) -> float:
-        n_lost = lost[questions].sum()
-        return float(gained[questions].sum() / n_lost) if n_lost > 0 else float("inf")
-
-    return bootstrapped(share, len(lost))
-
-
-def _right(tally: Tally) -> Float[np.ndarray, " n"]:
-    return np.asarray(tally.right, float)
-
-
-def _require_same_questions(tallies: Sequence[Tally], cost: Cost) -> None:
-    counts = [len(tally.right) for tally in tallies]
-    known = [len(getattr(tally, cost)) for tally in tallies]
-    require(
-        len({*counts, *known}) == 1,
-        f"right answers of {counts} questions and {cost} of {known}; allowed: all of the same",
-    )
 
 
 def bootstrapped(

@@ -9,7 +9,6 @@ from llada_jax.evaluation.tally import (
     Tally,
     cost_at_equal_quality,
     joined,
-    recovered_share,
     tally,
 )
 from llada_jax.evaluation.task import Item
@@ -73,16 +72,15 @@ CURVE = [tally_of(200, 10), tally_of(300, 20), tally_of(320, 40)]
         (100, 20, 2.0),  # below the cheapest
     ],
 )
-@pytest.mark.parametrize("what", ["rows", "forwards"])
-def test_cost_ratio_is_relative_to_the_curve_at_equal_quality(right, cost, times, what):
-    found = cost_at_equal_quality(tally_of(right, cost), CURVE, what)
+def test_cost_ratio_is_relative_to_the_curve_at_equal_quality(right, cost, times):
+    found = cost_at_equal_quality(tally_of(right, cost), CURVE)
     assert found.value == pytest.approx(times)
     assert found.interval.low <= found.value <= found.interval.high
 
 
 def test_dominated_thresholds_are_left_out_of_the_curve():
     curve = [tally_of(200, 10), tally_of(300, 20), tally_of(250, 30), tally_of(320, 40)]
-    assert cost_at_equal_quality(tally_of(300, 20), curve, "rows").value == pytest.approx(1)
+    assert cost_at_equal_quality(tally_of(300, 20), curve).value == pytest.approx(1)
 
 
 def test_bootstrap_intervals_have_their_nominal_coverage():
@@ -94,26 +92,16 @@ def test_bootstrap_intervals_have_their_nominal_coverage():
 
         def way(quality: float, cost: int, chances: np.ndarray = chances) -> Tally:
             marks = tuple(bool(each) for each in chances < quality)
-            return Tally(marks, (cost,) * 200, (1,) * 200)
+            return Tally(marks, (cost,) * 200, (1,) * 200, rows=(cost,) * 200)
 
         curve = [way(0.5, 10), way(0.7, 20), way(0.9, 30)]
-        low, high = cost_at_equal_quality(way(0.6, 15), curve, "forwards").interval
+        low, high = cost_at_equal_quality(way(0.6, 15), curve).interval
         held += low <= 1 <= high
     assert held >= 17
 
 
-def test_recovered_share_is_relative_to_the_lost_answers():
-    low, high = tally_of(200, 1), tally_of(300, 1)
-    assert recovered_share(tally_of(250, 1), low, high).value == pytest.approx(0.5)
-    assert recovered_share(tally_of(310, 1), low, high).value == pytest.approx(1.1)
-    found = recovered_share(high, low, high)
-    assert found.interval == (1, 1)
-
-
 def test_other_questions_and_missing_rows_are_refused():
     with pytest.raises(ValueError, match="allowed: all of the same"):
-        cost_at_equal_quality(tally_of(2, 1)._replace(rows=()), CURVE, "rows")
+        cost_at_equal_quality(tally_of(2, 1)._replace(rows=()), CURVE)
     with pytest.raises(ValueError, match=r"\[1, 400, 400\] questions"):
-        recovered_share(Tally((True,), (1,), (1,)), CURVE[0], CURVE[1])
-    with pytest.raises(ValueError, match="loses 0 answers; allowed: 1 or more"):
-        recovered_share(tally_of(2, 1), CURVE[0], CURVE[0])
+        cost_at_equal_quality(Tally((True,), (1,), (1,), rows=(32,)), CURVE[:2])

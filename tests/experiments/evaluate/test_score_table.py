@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.evaluate.result_rows import equal_quality_rows
 from experiments.evaluate.score_table import suite_tables, thresholds_of
 from experiments.harness.results import ResultRow
 from llada_jax.evaluation.tally import Tally
@@ -76,24 +75,6 @@ def test_one_task_needs_one_table_and_phones_have_their_columns():
     lines = suite_tables("s", DECODERS, ["a"], list(rows(["a"], ("SM8750",))), TALLIES).splitlines()
     assert len(lines) == 5 and lines[1].endswith("SM8750") and lines[2].endswith("2.50 s")
     assert lines[-1] == "traces: a toy"
-
-
-def test_costs_are_relative_to_a_threshold_of_equal_quality():
-    def tally(right: int, cost: int, rows: int = 32) -> Tally:
-        marks = tuple(i < right for i in range(100))
-        return Tally(marks, (cost,) * 100, (1,) * 100, rows=(cost * rows,) * 100)
-
-    slow, hasty = tally(100, 40), tally(0, 20)
-    found = list(equal_quality_rows("s/fast", tally(50, 15, 64), [hasty, slow], slow))
-    assert [(row.name, row.value) for row in found] == [
-        ("s/fast/at_equal_quality/row_forwards", 1.0),
-        ("s/fast/at_equal_quality/nfe", 0.5),
-        ("s/fast/brought_back", 0.5),
-    ]
-    *_, line = suite_tables("s", DECODERS, ["a"], [*rows(["a"]), *found], TALLIES).splitlines()
-    assert line.startswith("fast") and "50 % (47 to 54)" in line
-    rowless = equal_quality_rows("s/fast", tally(50, 15)._replace(rows=()), [hasty, slow], slow)
-    assert len(list(rowless)) == 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from experiments.evaluate import __main__ as entry
-from experiments.evaluate import suite
 from experiments.report import __main__ as report
 from llada_jax.evaluation.evaluate import Trial
 from llada_jax.evaluation.generations import GenerationStore
@@ -132,26 +131,6 @@ def test_a_finished_suite_decodes_nothing_again(finished, random_model, monkeypa
     assert run(folder, f"model={random_model}") == rows
 
 
-def test_thresholds_are_one_curve_and_other_decoders_are_points(
-    finished, random_model, tmp_path, monkeypatch
-):
-    shutil.copytree(finished[0], tmp_path / "run")
-    drawn, draw = {}, suite.cost_curves
-    monkeypatch.setattr(
-        suite, "cost_curves", lambda *arguments: drawn.update(arguments[1]) or draw(*arguments)
-    )
-    third = f"suite.decoders=[{DECODERS}, {{name: third, sampler: {{threshold: 0.001}}}}]"
-    changes = [f"model={random_model}", third, "+suite.thresholds=[hasty,llada]"]
-    rows = run(tmp_path / "run", *changes)
-
-    def point(name):
-        score, cost = (rows[f"decoding/{name}/{of}"] for of in ("exact_match", "row_forwards"))
-        return (cost["value"], score["value"], *score["interval"])
-
-    assert (tmp_path / "run/equal_quality.png").read_bytes().startswith(b"\x89PNG")
-    assert drawn == {"one threshold": [point("hasty"), point("llada")], "third": [point("third")]}
-
-
 @pytest.mark.slow
 def test_a_finished_suite_is_judged_again_and_timed_on_phones(
     finished, random_model, tmp_path, monkeypatch
@@ -236,11 +215,6 @@ def test_a_difficulty_holds_for_every_task(tmp_path, random_model):
         ("suite.decoders=[]", "decoders is empty; allowed: one or more"),
         ("suite.decoders=[{name: a, sampler: {}}, {name: a, sampler: {}}]", "each name once"),
         ("suite.decoders=[{name: a, sampler: {cache: none2}}]", "cache is 'none2'"),
-        (
-            "+suite.thresholds=[llada, quick]",
-            "thresholds are .*quick.*; allowed: decoders of the suite",
-        ),
-        ("+suite.thresholds=[llada, hasty]", "the first of them behind a cheaper one"),
         ("task.difficulty=3", "difficulty of .* is 3; allowed: 0, 1, 2"),
         ("task=yes_no", "task=yes_no with a suite, which chooses its tasks and samplers"),
         ("task.gen_length=64", "task.gen_length=64 with a suite"),
