@@ -303,7 +303,7 @@ def figure_of(values: Mapping[str, float]) -> "Figure":
 
 
 def _draw_regime(
-    axes: "Axes", values: Mapping[str, float], styles: Mapping[str, Mapping[str, str]]
+    axes: "Axes", values: Mapping[str, float], styles: Mapping[str, Mapping[str, Any]]
 ) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
