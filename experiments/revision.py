@@ -133,9 +133,10 @@ def compare(config: RevisionConfig, run: Run) -> None:
             if (part, name) != (TEST, SEQUENTIAL)
         }
         for (part, name), evaluation in parts.items():
-            rows += _counts(f"{task.name}/{part}/{name}", _strict(evaluation))
+            tally = _strict(evaluation)
+            rows += _counts(f"{task.name}/{part}/{name}", tally)
             if part == TEST:
-                strict[name].append(_strict(evaluation))
+                strict[name].append(tally)
         for way in config.ways:
             point = Point.of(config, task, way, parts)
             points.append(point)

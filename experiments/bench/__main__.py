@@ -35,15 +35,8 @@ from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require_counts
 
 _WITH_QUARTILES = (
-    "hot_paths",
-    "rivals",
-    "packed",
-    "products",
-    "loading",
-    "gpu",
-    "training",
-    "growth",
-)
+    "hot_paths", "rivals", "packed", "products", "loading", "gpu", "training", "growth",
+)  # fmt: skip
 _USUAL_SHAPES = {
     "hot_paths": "medium",
     "loading": "medium",

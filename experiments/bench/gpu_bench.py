@@ -9,7 +9,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,9 +22,8 @@ import llada_jax as lj
 from experiments.bench.rivals.contender import (
     Contender,
     ContenderProcess,
-    Missing,
     left_out,
-    running,
+    running_if_ready,
 )
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import in_new_process, spread, times_in_turns
@@ -134,14 +132,8 @@ def time_forwards(
     platform = "cuda" if jax.default_backend() == "gpu" else "cpu"
     options = {"model": asdict(shape), "cases": cases, "calls": CALLS, "rows": BLOCK}
     read = 2 * (param_count(shape) - shape.vocab_size * shape.width)
-    with ExitStack() as stack:
-        torch = None
-        if config.torch:
-            contender = Contender("torch", "torch_gpu", "bfloat16", {"device": platform})
-            try:
-                torch = stack.enter_context(running(contender, options))
-            except Missing as error:
-                left_out("torch", str(error))
+    rival = Contender("torch", "torch_gpu", "bfloat16", {"device": platform})
+    with running_if_ready(rival if config.torch else None, options) as torch:
         for number, (batch, context) in enumerate(cases):
             name, cache = f"forward/{batch}x{context}", _cache_bytes(shape, batch, context)
             if not _fits(cache * (2 if torch else 1)):
@@ -239,17 +231,15 @@ def time_decoding(
         ways: dict[str, Callable[[], Any]] = {
             loop: partial(decode, loop) for loop in ("compiled", "host")
         }
-        with ExitStack() as stack:
-            if config.fast_dllm and batch == 1 and not suffix:
-                options = {"model": asdict(shape), "cached": context, "gen_length": GENERATED}
-                options |= {"prompt_length": context - GENERATED, "block_length": BLOCK}
-                theirs = {"checkout": str(Path(config.fast_dllm).resolve()), "device": "cuda"}
-                contender = Contender("fast_dllm", "torch_forward", "bfloat16", theirs)
-                try:
-                    process = stack.enter_context(running(contender, options))
-                    ways["fast_dllm"] = partial(_ask, process, "decode", GENERATED)
-                except Missing as error:
-                    left_out("fast_dllm", str(error))
+        rival = None
+        options = {"model": asdict(shape), "cached": context, "gen_length": GENERATED}
+        options |= {"prompt_length": context - GENERATED, "block_length": BLOCK}
+        if config.fast_dllm and batch == 1 and not suffix:
+            theirs = {"checkout": str(Path(config.fast_dllm).resolve()), "device": "cuda"}
+            rival = Contender("fast_dllm", "torch_forward", "bfloat16", theirs)
+        with running_if_ready(rival, options) as process:
+            if process is not None:
+                ways["fast_dllm"] = partial(_ask, process, "decode", GENERATED)
             times = times_in_turns(ways, repeats)
         name = f"decode/{batch}x{context}"
         for way, seconds in times.items():

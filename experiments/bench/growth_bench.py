@@ -7,26 +7,18 @@ nothing, in the compiled loop, from Python, and with LiteRT.
 """
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-import jax
 import numpy as np
 
 import llada_jax as lj
 from experiments.bench.hot_paths import first_forward, forward_after, random_model
 from experiments.bench.peak import instruction_sets
-from experiments.bench.rivals.contender import (
-    Contender,
-    ContenderProcess,
-    Missing,
-    left_out,
-    running,
-)
+from experiments.bench.rivals.contender import Contender, Timed, left_out, running_if_ready
 from experiments.harness.questions import prompts_of
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of, in_turns, spread
@@ -86,45 +78,40 @@ def _long_canvases(model: lj.Model, config: GrowthBenchConfig, repeats: int) -> 
     forwards |= {("cached", n): forward_after(model, n) for n in config.cached}
     longest = max(*config.canvases, *config.cached)
     options = {"model": dataclasses.asdict(model.config), "block": BLOCK, "longest": longest}
-    with ExitStack() as stack:
-        process = None
-        try:
-            require(config.torch_python is not None, "growth.torch_python is null")
-            torch = Contender("torch", "torch_rows", "bfloat16", options, config.torch_python or "")
-            process = stack.enter_context(running(torch, {}))
-        except (Missing, ValueError) as error:
-            left_out("torch", str(error))
+    rival = None
+    if config.torch_python is None:
+        left_out("torch", "growth.torch_python is null")
+    else:
+        rival = Contender("torch", "torch_rows", "bfloat16", python=config.torch_python)
+    with running_if_ready(rival, options) as torch:
         for (work, length), forward in forwards.items():
             name = f"growth/{work}/{length}"
-            size = _temporary(forward)
-            if size is not None:
-                yield ResultRow(f"{name}/temporary", size / 2**20, "MiB")
-            yield from _beside_torch(name, forward, process, work, length, repeats)
+            params, shape, rows, cache = forward.args
+            program = forward.func.lower(params, shape, rows, cache).compile()
+            size = program.memory_analysis().temp_size_in_bytes
+            yield ResultRow(f"{name}/temporary", size / 2**20, "MiB")
+            ours = partial(program, params, rows, cache)
+            theirs = torch and partial(torch.ask, work, length)
+            yield from _beside_torch(name, ours, theirs, repeats)
 
 
 def _beside_torch(
-    name: str, forward: partial[Any], process: ContenderProcess | None, work: str, length: int,
-    repeats: int,
-) -> Iterator[ResultRow]:  # fmt: skip
-    jax.block_until_ready(forward())  # compiles
-    if process is not None:
-        process.ask(work, length)
-    ours, theirs = [], []
-    for _ in range(repeats):
-        ours.append(best_of(forward)[1])
-        if process is not None:
-            theirs.append(process.ask(work, length).seconds)
-    yield from spread(name, [1e3 * seconds for seconds in ours], "ms")
-    if theirs:
-        yield from spread(f"{name}/torch", [1e3 * seconds for seconds in theirs], "ms")
-        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    name: str, ours: Callable[[], Any], theirs: Callable[[], Timed] | None, repeats: int
+) -> Iterator[ResultRow]:
+    clocks = {name: lambda: best_of(ours)[1]}
+    if theirs is not None:
+        clocks[f"{name}/torch"] = lambda: theirs().seconds
+    times: dict[str, list[float]] = {way: [] for way in clocks}
+    for turn in range(repeats + 1):
+        for way, clock in clocks.items():
+            seconds = clock()
+            if turn:  # the first one prepares
+                times[way].append(seconds)
+    for way, taken in times.items():
+        yield from spread(way, [1e3 * seconds for seconds in taken], "ms")
+    if theirs is not None:
+        ratios = [mine / other for mine, other in zip(*times.values(), strict=True)]
         yield from spread(f"{name}/times_torch", ratios, "times as long")
-
-
-def _temporary(forward: partial[Any]) -> int | None:
-    """Returns the temporary bytes of a compiled forward, or None if XLA does not tell."""
-    analysis = forward.func.lower(*forward.args).compile().memory_analysis()
-    return None if analysis is None else analysis.temp_size_in_bytes
 
 
 def _batches(model: lj.Model, config: GrowthBenchConfig, repeats: int) -> Iterator[ResultRow]:

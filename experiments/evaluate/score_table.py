@@ -39,8 +39,8 @@ def suite_tables(
             "decoder": name,
             "thresholds": thresholds_of(sampler),
             **score_cells(tallies[name]),
-            against: _points(rows.get(f"{name}/against/{baseline}/difference"), "+.1f"),
-            strictly: _points(rows.get(f"{name}/against/{baseline}/strict/difference"), "+.1f"),
+            against: _points(rows.get(f"{name}/against/{baseline}/difference")),
+            strictly: _points(rows.get(f"{name}/against/{baseline}/strict/difference")),
             **{soc: f"{rows[f'{name}/phone/{soc}'].value:.2f} s" for soc in phones},
         }
         for name, sampler in decoders.items()
@@ -90,6 +90,6 @@ def _regime_table(decoders: Sequence[str], rows: Mapping[str, ResultRow]) -> Ite
     yield from ("", title, aligned(table, tuple(UNITS)))
 
 
-def _points(row: ResultRow | None, form: str, unit: str = "") -> str:
-    """Formats a share with its interval in points; empty for None."""
-    return "" if row is None else points(row.value, row.interval or (), form, unit)
+def _points(row: ResultRow | None) -> str:
+    """Formats a difference with its interval in points; empty for None."""
+    return "" if row is None else points(row.value, row.interval or (), "+.1f")

@@ -59,7 +59,7 @@ def evaluate_suite(
     tallies = {
         name: joined([part.tally for part in of_decoder]) for name, of_decoder in parts.items()
     }
-    rows = [*_decoder_rows(suite, parts, config.phones)]
+    rows = list(_decoder_rows(suite, parts, config.phones))
     for (decoder, task), part in evaluations.items():
         rows += decoder_rows(f"{suite.name}/{decoder}/{task}", [part], config.phones)
     run.finish(rows, suite_tables(suite.name, samplers, suite.tasks, rows, tallies))

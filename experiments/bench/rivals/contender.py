@@ -99,6 +99,22 @@ def running(contender: Contender, options: Mapping[str, Any]) -> Iterator[Conten
         yield ContenderProcess(contender, process, errors)
 
 
+@contextmanager
+def running_if_ready(
+    contender: Contender | None, options: Mapping[str, Any]
+) -> Iterator[ContenderProcess | None]:
+    """Runs a contender's process, or yields None: without a contender, or if it does not become
+    ready, which is printed."""
+    with ExitStack() as stack:
+        process = None
+        if contender is not None:
+            try:
+                process = stack.enter_context(running(contender, options))
+            except Missing as error:
+                left_out(contender.name, str(error))
+        yield process
+
+
 def seconds_a_step(command: str, values: Mapping[str, object], few: int, many: int) -> float:
     """Returns the seconds of a step of a command with `{steps}` and other `{values}`: the
     difference of many and few steps, since both include loading. Raises Missing if it fails."""
