@@ -67,11 +67,6 @@ class Page:
         headings = re.findall(r"^#+ (.+)$", self.prose, re.MULTILINE)
         return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
 
-    @property
-    def commands(self) -> list[list[str]]:
-        """The words of each command."""
-        return commands_in(self.text)
-
 
 def commands_in(text: str) -> list[list[str]]:
     """Words of each `python -m experiments.<verb> ...`; the first is the verb."""

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -143,7 +144,16 @@ def test_the_help_of_a_verb_has_three_examples_that_compose(path):
             assert composed(verb, *arguments).keys(), arguments
 
 
-COMMANDS = sorted({(verb, *rest) for page in PAGES for verb, *rest in page.commands})
+def _texts_with_commands() -> Iterator[str]:
+    """Pages, text of notebooks, and settings with their comments."""
+    yield from (page.text for page in PAGES)
+    for path in ROOT.glob("notebooks/*.ipynb"):
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        yield from ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    yield from (path.read_text("utf-8") for path in ROOT.glob("conf/**/*.yaml"))
+
+
+COMMANDS = sorted({tuple(words) for text in _texts_with_commands() for words in commands_in(text)})
 VERBS = sorted({verb for verb, *_ in COMMANDS if verb != PLACEHOLDER})
 
 
