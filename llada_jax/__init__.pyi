@@ -16,8 +16,8 @@ from llada_jax.phones.phone import Phone, phone
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.drafters.drafter import DraftView, drafter
 from llada_jax.sampler.generate import Result
-from llada_jax.sampler.loops import decode_step as step
 from llada_jax.sampler.rules.rule import Ask, Decision, Observation, Revision, Sizes, rule
+from llada_jax.sampler.runner import decode_step as step
 from llada_jax.sampler.state import DecodeState, RuleState
 from llada_jax.sampler.trace import Trace
 from llada_jax.sampler.windows.window import Span, WindowContext, window

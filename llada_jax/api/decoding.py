@@ -23,9 +23,10 @@ from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.continuous import Slots
 from llada_jax.sampler.drafters import Own
 from llada_jax.sampler.generate import DecodingRun, KeptTrace, Result, checked_run, decode
-from llada_jax.sampler.loops import Decoding, Refresher
+from llada_jax.sampler.host_runner import Refresher
 from llada_jax.sampler.prompts import Prompts, Seeds, end_ids, with_ids
 from llada_jax.sampler.record import OnStep
+from llada_jax.sampler.runner import Decoding
 from llada_jax.sampler.state import DecodeState
 from llada_jax.types import Denoiser, Params
 

@@ -33,8 +33,8 @@ from llada_jax.api.decoding import generate, start
 from llada_jax.api.model import Model
 from llada_jax.config import require
 from llada_jax.sampler.config import SamplerConfig
-from llada_jax.sampler.loops import Decoding, decode_step
 from llada_jax.sampler.rules import Quota
+from llada_jax.sampler.runner import Decoding, decode_step
 from llada_jax.sampler.state import MASKED, STABLE, DecodeState
 from llada_jax.sampler.windows import Blockwise, DualCache, PrefixCache, WholeCanvas
 

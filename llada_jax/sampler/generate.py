@@ -25,15 +25,8 @@ from llada_jax.constraint.reach import TextSpans
 from llada_jax.on_mesh import MeshDenoiser
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.decide import faults_of, require_scores
-from llada_jax.sampler.loops import (
-    Decoding,
-    Refresher,
-    TextRunner,
-    compiled_loop,
-    host_loop,
-    program_of,
-    recorded_steps,
-)
+from llada_jax.sampler.host_runner import Refresher
+from llada_jax.sampler.loops import compiled_loop, host_loop, program_of, recorded_steps
 from llada_jax.sampler.observe import require_finite_rule
 from llada_jax.sampler.prompts import (
     Prompts,
@@ -46,10 +39,12 @@ from llada_jax.sampler.prompts import (
     with_ids,
 )
 from llada_jax.sampler.record import OnStep
+from llada_jax.sampler.runner import Decoding
 from llada_jax.sampler.spec import KeptScores, StepSpec, layout_of, new_state
 from llada_jax.sampler.state import VISIBLE, DecodeState, TopTokens
 from llada_jax.sampler.steps import Steps, in_sequence
 from llada_jax.sampler.stops import TextEnds, ToText, before_end, before_stop, stop_at_strings
+from llada_jax.sampler.text_runner import TextRunner
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.sampler.windows.window import CanvasLayout
 from llada_jax.types import Denoiser, KVCache, Params

@@ -1,4 +1,4 @@
-"""The parts of a step of decoding around the model, which all runners (`loops.py`) share.
+"""The parts of a step of decoding around the model, which all runners share.
 
     draft -> plan rows -> run them -> score the queried positions -> decide
 

@@ -26,8 +26,8 @@ import numpy as np
 import llada_jax as lj
 from llada_jax.api.decoding import stepping_run
 from llada_jax.model.mesh import mesh_of
-from llada_jax.sampler.loops import TextRunner
 from llada_jax.sampler.record import StepView
+from llada_jax.sampler.text_runner import TextRunner
 from llada_jax.serve.requests import MAX_TOP_LOGPROBS
 from llada_jax.serve.sequence import Forward, Request, Sequence
 from llada_jax.types import KVCache

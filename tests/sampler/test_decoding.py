@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llada_jax.model.head import ScoreRules
 from llada_jax.programs import own_jit
 from llada_jax.rows import make_rows
-from llada_jax.sampler import loops
+from llada_jax.sampler import host_runner, runner
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import with_ids
@@ -356,7 +356,8 @@ def test_the_host_runs_as_few_programs_as_it_can(monkeypatch):
         compiled = own_jit(function, **options)
         return lambda *arguments: (programs.append(0), compiled(*arguments))[1]
 
-    monkeypatch.setattr(loops, "own_jit", counted)
+    for module in (runner, host_runner):
+        monkeypatch.setattr(module, "own_jit", counted)
     config = SMALL.replace(gen_length=16)  # a shape that no other test has compiled
     whole = toy_decode([PROMPTS[0]], config, loop="host")
     assert len(programs) == whole.nfe[0]

@@ -14,7 +14,7 @@ import pytest
 
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import decode
-from llada_jax.sampler.loops import Refresher
+from llada_jax.sampler.host_runner import Refresher
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
 from tests.sampler.toy import CONFIG, Worker, in_parts, toy_decode, toy_denoiser

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from llada_jax import testing
 from llada_jax.sampler.config import SamplerConfig
 from llada_jax.sampler.generate import Result
-from llada_jax.sampler.loops import Refresher
+from llada_jax.sampler.host_runner import Refresher
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.testing import EOS, EOT, MASK, TOY, VOCAB, forward_rows, score_rows, toy_denoiser
 from llada_jax.types import Denoiser
