@@ -6,17 +6,21 @@ A page marks the place of a table by its name, and this command writes the text 
     | 800 MiB | 21.6 |
     <!-- end -->
 
-`docs/tables/swap_gap.txt` is the template. Its first line names the results, the rest
-has fields:
+`docs/tables/swap_gap.txt` is the template. Its first line names the results, the rest is a table
+with fields. Jinja repeats lines and cells: lines that begin with `%%` are statements, `<<name>>` is
+a variable, and `rows` has the results by name:
 
     results/swap.json
-    | 800 MiB | {gap/800/greedy:.1f} |
+    %% for size in (400, 800)
+    | <<size>> MiB | {gap/<<size>>/greedy:.1f} |
+    %% endfor
 
 `docs/results/<name>.json` has rows of the `results.json` that the page's command wrote; an argument
 `NAME=RESULTS` takes them from another run. The name `oracle` also draws `docs/oracle.png` from
 them. A field is `{row:format}`, with a factor `{100*row:format}`, `{row|low:format}` for another
 entry of the row (low and high end of its interval or band, half of it, error, n, value divided by n
-as `share`, value times n as `count`), or `{row / other:format}` for a ratio.
+as `share`, value times n as `count`), or `{row / other:format}` for a ratio. The entry `interval`
+is the value with its unit and both ends: `{100*row|interval:.0f %}` is `50 % (40 to 60)`.
 """
 
 import json
@@ -25,11 +29,21 @@ import re
 import sys
 from pathlib import Path
 
+from jinja2 import Environment, StrictUndefined
+
 from tests.pages import PAGES, ROOT, TABLE
 
 DOCS = ROOT / "docs"
 WHOLE = ("oracle", "reproduce")
 """Results that are kept with all rows, for figures and for claims about single rows."""
+Rows = dict[str, dict]
+_JINJA = Environment(
+    variable_start_string="<<",
+    variable_end_string=">>",
+    line_statement_prefix="%%",
+    keep_trailing_newline=True,
+    undefined=StrictUndefined,
+)
 _FIELD = re.compile(r"\{(?:([\d.]+)\*)?([^{}|]+?)(?:\|(\w+))?:([^{}:]*)\}")
 
 
@@ -39,18 +53,29 @@ def with_tables(text: str) -> str:
 
 
 def template(name: str) -> tuple[str, str]:
-    """Returns the file of results that a table reads, and its text with fields."""
+    """Returns the file of results that a table reads, and its template."""
     results, _, text = (DOCS / f"tables/{name}.txt").read_text("utf-8").partition("\n")
     return results, text
+
+
+def _with_fields(text: str, rows: Rows) -> str:
+    """Returns the table of a template, with its fields."""
+    return _JINJA.from_string(text).render(rows=rows)
 
 
 def _filled(name: str) -> str:
     results, text = template(name)
     rows = {row["name"]: row for row in json.loads((DOCS / results).read_text("utf-8"))}
-    return _FIELD.sub(lambda field: _value(rows, *field.groups()), text)
+    return _FIELD.sub(lambda field: _value(rows, *field.groups()), _with_fields(text, rows))
 
 
-def _value(rows: dict[str, dict], factor: str, names: str, entry: str, format_: str) -> str:
+def _value(rows: Rows, factor: str, names: str, entry: str, format_: str) -> str:
+    if entry == "interval":
+        number, space, unit = format_.partition(" ")
+        value, low, high = (
+            _value(rows, factor, names, end, number) for end in ("value", "low", "high")
+        )
+        return f"{value}{space}{unit} ({low} to {high})"
     value, *divisors = (_entry(rows[name], entry or "value") for name in names.split(" / "))
     scaled = float(factor or 1) * value / math.prod(divisors)
     return f"{scaled:{format_}}"
@@ -68,19 +93,17 @@ def store(name: str, results: Path) -> None:
     `part/` before the names of its rows, so that one file can have several runs."""
     name, _, part = name.partition("/")
     file = DOCS / f"results/{name}.json"
-    templates = [template(path.stem) for path in (DOCS / "tables").glob("*.txt")]
-    fields = [
-        field
-        for source, text in templates
-        if source == f"results/{name}.json"
-        for field in _FIELD.findall(text)
-    ]
-    shown = {row for field in fields for row in field[1].split(" / ")}
     rows = json.loads(file.read_text("utf-8")) if file.exists() and part else []
     kept = {row["name"]: row for row in rows}
     for row in json.loads(results.read_text("utf-8")):
         full_name = "/".join(filter(None, [part, row["name"]]))
         kept[full_name] = row | {"name": full_name}
+    templates = [template(path.stem) for path in (DOCS / "tables").glob("*.txt")]
+    tables = [
+        _with_fields(text, kept) for source, text in templates if source == f"results/{name}.json"
+    ]
+    fields = [field for table in tables for field in _FIELD.findall(table)]
+    shown = {row for field in fields for row in field[1].split(" / ")}
     lines = ",\n".join(
         json.dumps(row) for row in kept.values() if name in WHOLE or row["name"] in shown
     )
