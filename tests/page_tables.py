@@ -20,7 +20,8 @@ a variable, and `rows` has the results by name:
 them. A field is `{row:format}`, with a factor `{100*row:format}`, `{row|low:format}` for another
 entry of the row (low and high end of its interval or band, half of it, error, n, value divided by n
 as `share`, value times n as `count`), or `{row / other:format}` for a ratio. The entry `interval`
-is the value with its unit and both ends: `{100*row|interval:.0f %}` is `50 % (40 to 60)`.
+is the value with its unit and both ends: `{100*row|interval:.0f %}` is `50 % (40 to 60)`. For
+`quartiles` the ends are the rows `row/lower_quartile` and `row/upper_quartile`.
 """
 
 import json
@@ -70,15 +71,20 @@ def _filled(name: str) -> str:
 
 
 def _value(rows: Rows, factor: str, names: str, entry: str, format_: str) -> str:
-    if entry == "interval":
+    if entry in ("interval", "quartiles"):
         number, space, unit = format_.partition(" ")
-        value, low, high = (
-            _value(rows, factor, names, end, number) for end in ("value", "low", "high")
-        )
+        parts = [(names, "value"), (names, "low"), (names, "high")]
+        if entry == "quartiles":
+            parts = [(name, "value") for name in (names, *_quartiles(names))]
+        value, low, high = (_value(rows, factor, *part, number) for part in parts)
         return f"{value}{space}{unit} ({low} to {high})"
     value, *divisors = (_entry(rows[name], entry or "value") for name in names.split(" / "))
     scaled = float(factor or 1) * value / math.prod(divisors)
     return f"{scaled:{format_}}"
+
+
+def _quartiles(name: str) -> tuple[str, str]:
+    return f"{name}/lower_quartile", f"{name}/upper_quartile"
 
 
 def _entry(row: dict, entry: str) -> float:
@@ -104,6 +110,7 @@ def store(name: str, results: Path) -> None:
     ]
     fields = [field for table in tables for field in _FIELD.findall(table)]
     shown = {row for field in fields for row in field[1].split(" / ")}
+    shown |= {row for field in fields if field[2] == "quartiles" for row in _quartiles(field[1])}
     lines = ",\n".join(
         json.dumps(row) for row in kept.values() if name in WHOLE or row["name"] in shown
     )

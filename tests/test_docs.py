@@ -93,17 +93,22 @@ def test_every_stored_result_and_template_is_on_a_page():
 
 def test_fields_show_rows_of_a_run(tmp_path, monkeypatch):
     row = {"name": "a/b:0.9", "value": 0.981, "interval": [0.97, 0.99], "unit": "s", "n": 30}
+    ends = [{"name": f"a/b:0.9/{end}_quartile", "value": 1} for end in ("lower", "upper")]
     for folder in ("results", "tables"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "results/run.json").write_text(json.dumps([row]))
+    (tmp_path / "results/run.json").write_text(json.dumps([row, *ends]))
     fields = (
         "{100*a/b:0.9:.1f} % ({100*a/b:0.9|low:.0f} to {100*a/b:0.9|high:.0f})"
         ", {a/b:0.9|n:.0f}, {a/b:0.9 / a/b:0.9:.0f}\n"
+        "%% for way in ('a/b:0.9',)\n"
+        "{100*<<way>>|interval:.0f %}, {<<way>>|quartiles:.1f s}\n"
+        "%% endfor\n"
     )
     table = tmp_path / "tables/run.txt"
     table.write_text(f"results/run.json\n{fields}")
     monkeypatch.setattr("tests.page_tables.DOCS", tmp_path)
-    page = "One\n<!-- table run -->\n98.1 % (97 to 99), 30, 1\n<!-- end -->\nTwo\n"
+    shown = "98.1 % (97 to 99), 30, 1\n98 % (97 to 99), 1.0 s (1.0 to 1.0)\n"
+    page = f"One\n<!-- table run -->\n{shown}<!-- end -->\nTwo\n"
     assert with_tables(page) == with_tables(page.replace("98.1", "3")) == page
     table.write_text(table.read_text().replace("a/b", "a/c"))
     with pytest.raises(KeyError, match="a/c"):
