@@ -23,7 +23,7 @@ Message = dict[str, str]
 
 _PLAIN = "{question}"
 # Shares of training prompts: solved examples, random words as the instruction, lm-eval's wording.
-EXAMPLES_SHARE, NOISE_SHARE, LM_EVAL_SHARE = 0.12, 0.25, 0.08
+EXAMPLES_SHARE, NOISE_SHARE, LM_EVAL_SHARE = 0.2, 0.25, 0.08
 _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"  # frequent ones first
 
 

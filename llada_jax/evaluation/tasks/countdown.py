@@ -28,6 +28,7 @@ LEVELS = {
     0: _CountdownLevel(3, 9, 30, "+-"),
     1: _CountdownLevel(3, 10, 99, "+-*"),
     2: _CountdownLevel(4, 25, 199, "+-*/"),
+    3: _CountdownLevel(3, 12, 40, "+-"),
 }
 _OPERATORS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
