@@ -11,7 +11,7 @@ from itertools import accumulate, count
 from random import Random
 
 from llada_jax.config import require, require_counts, require_numbers
-from llada_jax.evaluation.prompts import Prompts
+from llada_jax.evaluation.prompts import EXAMPLES_SHARE, Prompts
 from llada_jax.evaluation.task import Item, Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.text import Tokenizer
@@ -109,11 +109,14 @@ class MixtureConfig:
     varied_share: float = 0.0
     """Share of prompts with other words around the question
     (`llada_jax.evaluation.prompts`)."""
+    examples_share: float = EXAMPLES_SHARE
+    """Share of these that have solved examples."""
 
     def __post_init__(self) -> None:
         require(len(self.tasks) > 0, "tasks is empty; allowed: one or more")
         require(len(self.stages) > 0, "stages is empty; allowed: one or more")
-        require_numbers(self, "full_length_share", "varied_share", least=0, most=1)
+        shares = "full_length_share", "varied_share", "examples_share"
+        require_numbers(self, *shares, least=0, most=1)
 
     @property
     def versions(self) -> dict[str, int]:
@@ -144,7 +147,7 @@ def example_source(tokenizer: Tokenizer, config: MixtureConfig, batch_size: int)
             longest = None
         words = Random(f"{config.seed} {index} prompt")  # others do not depend on the share
         prompts: Prompts = "train" if words.random() < config.varied_share else "plain"
-        chat = share.task.chat(item.question, prompts, words)
+        chat = share.task.chat(item.question, prompts, words, examples_share=config.examples_share)
         return Example(tokenizer.encode_chat(chat), [*tokenizer.encode(answer), *end], longest)
 
     return source

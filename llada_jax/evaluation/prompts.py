@@ -23,7 +23,7 @@ Message = dict[str, str]
 
 _PLAIN = "{question}"
 # Shares of training prompts: solved examples, random words as the instruction, lm-eval's wording.
-EXAMPLES_SHARE, NOISE_SHARE, LM_EVAL_SHARE = 0.2, 0.25, 0.08
+EXAMPLES_SHARE, NOISE_SHARE, LM_EVAL_SHARE = 0.12, 0.25, 0.08
 _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"  # frequent ones first
 
 
@@ -71,10 +71,15 @@ def ways_to_ask(task: str) -> tuple[str, ...]:
 
 
 def chat_of(
-    task: str, question: str, prompts: Prompts, rng: Random, example: Callable[[], Solved]
+    task: str,
+    question: str,
+    prompts: Prompts,
+    rng: Random,
+    example: Callable[[], Solved],
+    examples_share: float = EXAMPLES_SHARE,
 ) -> list[Message]:
     """Returns a chat that asks a question in one of `ways_to_ask(task)`; `rng` chooses the wording
-    and `example` draws a solved question of the task."""
+    and `example` draws a solved question of the task, for a share of the prompts of `train`."""
     if prompts == "train" and task in wordings()["lm_eval"] and rng.random() < LM_EVAL_SHARE:
         prompts = "lm_eval"
     if prompts == "plain":
@@ -83,7 +88,7 @@ def chat_of(
         return [_user(_filled(wordings()["lm_eval"][task], question))]
     wording = _draw_wording("train" if prompts == "train" else "held_out", task, rng)
     most = wordings()["examples"].get(task, 0)
-    is_solved = prompts == "few_shot" or (prompts == "train" and rng.random() < EXAMPLES_SHARE)
+    is_solved = prompts == "few_shot" or (prompts == "train" and rng.random() < examples_share)
     if most == 0 or not is_solved:
         return [_user(wording.prompt(question))]
     solved = [example() for _ in range(rng.randint(1, most))]

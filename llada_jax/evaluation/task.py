@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from llada_jax.config import require, require_choice
-from llada_jax.evaluation.prompts import Message, Prompts, chat_of, ways_to_ask
+from llada_jax.evaluation.prompts import EXAMPLES_SHARE, Message, Prompts, chat_of, ways_to_ask
 
 Split = Literal["train", "test"]
 _TEST_SHARE = 16  # one of 16 keys belongs to the test split
@@ -132,14 +132,23 @@ class Task:
         return right, None if self.strict is None else right and self.strict(item, text)
 
     def chat(
-        self, question: str, prompts: Prompts, rng: Random, difficulty: int | None = None
+        self,
+        question: str,
+        prompts: Prompts,
+        rng: Random,
+        difficulty: int | None = None,
+        examples_share: float = EXAMPLES_SHARE,
     ) -> list[Message]:
-        """Returns a chat that asks a question; its examples are of the training split."""
+        """Returns a chat that asks a question; its examples are of the training split.
+
+        Args:
+          examples_share: Share of the prompts of `train` that have examples.
+        """
 
         def example() -> Item:
             return self.item(rng.randrange(1 << 20), 0, "train", difficulty=difficulty)
 
-        return chat_of(self.name, question, prompts, rng, example)
+        return chat_of(self.name, question, prompts, rng, example, examples_share)
 
     def items(self, seed: int, split: Split, *, difficulty: int | None = None) -> Iterator[Item]:
         """Yields `item(seed, 0, split)`, `item(seed, 1, split)` and so on, without end."""

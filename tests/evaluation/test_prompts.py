@@ -105,6 +105,13 @@ def test_examples_are_solved_items_of_the_training_split_before_the_question():
     assert forms == {True, False}
 
 
+@pytest.mark.parametrize("share", [0, 1])
+def test_a_share_of_training_prompts_has_solved_examples(share):
+    for index in range(20):
+        chat = load_task("sudoku").chat("Why?", "train", Random(index), examples_share=share)
+        assert any("####" in message["content"] for message in chat) == share
+
+
 def test_a_chat_is_a_function_of_its_index_and_varies():
     items = TaskItems(task=load_task("countdown"), count=40, prompts="held_out")
     first = [items.chat(index) for index in range(40)]

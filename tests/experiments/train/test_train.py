@@ -82,6 +82,7 @@ def test_long_answers_are_scored_on_fewer_items():
         ("train_moe", "random"),
         ("train_all", "copying"),
         ("train_varied", "copying"),
+        ("train_varied_more", "copying"),
     ],
 )
 def test_every_recipe_is_valid(name, start):
