@@ -71,20 +71,22 @@ def _filled(name: str) -> str:
 
 
 def _value(rows: Rows, factor: str, names: str, entry: str, format_: str) -> str:
-    if entry in ("interval", "quartiles"):
-        number, space, unit = format_.partition(" ")
-        parts = [(names, "value"), (names, "low"), (names, "high")]
-        if entry == "quartiles":
-            parts = [(name, "value") for name in (names, *_quartiles(names))]
-        value, low, high = (_value(rows, factor, *part, number) for part in parts)
-        return f"{value}{space}{unit} ({low} to {high})"
-    value, *divisors = (_entry(rows[name], entry or "value") for name in names.split(" / "))
-    scaled = float(factor or 1) * value / math.prod(divisors)
-    return f"{scaled:{format_}}"
+    number, space, unit = format_.partition(" ")
+    parts = []
+    for shown, kind in _parts(names, entry):
+        value, *divisors = (_entry(rows[name], kind) for name in shown)
+        parts.append(f"{float(factor or 1) * value / math.prod(divisors):{number}}")
+    first, *ends = parts
+    return f"{first}{space}{unit}" + (f" ({' to '.join(ends)})" if ends else "")
 
 
-def _quartiles(name: str) -> tuple[str, str]:
-    return f"{name}/lower_quartile", f"{name}/upper_quartile"
+def _parts(names: str, entry: str) -> list[tuple[list[str], str]]:
+    """Returns the rows, a dividend and its divisors, and the entry of each number of a field."""
+    if entry == "quartiles":
+        ends = (names, f"{names}/lower_quartile", f"{names}/upper_quartile")
+        return [([name], "value") for name in ends]
+    entries = ("value", "low", "high") if entry == "interval" else (entry or "value",)
+    return [(names.split(" / "), kind) for kind in entries]
 
 
 def _entry(row: dict, entry: str) -> float:
@@ -109,8 +111,8 @@ def store(name: str, results: Path) -> None:
         _with_fields(text, kept) for source, text in templates if source == f"results/{name}.json"
     ]
     fields = [field for table in tables for field in _FIELD.findall(table)]
-    shown = {row for field in fields for row in field[1].split(" / ")}
-    shown |= {row for field in fields if field[2] == "quartiles" for row in _quartiles(field[1])}
+    parts = [part for _, names, entry, _ in fields for part in _parts(names, entry)]
+    shown = {row for names, _ in parts for row in names}
     lines = ",\n".join(
         json.dumps(row) for row in kept.values() if name in WHOLE or row["name"] in shown
     )
